@@ -1,0 +1,64 @@
+# What one types here; `make help` lists it.
+
+GO            ?= go
+TOOLS         := $(CURDIR)/.tools
+GOLANGCI      := v2.11.4
+FUZZTIME      ?= 30s
+VERSION       ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS       := -X github.com/starling-kv/starling/node.Version=$(VERSION)
+
+# Packages whose tests run under the race detector (it needs gcc): all but those that drive real networks of processes.
+RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 'starling$$')
+E2E_PACKAGES   = . ./e2e/... ./cmd/localnet/...
+HAVE_CC       := $(shell command -v $${CC:-gcc} 2>/dev/null)
+ifeq ($(HAVE_CC),)
+RACE          :=
+else
+RACE          := -race
+endif
+
+.PHONY: help build install test unit oracle e2e lint fuzz proto vectors clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
+
+build: ## build starlingd into build/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o build/ ./cmd/starlingd
+
+install: ## install starlingd into GOBIN
+	CGO_ENABLED=0 $(GO) install -trimpath -ldflags '$(LDFLAGS)' ./cmd/starlingd
+
+test: unit oracle e2e ## everything that must pass: unit tests, the iavl oracle, networks of real processes
+
+unit: ## vet and unit tests, under the race detector where there is a C compiler
+	$(GO) vet ./...
+	@test -n '$(RACE)' || echo 'NOT RUN: the race detector (no C compiler here); the tests run without it'
+	$(GO) test $(RACE) -timeout 20m $(RACE_PACKAGES)
+
+oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so that iavl never reaches the node)
+	cd avlstar/oracle && $(GO) test -timeout 10m ./...
+
+e2e: ## networks of real processes on loopback: localnet, a stock CometBFT, the README's commands
+	$(GO) test -count=1 -timeout 20m $(E2E_PACKAGES)
+
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
+	$(TOOLS)/golangci-lint-$(GOLANGCI) run ./...
+
+$(TOOLS)/golangci-lint-$(GOLANGCI):
+	GOFLAGS= GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+	mv $(TOOLS)/golangci-lint $@
+
+fuzz: ## run every fuzz target for FUZZTIME (30s)
+	@set -e; for pkg in $$($(GO) list ./...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+	    echo "== $$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg; \
+	  done; done
+
+proto: ## regenerate the protobuf code (needs protoc)
+	$(GO) generate ./tx ./app
+
+vectors: ## regenerate our own test vectors; a change of a frozen format shows up in git diff
+	$(GO) test ./avlstar ./tx ./app -run Vectors -update
+
+clean: ## remove what was built
+	rm -rf build .tools

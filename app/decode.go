@@ -1,0 +1,97 @@
+package app
+
+import (
+	"crypto/sha256"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// decoder decodes transactions and remembers the good ones, because CometBFT shows each one several times (CheckTx, recheck after
+// every block, proposal, block) and a signature costs a hundred times the hash. What a transaction decodes to depends on its bytes
+// and the chain alone, so remembering changes no result.
+type decoder struct {
+	mu struct {
+		sync.Mutex
+		chainID       string
+		recent, older map[[sha256.Size]byte]*tx.Tx // when recent is full it becomes older
+		cost          int                          // of recent
+	}
+}
+
+// maxDecoderCost bounds each of the two generations, in bytes.
+const maxDecoderCost = 8 << 20
+
+func (d *decoder) decode(raw []byte, chainID string) (*tx.Tx, *tx.Error) {
+	id := sha256.Sum256(raw)
+	if t := d.lookup(id, chainID); t != nil {
+		return t, nil
+	}
+	t, err := tx.Decode(raw, chainID)
+	if err != nil {
+		return nil, refusal(err)
+	}
+	d.remember(id, t, len(raw))
+	return t, nil
+}
+
+func refusal(err error) *tx.Error {
+	var refused *tx.Error
+	if errors.As(err, &refused) {
+		return refused
+	}
+	return tx.Errorf(tx.CodeMalformed, "%v", err)
+}
+
+func (d *decoder) lookup(id [sha256.Size]byte, chainID string) *tx.Tx {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.chainID != chainID {
+		d.mu.chainID, d.mu.recent, d.mu.older, d.mu.cost = chainID, nil, nil, 0
+	}
+	if t, ok := d.mu.recent[id]; ok {
+		return t
+	}
+	return d.mu.older[id]
+}
+
+func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
+	const perOperation, perTx = 64, 128 // Go structures around the bytes
+	cost := size + perTx
+	if t.Body != nil {
+		cost += perOperation * len(t.Body.Operations)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.recent == nil || d.mu.cost+cost > maxDecoderCost {
+		d.mu.recent, d.mu.older, d.mu.cost = make(map[[sha256.Size]byte]*tx.Tx), d.mu.recent, 0
+	}
+	d.mu.recent[id] = t
+	d.mu.cost += cost
+}
+
+type decoded struct {
+	tx  *tx.Tx
+	err *tx.Error
+}
+
+// decodeAll decodes the transactions of a block on all processors.
+func (d *decoder) decodeAll(raw [][]byte, chainID string) []decoded {
+	all := make([]decoded, len(raw))
+	var (
+		next    atomic.Int64
+		workers sync.WaitGroup
+	)
+	for range min(runtime.GOMAXPROCS(0), len(raw)) {
+		workers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(raw); i = int(next.Add(1)) - 1 {
+				all[i].tx, all[i].err = d.decode(raw[i], chainID)
+			}
+		})
+	}
+	workers.Wait()
+	return all
+}

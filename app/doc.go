@@ -1,0 +1,19 @@
+// Package app is Starling's ABCI 2.0 application: transactions in, AppHash out.
+//
+//	CheckTx ──────────► check      nonces of pending transactions, on the last committed version
+//	                     ▲ reset
+//	InitChain ─► genesis │
+//	                │    │
+//	                ▼    │
+//	FinalizeBlock ─► overlay over the committed version ─► changes ─► avlstar.Version (pending)
+//	   one by one:   nonce, then the operations,                          │
+//	   all or        undone together if one fails                         │ Commit: Store, then publish
+//	   nothing                                                            ▼
+//	Query ───────────────────────────────────────────────► published versions (the last keep_recent)
+//
+// One goroutine builds blocks; queries, CheckTx and snapshot calls read only what is published and never wait for it. The whole
+// state, bookkeeping included, is one tree (docs/spec/records.md); how it reaches the disk and how snapshots travel is behind the
+// interfaces Store and Snapshots.
+package app
+
+//go:generate ./generate.sh

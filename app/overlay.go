@@ -1,0 +1,166 @@
+package app
+
+import (
+	"bytes"
+
+	"github.com/google/btree"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// overlay is the state of a block in the making: what changed so far, in key order, over a committed version.
+//
+//	get, floor ─► entries (btree) ─► base
+//	set ────────► entries, and the value before into the journal
+//	undo(mark) ─► the journal backwards
+//
+// Values are never empty (1 byte at least), so nil is an absent key throughout. The overlay keeps the slices it is given.
+type overlay struct {
+	base    *avlstar.Version
+	entries *btree.BTreeG[*overlayEntry]
+	journal []undoRecord
+	quotas  usages
+}
+
+// overlayEntry is a key that was written in this block. It may be back at the value it had before.
+type overlayEntry struct {
+	key    []byte
+	value  []byte
+	before []byte // in base
+}
+
+type undoRecord struct {
+	entry *overlayEntry
+	value []byte
+}
+
+func newOverlay(base *avlstar.Version) *overlay {
+	less := func(a, b *overlayEntry) bool { return bytes.Compare(a.key, b.key) < 0 }
+	return &overlay{base: base, entries: btree.NewG(32, less), quotas: newUsages()}
+}
+
+func (o *overlay) get(key []byte) []byte {
+	if e, ok := o.entries.Get(&overlayEntry{key: key}); ok {
+		return e.value
+	}
+	value, _ := o.base.Get(key)
+	return value
+}
+
+// set writes value at key, nil deletes, and returns the value before.
+func (o *overlay) set(key, value []byte) (old []byte) {
+	e, ok := o.entries.Get(&overlayEntry{key: key})
+	if !ok {
+		before, _ := o.base.Get(key)
+		e = &overlayEntry{key: key, value: before, before: before}
+		o.entries.ReplaceOrInsert(e)
+	}
+	old = e.value
+	o.journal = append(o.journal, undoRecord{e, old})
+	o.put(e, value)
+	return old
+}
+
+func (o *overlay) put(e *overlayEntry, value []byte) {
+	o.quotas.moved(e.key, recordBytes(e.key, e.value), recordBytes(e.key, value))
+	e.value = value
+}
+
+// mark names the present moment for undo.
+func (o *overlay) mark() int { return len(o.journal) }
+
+// undo takes back every set since mark.
+func (o *overlay) undo(mark int) {
+	for i := len(o.journal) - 1; i >= mark; i-- {
+		o.put(o.journal[i].entry, o.journal[i].value)
+	}
+	o.keep(mark)
+}
+
+// keep forgets the journal since mark: what was set stays.
+func (o *overlay) keep(mark int) {
+	clear(o.journal[mark:]) // the values in it may be large
+	o.journal = o.journal[:mark]
+}
+
+// floor returns the greatest key ≤ key that is there, nil if there is none.
+func (o *overlay) floor(key []byte) (k, value []byte) {
+	for key != nil {
+		var e *overlayEntry
+		o.entries.DescendLessOrEqual(&overlayEntry{key: key}, func(found *overlayEntry) bool {
+			e = found
+			return false
+		})
+		baseKey, baseValue, inBase := o.base.Floor(key)
+		switch {
+		case e == nil && !inBase:
+			return nil, nil
+		case e == nil || inBase && bytes.Compare(e.key, baseKey) < 0: // were baseKey in entries, e would be it
+			return baseKey, baseValue
+		case e.value != nil:
+			return e.key, e.value
+		}
+		key = predecessor(e.key) // deleted: look below
+	}
+	return nil, nil
+}
+
+// predecessor returns the greatest possible key below key, nil if there is none.
+func predecessor(key []byte) []byte {
+	last := len(key) - 1
+	if last < 0 || last == 0 && key[0] == 0 {
+		return nil
+	}
+	if key[last] == 0 {
+		return key[:last]
+	}
+	p := make([]byte, 0, avlstar.MaxKeyBytes)
+	p = append(p, key...)
+	p[last]--
+	for len(p) < avlstar.MaxKeyBytes {
+		p = append(p, 0xff)
+	}
+	return p
+}
+
+// ascend visits the entries of the keys in [start, end) that were written in this block, in order; end nil is open.
+func (o *overlay) ascend(start, end []byte, visit func(*overlayEntry)) {
+	o.entries.AscendGreaterOrEqual(&overlayEntry{key: start}, func(e *overlayEntry) bool {
+		if end != nil && bytes.Compare(e.key, end) >= 0 {
+			return false
+		}
+		visit(e)
+		return true
+	})
+}
+
+// changes returns the final change of each key that differs from base, in ascending key order.
+func (o *overlay) changes() []avlstar.Change {
+	var changes []avlstar.Change
+	o.ascend(nil, nil, func(e *overlayEntry) {
+		if !bytes.Equal(e.value, e.before) {
+			changes = append(changes, avlstar.Change{Key: e.key, Value: e.value})
+		}
+	})
+	return changes
+}
+
+// recordBytes is the length of the leaf record, 0 of an absent one.
+func recordBytes(key, value []byte) uint64 {
+	if value == nil {
+		return 0
+	}
+	return avlstar.RecordBytes(len(key), len(value))
+}
+
+// prefixEnd returns the least key above all keys that start with prefix, nil if there is none.
+func prefixEnd(prefix []byte) []byte {
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] != 0xff {
+			end := bytes.Clone(prefix[:i+1])
+			end[i]++
+			return end
+		}
+	}
+	return nil
+}

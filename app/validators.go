@@ -1,0 +1,158 @@
+package app
+
+import (
+	"fmt"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// An update that CometBFT refuses halts the chain, so whatever it checks is checked here, when the operation runs:
+//
+//   - state/execution.go validateValidatorUpdates: no negative power, a key type that the consensus parameters allow (InitChain
+//     insists on ed25519 among them);
+//   - types/validator_set.go updateWithChangeSet: no duplicates (one record, one update), no removal of what is not there (only
+//     differences between blocks are reported), never an empty set, a bounded sum of powers;
+//   - types/block.go MaxDataBytes panics where block.max_bytes leaves no room for the signatures of all validators, and
+//     types/vote_set.go takes no more than MaxVotesCount: hence max_validators.
+const (
+	// validatorBytes is what a validator's signature may take in a commit: 3,358 bytes in CometBFT v0.40 (MaxCommitSigBytes plus
+	// its overhead, sized for post-quantum signatures), rounded up. A constant of ours, since all nodes must compute one number.
+	validatorBytes = 3_400
+
+	// blockReserve is what must remain of a block for its header, the commit's frame and transactions.
+	blockReserve = 64 << 10
+
+	mostValidators = 10_000 // types.MaxVotesCount
+)
+
+// validators is the sum over the validators' records, as of an overlay.
+type validators struct {
+	count int
+	power uint64
+}
+
+func (v *validators) clone() *validators {
+	if v == nil {
+		return nil
+	}
+	c := *v
+	return &c
+}
+
+// countValidators sums up the validators' records when first needed; setValidator keeps the sum.
+func (x *executor) countValidators() *validators {
+	if x.validators == nil {
+		start := record(tagValidator)
+		end := prefixEnd(start)
+		v := &validators{}
+		for _, value := range x.base.Ascend(start, end) {
+			v.count++
+			v.power += decodeUint64(value)
+		}
+		x.ascend(start, end, func(e *overlayEntry) { v.replace(decodeUint64(e.before), decodeUint64(e.value)) })
+		x.validators = v
+	}
+	return x.validators
+}
+
+func (v *validators) replace(old, new uint64) {
+	v.power += new - old // modulo 2⁶⁴: the sum is never negative
+	if old == 0 && new != 0 {
+		v.count++
+	} else if old != 0 && new == 0 {
+		v.count--
+	}
+}
+
+func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abci.Event, *tx.Error) {
+	if !x.isAdmin(account) {
+		return false, nil, tx.Errorf(tx.CodeNotAdmin, notAdminReason, account, "change validators")
+	}
+	key := ValidatorKey(op.PublicKey)
+	old := decodeUint64(x.get(key))
+	after := *x.countValidators()
+	if op.Power > MaxTotalPower { // before it is added: the sum must not wrap
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "power %d is above the sum that all validators may have, %d", op.Power, uint64(MaxTotalPower))
+	}
+	after.replace(old, op.Power)
+	switch {
+	case after.count == 0:
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "validator %x is the last one: add another first", op.PublicKey)
+	case after.power > MaxTotalPower:
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "the powers would sum up to %d, %d is the most", after.power, uint64(MaxTotalPower))
+	case old == 0 && after.count > int(x.params.MaxValidators):
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "there are %d validators, the most for which block.max_bytes of genesis leaves room", x.params.MaxValidators)
+	}
+	x.validators = &after
+	var value []byte
+	if op.Power > 0 {
+		value = encodeUint64(op.Power)
+	}
+	return old != 0, x.write(key, value, KindValidator), nil
+}
+
+// validatorUpdates lists the validators that differ from base, in the order of their keys.
+func (o *overlay) validatorUpdates() []abci.ValidatorUpdate {
+	start := record(tagValidator)
+	var updates []abci.ValidatorUpdate
+	o.ascend(start, prefixEnd(start), func(e *overlayEntry) {
+		if power := decodeUint64(e.value); power != decodeUint64(e.before) {
+			updates = append(updates, abci.Ed25519ValidatorUpdate(e.key[len(start):], int64(power)))
+		}
+	})
+	return updates
+}
+
+// genesisValidators checks the validators of InitChain and returns the changes that record them.
+func genesisValidators(o *overlay, updates []abci.ValidatorUpdate, most uint32) error {
+	var sum uint64
+	if len(updates) == 0 {
+		return fmt.Errorf("genesis: no validators: add one to \"validators\"")
+	}
+	if len(updates) > int(most) {
+		return fmt.Errorf("genesis: %d validators, but consensus_params.block.max_bytes leaves room for the signatures of %d: raise it",
+			len(updates), most)
+	}
+	for i, update := range updates {
+		publicKey := update.PubKey.GetEd25519()
+		if len(publicKey) != AccountBytes {
+			return fmt.Errorf("genesis: validators[%d] has no ed25519 public key: Starling takes no other type", i)
+		}
+		if update.Power < 1 || uint64(update.Power) > MaxTotalPower {
+			return fmt.Errorf("genesis: validators[%d] has power %d, it must be from 1 to %d", i, update.Power, uint64(MaxTotalPower))
+		}
+		if sum += uint64(update.Power); sum > MaxTotalPower {
+			return fmt.Errorf("genesis: the validators' powers sum up to more than %d", uint64(MaxTotalPower))
+		}
+		if old := o.set(ValidatorKey(publicKey), encodeUint64(uint64(update.Power))); old != nil {
+			return fmt.Errorf("genesis: validators[%d] is there twice", i)
+		}
+	}
+	return nil
+}
+
+// maxValidators checks the consensus parameters and returns how many validators they leave room for.
+func maxValidators(p *cmtproto.ConsensusParams) (uint32, error) {
+	params := cmttypes.DefaultConsensusParams().Update(p)
+	if err := params.ValidateBasic(); err != nil {
+		return 0, fmt.Errorf("genesis: consensus_params: %w", err)
+	}
+	if !cmttypes.IsValidPubkeyType(params.Validator, cmttypes.ABCIPubKeyTypeEd25519) {
+		return 0, fmt.Errorf("genesis: consensus_params.validator.pub_key_types is %v, it must hold %q", params.Validator.PubKeyTypes,
+			cmttypes.ABCIPubKeyTypeEd25519)
+	}
+	blockBytes := params.Block.MaxBytes
+	if blockBytes == -1 {
+		blockBytes = cmttypes.MaxBlockSizeBytes
+	}
+	n := (blockBytes - params.Evidence.MaxBytes - blockReserve) / validatorBytes
+	if n < 1 {
+		return 0, fmt.Errorf("genesis: consensus_params.block.max_bytes is %d: it must exceed evidence.max_bytes (%d) by %d or more",
+			blockBytes, params.Evidence.MaxBytes, blockReserve+validatorBytes)
+	}
+	return uint32(min(n, mostValidators)), nil
+}

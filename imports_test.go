@@ -1,0 +1,116 @@
+package starling
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/starling-kv/starling"
+
+// arrows is the import graph that is allowed: what a package may import of ours, and why no more.
+var arrows = map[string]struct {
+	may []string
+	why string
+}{
+	".":                  {nil, "it only holds tests"},
+	"tx":                 {nil, "transactions are a format: other programs must be able to use it alone"},
+	"avlstar":            {nil, "the tree is a library of its own, without chain, disk or network"},
+	"storage":            {nil, "zones store bytes; what they mean is the business of node"},
+	"app":                {[]string{"tx", "avlstar"}, "the state machine reaches disk and snapshots through its own interfaces"},
+	"statesync":          {[]string{"avlstar", "transport", "statesync/scheduler"}, "restoring reaches disk and app through its own interface"},
+	"client":             {[]string{"tx", "avlstar"}, "a client must not link a node"},
+	"node":               {[]string{"tx", "app", "avlstar", "storage", "statesync"}, "node wires the parts together"},
+	"cmd/starlingd":      {[]string{"node", "client", "tx", "app", "avlstar"}, "commands are thin over node and client"},
+	"cmd/localnet":       {[]string{"client", "tx", "app", "node", "avlstar"}, "the demonstration drives processes from outside"},
+	"e2e":                {[]string{"client", "tx", "avlstar"}, "end-to-end tests are black-box"},
+	"e2e/byzantine":      {[]string{"node", "e2e/byzantine/liar"}, "the liar is a node whose application is wrapped"},
+	"e2e/byzantine/liar": {[]string{"avlstar"}, "the wrapper only needs the formats it damages"},
+}
+
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+	Doc        string
+	GoFiles    []string
+}
+
+func listPackages(t *testing.T, args ...string) []goPackage {
+	t.Helper()
+	out, err := exec.Command("go", append([]string{"list", "-json=ImportPath,Imports,Deps,Doc,GoFiles"}, args...)...).Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		t.Fatalf("go list: %v\n%s", err, exit.Stderr)
+	}
+	require.NoError(t, err)
+	var packages []goPackage
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return packages
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+}
+
+func ours(path string) (string, bool) {
+	if path == module {
+		return ".", true
+	}
+	return strings.CutPrefix(path, module+"/")
+}
+
+func TestImportsGoOneWay(t *testing.T) {
+	for _, p := range listPackages(t, "./...") {
+		name, _ := ours(p.ImportPath)
+		rule, known := arrows[name]
+		if !known {
+			t.Errorf("package %s is not in the import graph: add it to arrows in imports_test.go with what it may import", name)
+			continue
+		}
+		for _, path := range p.Imports {
+			if imported, is := ours(path); is && !slices.Contains(rule.may, imported) {
+				t.Errorf("%s imports %s, but may only import %v: %s", name, imported, rule.may, rule.why)
+			}
+		}
+	}
+}
+
+// What must never be linked into the node or into a library, however indirectly.
+func TestForbiddenDependencies(t *testing.T) {
+	forbidden := []struct{ from, to, why string }{
+		{"cmd/starlingd", module + "/e2e", "lying peers are never part of the node"},
+		{"cmd/starlingd", "github.com/cosmos/iavl", "the oracle and the peers we measure against live in modules of their own"},
+		{"avlstar", "github.com/cometbft/cometbft", "the tree does not know the chain"},
+		{"storage", "github.com/cometbft/cometbft", "the state zone does not know the chain"},
+		{"tx", "github.com/cometbft/cometbft/node", "a format must not link a node"},
+		{"client", "github.com/cometbft/cometbft/node", "a client must not link a node"},
+		{"client", "github.com/cockroachdb/pebble", "a client has no database"},
+	}
+	for _, f := range forbidden {
+		for _, p := range listPackages(t, "./"+f.from) {
+			for _, dep := range p.Deps {
+				if dep == f.to || strings.HasPrefix(dep, f.to+"/") {
+					t.Errorf("%s depends on %s: %s", f.from, dep, f.why)
+				}
+			}
+		}
+	}
+}
+
+func TestEveryPackageHasASentence(t *testing.T) {
+	for _, p := range listPackages(t, "./...") {
+		if len(p.GoFiles) > 0 && !strings.HasSuffix(strings.TrimSpace(p.Doc), ".") {
+			t.Errorf("%s: a package opens with a sentence that says what it is; got %q", p.ImportPath, p.Doc)
+		}
+	}
+}

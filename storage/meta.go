@@ -1,0 +1,101 @@
+package storage
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+)
+
+// FormatVersion is the layout of the data that this package writes. Data of a later version is refused.
+const FormatVersion = 1
+
+// maxMetaField bounds the variable fields of meta: a hash has 32 bytes, CometBFT's chain ids at most 50.
+const maxMetaField = 255
+
+// Meta says which state the zone holds.
+type Meta struct {
+	Height     int64  // of the block after which this is the state, above 0
+	AppHash    []byte // of that state
+	ChunkBytes uint64 // chunk limit of the tree
+	ChainID    string
+}
+
+var (
+	errMetaForm    = errors.New("malformed record")
+	errMetaVersion = errors.New("unknown format version")
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func (m Meta) validate() error {
+	switch {
+	case m.Height <= 0:
+		return fmt.Errorf("height %d is not above 0", m.Height)
+	case len(m.AppHash) == 0 || len(m.AppHash) > maxMetaField:
+		return fmt.Errorf("app hash of %d bytes, want 1 to %d", len(m.AppHash), maxMetaField)
+	case len(m.ChainID) > maxMetaField:
+		return fmt.Errorf("chain id of %d bytes, want at most %d", len(m.ChainID), maxMetaField)
+	}
+	return nil
+}
+
+// encode returns
+//
+//	version:u8 ‖ height:u64be ‖ chunk limit:u64be ‖ len:u8 ‖ app hash ‖ len:u8 ‖ chain id ‖ CRC-32C of all before:u32be
+func (m Meta) encode() []byte {
+	b := make([]byte, 0, 1+8+8+1+len(m.AppHash)+1+len(m.ChainID)+4)
+	b = append(b, FormatVersion)
+	b = binary.BigEndian.AppendUint64(b, uint64(m.Height))
+	b = binary.BigEndian.AppendUint64(b, m.ChunkBytes)
+	b = append(b, byte(len(m.AppHash)))
+	b = append(b, m.AppHash...)
+	b = append(b, byte(len(m.ChainID)))
+	b = append(b, m.ChainID...)
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+func decodeMeta(b []byte) (Meta, error) {
+	if len(b) < 1+4 {
+		return Meta{}, fmt.Errorf("%w: %d bytes", errMetaForm, len(b))
+	}
+	body, sum := b[:len(b)-4], binary.BigEndian.Uint32(b[len(b)-4:])
+	if crc32.Checksum(body, castagnoli) != sum {
+		return Meta{}, fmt.Errorf("%w: wrong checksum", errMetaForm)
+	}
+	// The version is looked at after the checksum, so that a flipped bit is not mistaken for a newer format: every format
+	// begins with the version and ends with the checksum.
+	if body[0] != FormatVersion {
+		return Meta{}, fmt.Errorf("%w %d, this program knows %d", errMetaVersion, body[0], FormatVersion)
+	}
+	body = body[1:]
+	if len(body) < 8+8 {
+		return Meta{}, fmt.Errorf("%w: too short", errMetaForm)
+	}
+	height, chunkBytes := binary.BigEndian.Uint64(body), binary.BigEndian.Uint64(body[8:])
+	if height > math.MaxInt64 {
+		return Meta{}, fmt.Errorf("%w: height %d", errMetaForm, height)
+	}
+	appHash, body, ok := cutField(body[16:])
+	if !ok {
+		return Meta{}, fmt.Errorf("%w: app hash", errMetaForm)
+	}
+	chainID, body, ok := cutField(body)
+	if !ok || len(body) != 0 {
+		return Meta{}, fmt.Errorf("%w: chain id", errMetaForm)
+	}
+	m := Meta{Height: int64(height), AppHash: append([]byte(nil), appHash...), ChunkBytes: chunkBytes, ChainID: string(chainID)}
+	if err := m.validate(); err != nil {
+		return Meta{}, fmt.Errorf("%w: %w", errMetaForm, err)
+	}
+	return m, nil
+}
+
+// cutField splits a field that its length in one byte precedes off b.
+func cutField(b []byte) (field, rest []byte, ok bool) {
+	if len(b) == 0 || len(b)-1 < int(b[0]) {
+		return nil, nil, false
+	}
+	return b[1 : 1+b[0]], b[1+b[0]:], true
+}

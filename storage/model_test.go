@@ -1,0 +1,133 @@
+package storage
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// model is the reference: a state as plain maps. A model is never changed once it stands in a history.
+type model struct {
+	meta    Meta
+	leaves  map[string]string
+	heights map[string]uint8
+}
+
+func (m model) clone() model {
+	return model{m.meta, maps.Clone(m.leaves), maps.Clone(m.heights)}
+}
+
+func emptyModel() model {
+	return model{leaves: map[string]string{}, heights: map[string]uint8{}}
+}
+
+func (m model) apply(b Batch) model {
+	n := m.clone()
+	n.meta = b.Meta
+	for _, k := range b.Deletes {
+		delete(n.leaves, string(k))
+		delete(n.heights, string(k))
+	}
+	for _, l := range b.Puts {
+		n.leaves[string(l.Key)] = string(l.Value)
+	}
+	for _, h := range b.Heights {
+		if h.Height == 0 {
+			delete(n.heights, string(h.Key))
+		} else {
+			n.heights[string(h.Key)] = h.Height
+		}
+	}
+	return n
+}
+
+// list returns the leaves as Scan yields them.
+func (m model) list() []Leaf {
+	var leaves []Leaf
+	for _, k := range slices.Sorted(maps.Keys(m.leaves)) {
+		leaves = append(leaves, Leaf{[]byte(k), []byte(m.leaves[k]), m.heights[k]})
+	}
+	return leaves
+}
+
+func scanAll(t *testing.T, s *State) []Leaf {
+	t.Helper()
+	var leaves []Leaf
+	for leaf, err := range s.Scan() {
+		require.NoError(t, err)
+		leaves = append(leaves, leaf)
+	}
+	return leaves
+}
+
+// read returns what s holds as a model.
+func read(t *testing.T, s *State) model {
+	t.Helper()
+	m := emptyModel()
+	m.meta, _ = s.Meta()
+	for _, l := range scanAll(t, s) {
+		m.leaves[string(l.Key)] = string(l.Value)
+		if l.Height > 0 {
+			m.heights[string(l.Key)] = l.Height
+		}
+	}
+	return m
+}
+
+func (m model) requireIn(t *testing.T, s *State) {
+	t.Helper()
+	meta, ok := s.Meta()
+	require.Equal(t, m.meta.Height > 0, ok)
+	require.Equal(t, m.meta, meta)
+	require.Equal(t, m.list(), scanAll(t, s))
+}
+
+func testMeta(height int64) Meta {
+	return Meta{Height: height, AppHash: []byte(fmt.Sprintf("app hash after block %11d", height)), ChunkBytes: 1 << 20, ChainID: "test"}
+}
+
+// randomBatch changes some of m's keys, all drawn from few, so that they are put, deleted and put again.
+func randomBatch(rng *rand.Rand, m model, height int64) Batch {
+	b := Batch{Meta: testMeta(height)}
+	touched := map[string]bool{}
+	for range rng.IntN(20) {
+		key := fmt.Sprintf("%0*d", 1+rng.IntN(3), rng.IntN(50))
+		if touched[key] {
+			continue
+		}
+		touched[key] = true
+		_, there := m.leaves[key]
+		switch rng.IntN(4) {
+		case 0:
+			b.Deletes = append(b.Deletes, []byte(key))
+		case 1:
+			if there {
+				b.Heights = append(b.Heights, Height{[]byte(key), uint8(rng.IntN(5))})
+			}
+		default:
+			value := make([]byte, 1+rng.IntN(3000))
+			for i := range value {
+				value[i] = byte(rng.Uint32())
+			}
+			b.Puts = append(b.Puts, Leaf{Key: []byte(key), Value: value})
+			if rng.IntN(2) == 0 {
+				b.Heights = append(b.Heights, Height{[]byte(key), uint8(rng.IntN(5))})
+			}
+		}
+	}
+	return b
+}
+
+func newRNG(t *testing.T, seed uint64) *rand.Rand {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	})
+	return rand.New(rand.NewPCG(seed, 0))
+}

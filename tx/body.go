@@ -1,0 +1,124 @@
+package tx
+
+// check holds a Body to the rules that need no state.
+func (b *Body) check() error {
+	if err := checkAccount("account", b.Account); err != nil {
+		return err
+	}
+	switch n := len(b.Operations); {
+	case n == 0:
+		return Errorf(CodeMalformed, "the transaction has no operations")
+	case n > MaxOperations:
+		return Errorf(CodeTooLarge, "%d operations in a transaction, at most %d are allowed: split it", n, MaxOperations)
+	}
+	for i := range b.Operations {
+		if err := b.Operations[i].check(); err != nil {
+			return Errorf(err.Code, "operation %d: %s", i, err.Reason)
+		}
+	}
+	return nil
+}
+
+func (o *Operation) check() *Error {
+	switch op := o.Op.(type) {
+	case *Operation_Put:
+		if op.Put == nil {
+			break
+		}
+		return firstError(checkWrite(op.Put.Key), checkSize("value", op.Put.Value, 1, MaxValueBytes))
+	case *Operation_Delete:
+		if op.Delete == nil {
+			break
+		}
+		return checkWrite(op.Delete.Key)
+	case *Operation_CompareAndPut:
+		if op.CompareAndPut == nil {
+			break
+		}
+		return firstError(checkWrite(op.CompareAndPut.Key),
+			checkSize("expected value", op.CompareAndPut.Expected, 0, MaxValueBytes),
+			checkSize("value", op.CompareAndPut.Value, 1, MaxValueBytes))
+	case *Operation_Read:
+		if op.Read == nil {
+			break
+		}
+		return checkSize("key", op.Read.Key, 1, MaxKeyBytes)
+	case *Operation_Grant:
+		if op.Grant == nil {
+			break
+		}
+		return firstError(checkGrantee(op.Grant.Grantee), checkPrefix(op.Grant.Prefix))
+	case *Operation_Revoke:
+		if op.Revoke == nil {
+			break
+		}
+		return firstError(checkGrantee(op.Revoke.Grantee), checkPrefix(op.Revoke.Prefix))
+	case *Operation_SetValidator:
+		if op.SetValidator == nil {
+			break
+		}
+		return checkAccount("validator's public key", op.SetValidator.PublicKey)
+	case *Operation_SetAdmin:
+		if op.SetAdmin == nil {
+			break
+		}
+		return checkAccount("admin's account", op.SetAdmin.Account)
+	}
+	return Errorf(CodeMalformed, "empty, or of a kind that this version does not know")
+}
+
+func firstError(errs ...*Error) *Error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkSize(what string, b []byte, least, most int) *Error {
+	switch {
+	case len(b) < least:
+		return Errorf(CodeMalformed, "the %s is empty", what)
+	case len(b) > most:
+		return Errorf(CodeTooLarge, "the %s has %d bytes, at most %d are allowed", what, len(b), most)
+	}
+	return nil
+}
+
+// checkWrite holds a key that is written to its limits; the chain's own records are not for transactions to write.
+func checkWrite(key []byte) *Error {
+	if err := checkSize("key", key, 1, MaxKeyBytes); err != nil {
+		return err
+	}
+	if key[0] == Reserved {
+		return Errorf(CodeReserved, "keys that start with byte 0x00 hold the chain's own records and cannot be written by a transaction")
+	}
+	return nil
+}
+
+// checkPrefix: nothing may be written under 0x00, so nothing is granted there.
+func checkPrefix(prefix []byte) *Error {
+	if len(prefix) > 0 && prefix[0] == Reserved {
+		return Errorf(CodeReserved, "keys that start with byte 0x00 hold the chain's own records and cannot be granted")
+	}
+	return checkSize("prefix", prefix, 0, MaxPrefixBytes)
+}
+
+// checkAccount refuses the zero key as well: the records of grants use it for "everyone".
+func checkAccount(what string, account []byte) *Error {
+	if len(account) != AccountBytes {
+		return Errorf(CodeMalformed, "the %s has %d bytes, an ed25519 public key has %d", what, len(account), AccountBytes)
+	}
+	if [AccountBytes]byte(account) == [AccountBytes]byte{} {
+		return Errorf(CodeMalformed, "the %s is all zero, which is nobody's key", what)
+	}
+	return nil
+}
+
+func checkGrantee(grantee []byte) *Error {
+	if len(grantee) == 0 {
+		return nil // everyone
+	}
+	return checkAccount("grantee", grantee)
+}

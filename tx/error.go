@@ -1,0 +1,80 @@
+package tx
+
+import "fmt"
+
+// Codespace names the codes below in ABCI answers.
+const Codespace = "starling"
+
+// Code says why a transaction or a query was refused. The numbers are frozen (docs/spec/transactions.md).
+type Code uint32
+
+const (
+	CodeOK            Code = 0
+	CodeMalformed     Code = 1  // not a transaction, or not in its only encoding
+	CodeTooLarge      Code = 2  // transaction, key, value or number of operations above the limit
+	CodeBadSignature  Code = 3  // wrong key, changed bytes, or signed for another chain
+	CodeBadNonce      Code = 4  // not exactly the account's next nonce
+	CodeUnauthorized  Code = 5  // no grant covers the key
+	CodeReserved      Code = 6  // a write to a key that starts with 0x00
+	CodeCompareFailed Code = 7  // compare-and-put found another value
+	CodeQuota         Code = 8  // the grant's quota would be passed
+	CodeTextClosed    Code = 9  // text transactions are not open on this chain, or a grant covers the key
+	CodeNotAdmin      Code = 10 // an admin's operation by somebody else
+	CodeInvalidChange Code = 11 // validator, admin or grant change that cannot be made
+	CodeReadBudget    Code = 12 // the block's budget of read values is used up
+
+	// Codes of queries.
+	CodeUnknownPath   Code = 20
+	CodeUnknownHeight Code = 21
+	CodeBadRequest    Code = 22
+)
+
+var codeNames = map[Code]string{
+	CodeOK:            "ok",
+	CodeMalformed:     "malformed transaction",
+	CodeTooLarge:      "too large",
+	CodeBadSignature:  "bad signature",
+	CodeBadNonce:      "bad nonce",
+	CodeUnauthorized:  "unauthorized",
+	CodeReserved:      "reserved key",
+	CodeCompareFailed: "compare failed",
+	CodeQuota:         "quota exceeded",
+	CodeTextClosed:    "text transactions closed",
+	CodeNotAdmin:      "not an admin",
+	CodeInvalidChange: "invalid change",
+	CodeReadBudget:    "read budget exceeded",
+	CodeUnknownPath:   "unknown query path",
+	CodeUnknownHeight: "unknown height",
+	CodeBadRequest:    "bad request",
+}
+
+func (c Code) String() string {
+	if name, ok := codeNames[c]; ok {
+		return name
+	}
+	return fmt.Sprintf("code %d", uint32(c))
+}
+
+// Error is a refusal. errors.Is compares the code only, so &Error{Code: CodeBadNonce} finds every bad nonce.
+type Error struct {
+	Code   Code
+	Reason string // what is wrong and what to do
+}
+
+// Errorf is a refusal with a formatted reason.
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Reason: fmt.Sprintf(format, args...)}
+}
+
+func (e *Error) Error() string {
+	if e.Reason == "" {
+		return e.Code.String()
+	}
+	return e.Code.String() + ": " + e.Reason
+}
+
+// Is reports whether target is a refusal with the same code and, if target names a reason, the same reason.
+func (e *Error) Is(target error) bool {
+	t, ok := target.(*Error)
+	return ok && t.Code == e.Code && (t.Reason == "" || t.Reason == e.Reason)
+}

@@ -1,0 +1,229 @@
+package tx
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cometbft/cometbft/crypto/ed25519"
+)
+
+// Limits. Those of keys and values are the tree's (ICS-23 cannot prove an empty value).
+const (
+	MaxKeyBytes   = 4096
+	MaxValueBytes = 1 << 20
+	MaxOperations = 10_000
+	AccountBytes  = ed25519.PubKeySize
+
+	// MaxPrefixBytes is the longest prefix of a grant: its record's key is 0x00 'g' ‖ grantee ‖ prefix, a key like any other.
+	MaxPrefixBytes = MaxKeyBytes - 2 - AccountBytes
+
+	// overhead covers tags, lengths, account, nonce and signature of a transaction of one operation, with room to spare (it is 150).
+	overhead = 256
+
+	// MaxBytes is the length of the largest transaction. It fits the largest single operation, a compare-and-put with two
+	// values of full size; many operations share it.
+	MaxBytes = 2*MaxValueBytes + MaxKeyBytes + overhead
+)
+
+const (
+	// marker is the first byte of a protobuf transaction, which no text may start with.
+	marker = 0x00
+	// Reserved is the first byte of the keys that hold the chain's own records: everybody reads them, no transaction writes them.
+	Reserved = 0x00
+	// domain separates signatures of transactions from all others made with the same key.
+	domain = "starling/tx/v1"
+)
+
+// Tx is a decoded transaction: exactly one of Text and Body is set. Its byte slices do not refer to the bytes it was decoded from.
+type Tx struct {
+	Text *Text
+	Body *Body
+}
+
+// Text is an unsigned write of one key, as CometBFT's kvstore takes it.
+type Text struct {
+	Key, Value []byte
+}
+
+// Bytes is the one form in which a text transaction goes into a block: key=value.
+func (t *Text) Bytes() []byte {
+	return bytes.Join([][]byte{t.Key, t.Value}, []byte("="))
+}
+
+// Decode reads a transaction and checks all that can be checked without the state. Every refusal is an *Error.
+func Decode(b []byte, chainID string) (*Tx, error) {
+	switch {
+	case len(b) == 0:
+		return nil, Errorf(CodeMalformed, "the transaction is empty")
+	case len(b) > MaxBytes:
+		return nil, Errorf(CodeTooLarge, "the transaction has %d bytes, at most %d are allowed", len(b), MaxBytes)
+	case b[0] == marker:
+		body, err := decodeSigned(b[1:], chainID)
+		if err != nil {
+			return nil, err
+		}
+		return &Tx{Body: body}, nil
+	default:
+		text, err := decodeText(b)
+		if err != nil {
+			return nil, err
+		}
+		return &Tx{Text: text}, nil
+	}
+}
+
+// decodeText follows isValidTx of CometBFT's abci/example/kvstore/kvstore.go: exactly one of ':' and '=' in all, neither first
+// nor last.
+func decodeText(b []byte) (*Text, error) {
+	i := bytes.IndexAny(b, "=:")
+	if i <= 0 || i == len(b)-1 || bytes.ContainsAny(b[i+1:], "=:") {
+		return nil, Errorf(CodeMalformed, "a text transaction is key=value, with exactly one = and no : in it (a signed transaction starts with a zero byte)")
+	}
+	text := &Text{Key: bytes.Clone(b[:i]), Value: bytes.Clone(b[i+1:])}
+	if err := firstError(checkWrite(text.Key), checkSize("value", text.Value, 1, MaxValueBytes)); err != nil {
+		return nil, err
+	}
+	return text, nil
+}
+
+func decodeSigned(b []byte, chainID string) (*Body, error) {
+	var signed SignedTx
+	if err := signed.Unmarshal(b); err != nil {
+		return nil, Errorf(CodeMalformed, "not a SignedTx message: %v", err)
+	}
+	if !encodesTo(&signed, b) {
+		return nil, Errorf(CodeMalformed, "the SignedTx is not in its only encoding (fields in order, no unknown ones, shortest integers)")
+	}
+	if len(signed.Signature) != ed25519.SignatureSize {
+		return nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
+	}
+	// Counted before anything is allocated: decoded, an operation takes many times its bytes.
+	if n := countOperations(signed.Body); n > MaxOperations {
+		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
+	}
+	body := new(Body)
+	if err := body.Unmarshal(signed.Body); err != nil {
+		return nil, Errorf(CodeMalformed, "not a Body message: %v", err)
+	}
+	if !encodesTo(body, signed.Body) {
+		return nil, Errorf(CodeMalformed, "the Body is not in its only encoding (fields in order, no unknown ones, shortest integers, no empty defaults)")
+	}
+	if err := body.check(); err != nil {
+		return nil, err
+	}
+	if !ed25519.PubKey(body.Account).VerifySignature(SignBytes(chainID, signed.Body), signed.Signature) {
+		return nil, Errorf(CodeBadSignature, "the signature does not fit account %x on chain %q: made with another key, for another chain, or the transaction was changed after signing", body.Account, chainID)
+	}
+	return body, nil
+}
+
+// SignBytes is what the account signs: the domain tag, the chain and the serialised Body. The chain id carries its length, so no
+// pair of chain and body shares its bytes with another.
+func SignBytes(chainID string, body []byte) []byte {
+	b := make([]byte, 0, len(domain)+1+binary.MaxVarintLen64+len(chainID)+len(body))
+	b = append(b, domain...)
+	b = append(b, 0x00)
+	b = binary.AppendUvarint(b, uint64(len(chainID)))
+	b = append(b, chainID...)
+	return append(b, body...)
+}
+
+// Sign makes a transaction of body, which must hold the nonce and operations; its account is set to the key's, and refused if it
+// names another. A body that Decode would refuse is refused here.
+func Sign(priv ed25519.PrivKey, chainID string, body *Body) ([]byte, error) {
+	if len(priv) != ed25519.PrivateKeySize {
+		return nil, fmt.Errorf("tx: the private key has %d bytes, want %d", len(priv), ed25519.PrivateKeySize)
+	}
+	account := priv.PubKey().Bytes()
+	if len(body.Account) != 0 && !bytes.Equal(body.Account, account) {
+		return nil, fmt.Errorf("tx: the body names account %x but the key is of account %x", body.Account, account)
+	}
+	own := Body{Account: account, Nonce: body.Nonce, Operations: body.Operations}
+	if err := own.check(); err != nil {
+		return nil, err
+	}
+	raw, err := own.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("tx: encode body: %w", err)
+	}
+	signature, err := priv.Sign(SignBytes(chainID, raw))
+	if err != nil {
+		return nil, fmt.Errorf("tx: sign: %w", err)
+	}
+	signed := SignedTx{Body: raw, Signature: signature}
+	b := make([]byte, 1+signed.Size())
+	b[0] = marker
+	if _, err := signed.MarshalToSizedBuffer(b[1:]); err != nil {
+		return nil, fmt.Errorf("tx: encode: %w", err)
+	}
+	if len(b) > MaxBytes {
+		return nil, Errorf(CodeTooLarge, "the transaction has %d bytes, at most %d are allowed: split it", len(b), MaxBytes)
+	}
+	return b, nil
+}
+
+type message interface {
+	Size() int
+	MarshalToSizedBuffer([]byte) (int, error)
+}
+
+// encodesTo reports whether m serialises to exactly b. It catches what a protobuf decoder forgives: unknown fields, fields out of
+// order or twice, long integers, written defaults.
+func encodesTo(m message, b []byte) bool {
+	if m.Size() != len(b) {
+		return false
+	}
+	again := make([]byte, len(b))
+	n, err := m.MarshalToSizedBuffer(again)
+	return err == nil && n == len(b) && bytes.Equal(again, b)
+}
+
+// countOperations walks the top-level fields of a serialised Body and counts field 3, length-delimited; it stops where the bytes
+// end or make no sense (then decoding fails too) and just above MaxOperations.
+func countOperations(b []byte) int {
+	const operationsTag = 3<<3 | 2
+	count := 0
+	for count <= MaxOperations {
+		tag, rest, err := uvarint(b)
+		if err != nil {
+			return count
+		}
+		length := uint64(0)
+		switch tag & 7 {
+		case 0: // varint
+			if _, rest, err = uvarint(rest); err != nil {
+				return count
+			}
+		case 1: // 64 bits
+			length = 8
+		case 5: // 32 bits
+			length = 4
+		case 2: // length-delimited
+			if length, rest, err = uvarint(rest); err != nil {
+				return count
+			}
+		default:
+			return count // groups: in no encoding of ours
+		}
+		if length > uint64(len(rest)) {
+			return count
+		}
+		b = rest[length:]
+		if tag == operationsTag {
+			count++
+		}
+	}
+	return count
+}
+
+var errVarint = errors.New("bad varint")
+
+func uvarint(b []byte) (uint64, []byte, error) {
+	v, n := binary.Uvarint(b)
+	if n <= 0 {
+		return 0, nil, errVarint
+	}
+	return v, b[n:], nil
+}
