@@ -1,0 +1,95 @@
+package avlstar
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// benchVersion is a state of a million keys of 20 bytes with values of 100.
+func benchVersion(b *testing.B) *Version {
+	b.Helper()
+	v, err := Empty(DefaultChunkBytes)
+	require.NoError(b, err)
+	changes := make([]Change, 1_000_000)
+	for i := range changes {
+		changes[i] = Change{benchKey(uint64(i)), benchValue(0)}
+	}
+	return mustApply(b, v, changes...)
+}
+
+func benchKey(i uint64) []byte {
+	key := make([]byte, 20)
+	binary.BigEndian.PutUint64(key, i*0x9e3779b97f4a7c15) // spread over the key space
+	return key
+}
+
+func benchValue(x uint64) []byte { return binary.BigEndian.AppendUint64(make([]byte, 92), x) }
+
+// BenchmarkApply is a block of 1,000 changes of random keys, a tenth of them new.
+func BenchmarkApply(b *testing.B) {
+	v := benchVersion(b)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	x := uint64(0)
+	for b.Loop() {
+		changes := make([]Change, 1000)
+		for i := range changes {
+			x++
+			changes[i] = Change{benchKey(rnd.Uint64N(1_100_000)), benchValue(x)}
+		}
+		changes = uniqueKeys(changes)
+		v = mustApply(b, v, changes...)
+	}
+}
+
+func uniqueKeys(changes []Change) (unique []Change) {
+	seen := map[string]bool{}
+	for _, c := range changes {
+		if !seen[string(c.Key)] {
+			seen[string(c.Key)] = true
+			unique = append(unique, c)
+		}
+	}
+	return unique
+}
+
+func BenchmarkFromLeaves(b *testing.B) {
+	v := benchVersion(b)
+	b.SetBytes(int64(v.Root().Bytes))
+	for b.Loop() {
+		_, err := FromLeaves(v.ChunkBytes(), withoutError(v.Leaves()))
+		require.NoError(b, err)
+	}
+}
+
+func BenchmarkVerifyChunks(b *testing.B) {
+	v := benchVersion(b)
+	m, chunks := v.Manifest(), encodeChunks(b, v)
+	b.SetBytes(int64(v.Root().Bytes))
+	for b.Loop() {
+		for k, data := range chunks {
+			_, err := m.VerifyChunk(uint32(k), data)
+			require.NoError(b, err)
+		}
+	}
+}
+
+func BenchmarkEncodeChunks(b *testing.B) {
+	v := benchVersion(b)
+	b.SetBytes(int64(v.Root().Bytes))
+	for b.Loop() {
+		encodeChunks(b, v)
+	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	v := benchVersion(b)
+	runtime.GC()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for b.Loop() {
+		v.Get(benchKey(rnd.Uint64N(1_000_000)))
+	}
+}

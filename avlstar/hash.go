@@ -1,0 +1,80 @@
+package avlstar
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+)
+
+// Hash is a SHA-256 hash.
+type Hash [32]byte
+
+// String returns the hash in lower-case hexadecimal.
+func (h Hash) String() string { return hex.EncodeToString(h[:]) }
+
+// Stat is what a parent (or, for the root, the AppHash) commits to beside a subtree's hash: its height and the bytes of its leaf
+// records.
+type Stat struct {
+	Height uint8
+	Bytes  uint64
+}
+
+// statBytes is the length of an encoded Stat: height:u8 ‖ bytes:u64be (design, section 2).
+const statBytes = 1 + 8
+
+func (s Stat) append(b []byte) []byte {
+	return binary.BigEndian.AppendUint64(append(b, s.Height), s.Bytes)
+}
+
+// Stub is a subtree by its commitment.
+type Stub struct {
+	Stat
+	Hash Hash
+}
+
+// emptyRoot is the root hash of the empty tree: SHA256("") (design, section 2, "empty").
+var emptyRoot = Hash(sha256.Sum256(nil))
+
+// hashLeaf returns SHA256(00 ‖ SHA256(key) ‖ SHA256(value)) (design, section 2, "leaf"; it is ICS-23's leaf operation with both
+// prehashes and prefix 00).
+func hashLeaf(keyHash, valueHash Hash) Hash {
+	var image [1 + 32 + 32]byte
+	image[0] = 0x00
+	copy(image[1:], keyHash[:])
+	copy(image[33:], valueHash[:])
+	return sha256.Sum256(image[:])
+}
+
+// hashInner returns SHA256(01 ‖ stat(left) ‖ stat(right) ‖ SHA256(key) ‖ left ‖ right) (design, section 2, "inner").
+func hashInner(left, right Stub, keyHash Hash) Hash {
+	var image [1 + 2*statBytes + 3*32]byte
+	image[0] = 0x01
+	left.append(image[:1])
+	right.append(image[:1+statBytes])
+	b := image[1+2*statBytes:]
+	copy(b, keyHash[:])
+	copy(b[32:], left.Hash[:])
+	copy(b[64:], right.Hash[:])
+	return sha256.Sum256(image[:])
+}
+
+// hashMapLeaf returns the hash of a leaf of CometBFT's simple Merkle map (crypto/merkle, as the Cosmos multi-store uses it):
+// SHA256(00 ‖ uvarint(len key) ‖ key ‖ uvarint(32) ‖ SHA256(value)) (design, section 2, "AppHash"; RFC 6962 leaf prefix).
+func hashMapLeaf(key string, value []byte) Hash {
+	image := make([]byte, 0, 64)
+	image = append(image, 0x00)
+	image = binary.AppendUvarint(image, uint64(len(key)))
+	image = append(image, key...)
+	image = append(image, sha256.Size)
+	valueHash := sha256.Sum256(value)
+	return sha256.Sum256(append(image, valueHash[:]...))
+}
+
+// hashMapInner returns SHA256(01 ‖ left ‖ right), an inner node of the simple Merkle map (RFC 6962 inner prefix).
+func hashMapInner(left, right Hash) Hash {
+	var image [1 + 32 + 32]byte
+	image[0] = 0x01
+	copy(image[1:], left[:])
+	copy(image[33:], right[:])
+	return sha256.Sum256(image[:])
+}

@@ -1,0 +1,132 @@
+package avlstar
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"iter"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// newRand returns a source of randomness whose seed a failing test prints; STARLING_SEED repeats a run.
+func newRand(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("STARLING_SEED"); s != "" {
+		var err error
+		seed, err = strconv.ParseUint(s, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("to repeat: STARLING_SEED=%d go test ./avlstar -run '^%s$'", seed, t.Name())
+		}
+	})
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// requireInvariants checks everything that holds for every complete version: order, heights, balance, sums, keys of inner nodes, hashes
+// and the numbers of leaves and chunks.
+func requireInvariants(t require.TestingT, v *Version) {
+	if v.root == nil {
+		require.Zero(t, v.upper)
+		require.Zero(t, v.leaves)
+		return
+	}
+	var leaves, upper uint64
+	var walk func(n *node, low, high []byte)
+	walk = func(n *node, low, high []byte) { // keys are in [low, high)
+		require.True(t, bytes.Compare(low, n.key) <= 0, "key below its range")
+		require.True(t, high == nil || bytes.Compare(n.key, high) < 0, "key above its range")
+		if n.left == nil {
+			require.Nil(t, n.right)
+			require.Zero(t, n.height)
+			require.NoError(t, checkKey(n.key))
+			require.NoError(t, checkValue(n.value))
+			require.Equal(t, uint64(len(appendRecord(nil, Leaf{Key: n.key, Value: n.value}))), n.bytes)
+			require.Equal(t, hashLeaf(sha256.Sum256(n.key), sha256.Sum256(n.value)), n.hash)
+			leaves++
+			return
+		}
+		l, r := n.left, n.right
+		walk(l, low, n.key)
+		walk(r, n.key, high)
+		require.Equal(t, r.first().key, n.key, "key of an inner node")
+		require.Equal(t, 1+max(l.height, r.height), n.height)
+		require.LessOrEqual(t, max(l.height, r.height)-min(l.height, r.height), uint8(1), "balance")
+		require.Equal(t, l.bytes+r.bytes, n.bytes)
+		require.Equal(t, hashInner(l.stub(), r.stub(), sha256.Sum256(n.key)), n.hash)
+		if n.bytes > v.chunkBytes {
+			upper++
+		}
+	}
+	walk(v.root, nil, nil)
+	require.Equal(t, leaves, v.Len(), "number of leaves")
+	require.Equal(t, upper+1, uint64(v.NumChunks()), "number of chunks")
+}
+
+func encodeChunks(t require.TestingT, v *Version) [][]byte {
+	var chunks [][]byte
+	for k := range v.NumChunks() {
+		c, err := v.Chunk(k)
+		require.NoError(t, err)
+		chunks = append(chunks, c)
+	}
+	return chunks
+}
+
+// requireSame checks that two versions are the same state in the same shape.
+func requireSame(t require.TestingT, want, got *Version) {
+	requireInvariants(t, got)
+	require.Equal(t, want.Commitment(), got.Commitment())
+	require.Equal(t, slices.Collect(want.Leaves()), slices.Collect(got.Leaves()))
+	require.Equal(t, want.Manifest(), got.Manifest())
+}
+
+// requireRoundTrip takes v through its commitment, manifest and chunks, and through its leaves.
+func requireRoundTrip(t require.TestingT, v *Version) {
+	c, err := DecodeCommitment(v.Commitment().Encode())
+	require.NoError(t, err)
+	require.Equal(t, v.Commitment(), c)
+	require.Equal(t, v.AppHash(), c.AppHash())
+
+	m, err := VerifyManifest(v.Manifest().Encode(), v.AppHash())
+	require.NoError(t, err)
+	require.Equal(t, v.Manifest(), m)
+	chunks := make([]*Chunk, len(m.Entries))
+	for k, data := range encodeChunks(t, v) {
+		chunks[k], err = m.VerifyChunk(uint32(k), data)
+		require.NoError(t, err)
+		require.Equal(t, m.Entries[k].Root, chunks[k].Root())
+	}
+	joined, err := Assemble(m, chunks)
+	require.NoError(t, err)
+	requireSame(t, v, joined)
+
+	rebuilt, err := FromLeaves(v.ChunkBytes(), withoutError(v.Leaves()))
+	require.NoError(t, err)
+	requireSame(t, v, rebuilt)
+}
+
+func withoutError(leaves iter.Seq[Leaf]) iter.Seq2[Leaf, error] {
+	return func(yield func(Leaf, error) bool) {
+		for l := range leaves {
+			if !yield(l, nil) {
+				return
+			}
+		}
+	}
+}
+
+// mustApply applies changes to a version.
+func mustApply(t require.TestingT, v *Version, changes ...Change) *Version {
+	next, err := v.Apply(changes)
+	require.NoError(t, err)
+	return next
+}

@@ -1,0 +1,194 @@
+package avlstar
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// ErrInvalidManifest is wrapped by the refusals of DecodeManifest, VerifyManifest and Assemble.
+var ErrInvalidManifest = errors.New("invalid manifest")
+
+// manifestVersion is the first number of a manifest.
+const manifestVersion = 1
+
+// minEntryBytes is the length of the shortest entry after the first.
+const minEntryBytes = 1 + 32 + 1 + 1 + 32
+
+// Manifest lists the chunks of a tree: with it the upper tree can be rebuilt, and each chunk checked alone.
+type Manifest struct {
+	ChunkBytes uint64 // B
+	Entries    []Entry
+}
+
+// Entry describes one chunk.
+type Entry struct {
+	BoundaryHeight uint8 // height of the upper inner node whose key is the chunk's first key; 0 in the first entry
+	FirstKeyHash   Hash  // SHA256 of the chunk's first key; zero in the first entry
+	Root           Stub
+}
+
+// Manifest returns the manifest of v, which must not be modified. It is made at first use by a walk over the upper tree.
+func (v *Version) Manifest() *Manifest {
+	v.upperTree()
+	return v.man
+}
+
+// upperTree walks the upper tree once and keeps the roots of the chunks and the manifest.
+func (v *Version) upperTree() {
+	v.once.Do(func() {
+		v.man = &Manifest{ChunkBytes: v.chunkBytes, Entries: make([]Entry, 0, v.NumChunks())}
+		v.chunks = make([]*node, 0, v.NumChunks())
+		if v.root != nil {
+			v.walkUpper(v.root, 0)
+		}
+	})
+}
+
+// walkUpper appends the chunks below n; h is the height of the inner node whose key is the least key below n.
+func (v *Version) walkUpper(n *node, h uint8) {
+	if !n.isSmall(v.chunkBytes) {
+		v.walkUpper(n.left, h)
+		v.walkUpper(n.right, n.height)
+		return
+	}
+	e := Entry{BoundaryHeight: h, Root: n.stub()}
+	if len(v.chunks) > 0 {
+		e.FirstKeyHash = sha256.Sum256(n.first().key)
+	}
+	v.chunks = append(v.chunks, n)
+	v.man.Entries = append(v.man.Entries, e)
+}
+
+// Encode returns the manifest's only encoding (design, section 3):
+//
+//	manifest     = uvarint(version = 1) ‖ uvarint(B) ‖ uvarint(m) ‖ entry × m
+//	entry 0      = root height:u8 ‖ uvarint(bytes) ‖ root hash:32
+//	entry k > 0  = boundary height:u8 ‖ SHA256(first key of chunk k):32 ‖ root height:u8 ‖ uvarint(bytes) ‖ root hash:32
+func (m *Manifest) Encode() []byte {
+	b := make([]byte, 0, 16+70*len(m.Entries))
+	b = binary.AppendUvarint(b, manifestVersion)
+	b = binary.AppendUvarint(b, m.ChunkBytes)
+	b = binary.AppendUvarint(b, uint64(len(m.Entries)))
+	for k := range m.Entries {
+		e := &m.Entries[k]
+		if k > 0 {
+			b = append(append(b, e.BoundaryHeight), e.FirstKeyHash[:]...)
+		}
+		b = append(b, e.Root.Height)
+		b = binary.AppendUvarint(b, e.Root.Bytes)
+		b = append(b, e.Root.Hash[:]...)
+	}
+	return b
+}
+
+// DecodeManifest is the inverse of Encode. It checks the form only; see VerifyManifest. It allocates in proportion to len(b).
+func DecodeManifest(b []byte) (*Manifest, error) {
+	m, err := decodeManifest(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
+	}
+	return m, nil
+}
+
+func decodeManifest(b []byte) (*Manifest, error) {
+	var header [3]uint64 // version, B, m
+	var err error
+	for i := range header {
+		if header[i], b, err = decodeUvarint(b); err != nil {
+			return nil, fmt.Errorf("header: %w", err)
+		}
+	}
+	version, chunkBytes, count := header[0], header[1], header[2]
+	if version != manifestVersion {
+		return nil, fmt.Errorf("version %d, known is %d", version, manifestVersion)
+	}
+	if err := checkChunkBytes(chunkBytes); err != nil {
+		return nil, err
+	}
+	if count > math.MaxUint32 {
+		return nil, fmt.Errorf("%d chunks, it is at most 2^32-1", count)
+	}
+	m := &Manifest{ChunkBytes: chunkBytes, Entries: make([]Entry, 0, min(count, uint64(len(b)/minEntryBytes+1)))}
+	for k := range count {
+		var e Entry
+		if b, err = e.decode(b, k == 0, chunkBytes); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", k, err)
+		}
+		m.Entries = append(m.Entries, e)
+	}
+	if len(b) > 0 {
+		return nil, fmt.Errorf("%d bytes after the last entry", len(b))
+	}
+	return m, nil
+}
+
+// decode reads the entry at the beginning of b and returns what follows it.
+func (e *Entry) decode(b []byte, first bool, chunkBytes uint64) (rest []byte, err error) {
+	if !first {
+		if len(b) < 1+len(e.FirstKeyHash) {
+			return nil, errShort
+		}
+		e.BoundaryHeight = b[0]
+		b = b[1+copy(e.FirstKeyHash[:], b[1:]):]
+	}
+	if len(b) < 1 {
+		return nil, errShort
+	}
+	e.Root.Height = b[0]
+	if e.Root.Bytes, b, err = decodeUvarint(b[1:]); err != nil {
+		return nil, err
+	}
+	if len(b) < len(e.Root.Hash) {
+		return nil, errShort
+	}
+	b = b[copy(e.Root.Hash[:], b):]
+	switch {
+	case e.Root.Height == 0 && (e.Root.Bytes < minRecordBytes || e.Root.Bytes > maxRecordBytes):
+		return nil, fmt.Errorf("leaf record of %d bytes, it has %d to %d", e.Root.Bytes, minRecordBytes, maxRecordBytes)
+	case e.Root.Height > 0 && e.Root.Bytes > chunkBytes:
+		return nil, fmt.Errorf("chunk of %d bytes, more than the limit of %d, and not a leaf", e.Root.Bytes, chunkBytes)
+	}
+	return b, nil
+}
+
+// VerifyManifest decodes a manifest and proves it against an AppHash that is already trusted: it rebuilds the upper tree,
+// checks every invariant of the AVL tree and of the chunks, and compares. After that every chunk's height, bytes and hash are known
+// to be true.
+func VerifyManifest(b []byte, appHash Hash) (*Manifest, error) {
+	m, err := DecodeManifest(b)
+	if err != nil {
+		return nil, err
+	}
+	c, err := m.Commitment()
+	if err != nil {
+		return nil, err
+	}
+	if got := c.AppHash(); got != appHash {
+		return nil, fmt.Errorf("%w: it leads to the app hash %s, not to %s", ErrInvalidManifest, got, appHash)
+	}
+	return m, nil
+}
+
+// Commitment rebuilds the upper tree and returns what an AppHash would commit to. It fails where that is no proper tree of
+// maximal chunks.
+func (m *Manifest) Commitment() (Commitment, error) {
+	b := builder{chunkBytes: m.ChunkBytes, upperOnly: true}
+	for k := range m.Entries {
+		e := &m.Entries[k]
+		if err := b.add(stubItem(e.BoundaryHeight, e.FirstKeyHash, e.Root)); err != nil {
+			return Commitment{}, fmt.Errorf("%w: entry %d: %w", ErrInvalidManifest, k, err)
+		}
+	}
+	root, err := b.root()
+	if err != nil {
+		return Commitment{}, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
+	}
+	c := Commitment{ChunkBytes: m.ChunkBytes, Chunks: uint32(len(m.Entries)), Root: emptyStub}
+	if root != nil {
+		c.Root = root.stub()
+	}
+	return c, nil
+}

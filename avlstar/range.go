@@ -1,0 +1,199 @@
+package avlstar
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+)
+
+// KV is a key and its value, as a range query answers.
+type KV struct{ Key, Value []byte }
+
+// RangeProof shows that some entries are all there is in a range: Tree is the tree's leaves of the range with stubs around them
+// (range_codec.go), Map the same operator as in Proof. Tree is empty for the empty tree.
+//
+//	  stub   stub  neighbour │ result  result  ...  result │ neighbour  stub   stub
+//	└─── below start ───────┘ └──── start <= key < end ───┘ └─── end or next ────┘
+//
+// What shows completeness: between the two neighbours there are results only, and the items together hash to the AppHash.
+type RangeProof struct{ Tree, Map []byte }
+
+// ProveRange answers a range query: the entries of keys in [start, end), at most limit of them, with their proof. An empty bound
+// is open. next is the first key that limit cut off, from which to ask on, nil where the range is exhausted. It refuses a limit
+// below 1 and a start that is not below end. The entries must not be modified.
+func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next []byte, p RangeProof, err error) {
+	if err := checkRange(start, end, limit); err != nil {
+		return nil, nil, RangeProof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
+	}
+	for key, value := range v.Ascend(openBound(start), openBound(end)) {
+		if len(entries) == limit {
+			next = key
+			break
+		}
+		entries = append(entries, KV{key, value})
+	}
+	return entries, next, RangeProof{Tree: v.proveRange(start, end, next), Map: v.proveMap()}, nil
+}
+
+// VerifyRange checks that under appHash entries are all there is in [start, end) or, where next is set, in [start, next), and that
+// next is then the first key after them and below end. An empty bound is open, an empty next is none.
+//
+// An answer may have fewer entries than limit although next is set (servers also bound the bytes of an answer), but not
+// more, and not none: who asks on from next always advances.
+func VerifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next []byte, p RangeProof) error {
+	if err := verifyRange(appHash, start, end, limit, entries, next, p); err != nil {
+		return fmt.Errorf("%w of a range: %w", ErrInvalidProof, err)
+	}
+	return nil
+}
+
+func verifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next []byte, p RangeProof) error {
+	if err := checkRange(start, end, limit); err != nil {
+		return err
+	}
+	if err := checkAnswer(start, end, limit, entries, next); err != nil {
+		return err
+	}
+	root, err := verifyMap(appHash, p.Map)
+	if err != nil {
+		return err
+	}
+	if len(p.Tree) == 0 {
+		if len(entries) != 0 {
+			return errors.New("no tree, but entries")
+		}
+		if root != emptyRoot {
+			return errors.New("no tree, but the state is not empty")
+		}
+		return nil
+	}
+	t, err := decodeRangeTree(p.Tree, entries)
+	if err != nil {
+		return err
+	}
+	if err := checkComplete(t.items, start, end, next); err != nil {
+		return err
+	}
+	if err := checkCoarse(t.items); err != nil {
+		return err
+	}
+	rebuilt, err := t.rebuild()
+	if err != nil {
+		return err
+	}
+	if rebuilt.Hash != root {
+		return errors.New("the items do not hash to the state's root")
+	}
+	// The root's own height and bytes stand in the map's other leaf only. Without them the value length of a neighbour that is
+	// the tree's one leaf would be anybody's guess.
+	c := Commitment{ChunkBytes: t.chunkBytes, Chunks: t.chunks, Root: rebuilt}
+	if c.AppHash() != appHash {
+		return errors.New("height, bytes or number of chunks are not those of the app hash")
+	}
+	return nil
+}
+
+// checkRange checks a question.
+func checkRange(start, end []byte, limit int) error {
+	if limit < 1 {
+		return fmt.Errorf("limit %d, must be 1 or more", limit)
+	}
+	if len(end) != 0 && bytes.Compare(start, end) >= 0 {
+		return errors.New("the range is empty: start must be below end")
+	}
+	return nil
+}
+
+// checkAnswer checks what an answer claims against the question: all that needs no proof.
+func checkAnswer(start, end []byte, limit int, entries []KV, next []byte) error {
+	if len(entries) > limit {
+		return fmt.Errorf("%d entries, more than the limit of %d", len(entries), limit)
+	}
+	last := start // the first key may equal start
+	for i, e := range entries {
+		if err := checkKey(e.Key); err != nil {
+			return fmt.Errorf("entry %d: %w", i, err)
+		}
+		if len(e.Value) < 1 || len(e.Value) > MaxValueBytes {
+			return fmt.Errorf("entry %d: value of %d bytes, values have 1 to %d", i, len(e.Value), MaxValueBytes)
+		}
+		if c := bytes.Compare(last, e.Key); c > 0 || c == 0 && i > 0 {
+			return fmt.Errorf("entry %d is out of order or below start", i)
+		}
+		last = e.Key
+	}
+	if len(next) != 0 {
+		if len(entries) == 0 {
+			return errors.New("a next key, but no entries: who asks on would not advance")
+		}
+		if bytes.Compare(last, next) >= 0 {
+			return errors.New("the next key is not above the last entry")
+		}
+		last = next
+	}
+	if len(end) != 0 && len(entries) != 0 && bytes.Compare(last, end) >= 0 {
+		return errors.New("an entry or the next key is not below end")
+	}
+	return nil
+}
+
+// checkComplete checks the order stub* neighbour? result* neighbour? stub*, where stubs stand only outside neighbours, the left
+// neighbour is below start, and the right one is next or, without next, not below end. If items are leaves and stubs of
+// the tree in key order, then nothing between the neighbours was left out.
+func checkComplete(items []rangeItem, start, end, next []byte) error {
+	i := 0
+	skip := func(kind byte) {
+		for i < len(items) && items[i].kind == kind {
+			i++
+		}
+	}
+	skip(stubKind)
+	if i < len(items) && items[i].kind == neighbourKind && bytes.Compare(items[i].key, start) < 0 {
+		i++
+	} else if i > 0 {
+		return errors.New("no neighbour below start, but stubs")
+	}
+	skip(resultKind)
+	switch {
+	case i < len(items) && items[i].kind == neighbourKind:
+		key := items[i].key
+		i++
+		if len(next) != 0 {
+			if !bytes.Equal(key, next) {
+				return errors.New("the neighbour after the entries is not the next key")
+			}
+		} else if len(end) == 0 || bytes.Compare(key, end) < 0 {
+			return errors.New("the neighbour after the entries lies in the range")
+		}
+		skip(stubKind)
+	case len(next) != 0:
+		return errors.New("a next key, but no neighbour after the entries")
+	}
+	if i != len(items) {
+		return fmt.Errorf("item %d does not belong there", i)
+	}
+	return nil
+}
+
+// checkCoarse refuses a stub that was split into those of its two children, because that would be a second proof of the same.
+// Two stubs are siblings where the boundary between them is lower than those beside it (a Cartesian tree).
+func checkCoarse(items []rangeItem) error {
+	for i := 1; i < len(items); i++ {
+		if items[i-1].kind != stubKind || items[i].kind != stubKind {
+			continue
+		}
+		h := items[i].boundary
+		if (i == 1 || items[i-1].boundary > h) && (i+1 == len(items) || items[i+1].boundary > h) {
+			return fmt.Errorf("items %d and %d are the halves of one stub", i-1, i)
+		}
+	}
+	return nil
+}
+
+// openBound maps an empty bound to nil, which is open.
+func openBound(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	return b
+}

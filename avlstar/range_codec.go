@@ -1,0 +1,247 @@
+package avlstar
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// The encoding of RangeProof.Tree. Like a manifest, it gives a tree by its items in key order and the heights of the inner nodes
+// between them (boundaries): a Cartesian tree.
+//
+//	tree      = version:u8 (1) ‖ uvarint(B) ‖ uvarint(m) ‖ item ...
+//	item      = kind:u8 ‖ boundary height:u8 (not in the first item) ‖ body
+//	stub      = SHA256(its first key):32 (not in the first item) ‖ height:u8 ‖ uvarint(bytes) ‖ hash:32     kind 0
+//	neighbour = uvarint(len key) ‖ key ‖ uvarint(len value) ‖ SHA256(value):32                             kind 1
+//	result    = (nothing: the next entry of the answer)                                                    kind 2
+const (
+	rangeVersion = 1
+
+	stubKind      = 0
+	neighbourKind = 1
+	resultKind    = 2
+
+	// maxRangeStubs is how many stubs there can be: one at each height on either side.
+	maxRangeStubs   = 2 * 255
+	maxRangeStub    = 2 + 32 + 1 + binary.MaxVarintLen64 + 32
+	maxRangeLeaf    = 2 + 2*binary.MaxVarintLen64 + MaxKeyBytes + 32
+	maxRangeFixed   = 1 + 2*binary.MaxVarintLen64 + maxRangeStubs*maxRangeStub + 2*maxRangeLeaf
+	resultItemBytes = 2
+)
+
+// rangeTree is a decoded RangeProof.Tree.
+type rangeTree struct {
+	chunkBytes uint64
+	chunks     uint32
+	items      []rangeItem
+}
+
+// rangeItem is a leaf or a stub of the tree, as the builder takes it.
+type rangeItem struct {
+	kind byte
+	item
+	// Of leaves only: length and SHA256 of the value.
+	valueLen  int
+	valueHash Hash
+}
+
+// newRangeLeaf makes a neighbour or a result.
+func newRangeLeaf(kind, boundary byte, key []byte, valueLen int, valueHash Hash) rangeItem {
+	return rangeItem{kind: kind, item: hashedLeafItem(boundary, key, valueLen, valueHash), valueLen: valueLen, valueHash: valueHash}
+}
+
+func (t *rangeTree) encode() []byte {
+	b := []byte{rangeVersion}
+	b = binary.AppendUvarint(b, t.chunkBytes)
+	b = binary.AppendUvarint(b, uint64(t.chunks))
+	for i, it := range t.items {
+		b = append(b, it.kind)
+		if i > 0 {
+			b = append(b, it.boundary)
+		}
+		switch it.kind {
+		case stubKind:
+			if i > 0 {
+				b = append(b, it.keyHash[:]...)
+			}
+			b = append(b, it.node.height)
+			b = binary.AppendUvarint(b, it.node.bytes)
+			b = append(b, it.node.hash[:]...)
+		case neighbourKind:
+			b = binary.AppendUvarint(b, uint64(len(it.key)))
+			b = append(b, it.key...)
+			b = binary.AppendUvarint(b, uint64(it.valueLen))
+			b = append(b, it.valueHash[:]...)
+		}
+	}
+	return b
+}
+
+// decodeRangeTree reads what encode makes, for an answer of these entries, whose keys and values have proper lengths. It refuses
+// every other encoding. Its allocations grow with what it has read and with the number of entries.
+func decodeRangeTree(b []byte, entries []KV) (*rangeTree, error) {
+	if len(b) > maxRangeFixed+len(entries)*resultItemBytes {
+		return nil, fmt.Errorf("a tree of %d bytes is too long for %d entries", len(b), len(entries))
+	}
+	r := rangeReader{b: b, entries: entries}
+	version, err := r.byte()
+	if err != nil {
+		return nil, err
+	}
+	if version != rangeVersion {
+		return nil, fmt.Errorf("version %d, only %d is known", version, rangeVersion)
+	}
+	t := &rangeTree{}
+	if t.chunkBytes, err = r.uvarint("chunk limit", 1, MaxChunkBytes); err != nil {
+		return nil, err
+	}
+	m, err := r.uvarint("number of chunks", 1, math.MaxUint32)
+	if err != nil {
+		return nil, err
+	}
+	t.chunks = uint32(m)
+	for len(r.b) > 0 {
+		it, err := r.item(len(t.items) == 0)
+		if err != nil {
+			return nil, fmt.Errorf("item %d: %w", len(t.items), err)
+		}
+		t.items = append(t.items, it)
+	}
+	if len(t.items) == 0 {
+		return nil, errors.New("a tree without items")
+	}
+	if len(r.entries) != 0 {
+		return nil, fmt.Errorf("%d entries that are not in the tree", len(r.entries))
+	}
+	return t, nil
+}
+
+// rebuild makes the tree of the items and returns its root. It refuses whatever is not an AVL tree.
+func (t *rangeTree) rebuild() (Stub, error) {
+	b := builder{chunkBytes: t.chunkBytes}
+	for i, it := range t.items {
+		if err := b.add(it.item); err != nil {
+			return Stub{}, fmt.Errorf("item %d: %w", i, err)
+		}
+	}
+	root, err := b.root()
+	if err != nil {
+		return Stub{}, err
+	}
+	return root.stub(), nil
+}
+
+// rangeReader reads items; entries are those that no item has claimed yet.
+type rangeReader struct {
+	b       []byte
+	entries []KV
+	stubs   int
+}
+
+func (r *rangeReader) item(first bool) (rangeItem, error) {
+	kind, err := r.byte()
+	if err != nil {
+		return rangeItem{}, err
+	}
+	var boundary byte
+	if !first {
+		if boundary, err = r.byte(); err != nil {
+			return rangeItem{}, err
+		}
+	}
+	switch kind {
+	case stubKind:
+		return r.stub(boundary, first)
+	case neighbourKind:
+		return r.neighbour(boundary)
+	case resultKind:
+		if len(r.entries) == 0 {
+			return rangeItem{}, errors.New("a result without an entry")
+		}
+		e := r.entries[0]
+		r.entries = r.entries[1:]
+		return newRangeLeaf(resultKind, boundary, e.Key, len(e.Value), sha256.Sum256(e.Value)), nil
+	}
+	return rangeItem{}, fmt.Errorf("unknown kind %d", kind)
+}
+
+func (r *rangeReader) stub(boundary byte, first bool) (it rangeItem, err error) {
+	if r.stubs++; r.stubs > maxRangeStubs {
+		return it, fmt.Errorf("more than %d stubs", maxRangeStubs)
+	}
+	var keyHash Hash
+	if !first {
+		if keyHash, err = r.hash(); err != nil {
+			return it, err
+		}
+	}
+	var s Stub
+	if s.Height, err = r.byte(); err != nil {
+		return it, err
+	}
+	lo, hi := uint64(2*minRecordBytes), uint64(math.MaxUint64)
+	if s.Height == 0 {
+		lo, hi = minRecordBytes, maxRecordBytes
+	}
+	if s.Bytes, err = r.uvarint("bytes of a stub", lo, hi); err != nil {
+		return it, err
+	}
+	if s.Hash, err = r.hash(); err != nil {
+		return it, err
+	}
+	return rangeItem{kind: stubKind, item: stubItem(boundary, keyHash, s)}, nil
+}
+
+func (r *rangeReader) neighbour(boundary byte) (it rangeItem, err error) {
+	key, rest, err := decodeBytes(r.b, MaxKeyBytes)
+	if err != nil {
+		return it, fmt.Errorf("key: %w", err)
+	}
+	r.b = rest
+	valueLen, err := r.uvarint("length of a value", 1, MaxValueBytes)
+	if err != nil {
+		return it, err
+	}
+	valueHash, err := r.hash()
+	if err != nil {
+		return it, err
+	}
+	return newRangeLeaf(neighbourKind, boundary, key, int(valueLen), valueHash), nil
+}
+
+func (r *rangeReader) take(n int) ([]byte, error) {
+	if n > len(r.b) {
+		return nil, errShort
+	}
+	b := r.b[:n]
+	r.b = r.b[n:]
+	return b, nil
+}
+
+func (r *rangeReader) byte() (byte, error) {
+	b, err := r.take(1)
+	if err != nil {
+		return 0, err
+	}
+	return b[0], nil
+}
+
+func (r *rangeReader) hash() (h Hash, err error) {
+	b, err := r.take(len(h))
+	copy(h[:], b)
+	return h, err
+}
+
+func (r *rangeReader) uvarint(what string, lo, hi uint64) (uint64, error) {
+	n, rest, err := decodeUvarint(r.b)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", what, err)
+	}
+	if n < lo || n > hi {
+		return 0, fmt.Errorf("%s is %d, must be %d to %d", what, n, lo, hi)
+	}
+	r.b = rest
+	return n, nil
+}
