@@ -3,6 +3,7 @@ package tx
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -170,7 +171,8 @@ func parseUint(t *testing.T, s string) uint64 {
 }
 
 func describeError(err error) string {
-	if refused, ok := err.(*Error); ok {
+	var refused *Error
+	if errors.As(err, &refused) {
 		return fmt.Sprintf("code %d %v", refused.Code, refused)
 	}
 	return err.Error()

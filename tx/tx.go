@@ -3,7 +3,6 @@ package tx
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
@@ -100,7 +99,11 @@ func decodeSigned(b []byte, chainID string) (*Body, error) {
 		return nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
 	}
 	// Counted before anything is allocated: decoded, an operation takes many times its bytes.
-	if n := countOperations(signed.Body); n > MaxOperations {
+	n, ok := countOperations(signed.Body)
+	if !ok {
+		return nil, Errorf(CodeMalformed, "not a Body message: a field is cut off or of a wire type that a Body has not")
+	}
+	if n > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
 	}
 	body := new(Body)
@@ -180,50 +183,34 @@ func encodesTo(m message, b []byte) bool {
 	return err == nil && n == len(b) && bytes.Equal(again, b)
 }
 
-// countOperations walks the top-level fields of a serialised Body and counts field 3, length-delimited; it stops where the bytes
-// end or make no sense (then decoding fails too) and just above MaxOperations.
-func countOperations(b []byte) int {
-	const operationsTag = 3<<3 | 2
-	count := 0
-	for count <= MaxOperations {
-		tag, rest, err := uvarint(b)
-		if err != nil {
-			return count
+// countOperations walks the top-level fields of a serialised Body and counts the operations among them, no further than just
+// above MaxOperations. A field that a Body has not, or whose tag is not in its shortest form, is false.
+func countOperations(b []byte) (count int, ok bool) {
+	const (
+		accountTag   = 1<<3 | 2
+		nonceTag     = 2 << 3
+		operationTag = 3<<3 | 2
+	)
+	for len(b) > 0 && count <= MaxOperations {
+		tag := b[0]
+		v, n := binary.Uvarint(b[1:])
+		if n <= 0 {
+			return 0, false
 		}
-		length := uint64(0)
-		switch tag & 7 {
-		case 0: // varint
-			if _, rest, err = uvarint(rest); err != nil {
-				return count
-			}
-		case 1: // 64 bits
-			length = 8
-		case 5: // 32 bits
-			length = 4
-		case 2: // length-delimited
-			if length, rest, err = uvarint(rest); err != nil {
-				return count
-			}
-		default:
-			return count // groups: in no encoding of ours
-		}
-		if length > uint64(len(rest)) {
-			return count
-		}
-		b = rest[length:]
-		if tag == operationsTag {
+		b = b[1+n:]
+		switch tag {
+		case nonceTag:
+			continue
+		case operationTag:
 			count++
+		case accountTag:
+		default:
+			return 0, false
 		}
+		if v > uint64(len(b)) {
+			return 0, false
+		}
+		b = b[v:]
 	}
-	return count
-}
-
-var errVarint = errors.New("bad varint")
-
-func uvarint(b []byte) (uint64, []byte, error) {
-	v, n := binary.Uvarint(b)
-	if n <= 0 {
-		return 0, nil, errVarint
-	}
-	return v, b[n:], nil
+	return count, true
 }

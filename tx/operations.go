@@ -1,0 +1,41 @@
+package tx
+
+// NewPut writes value at key.
+func NewPut(key, value []byte) Operation {
+	return Operation{Op: &Operation_Put{Put: &Put{Key: key, Value: value}}}
+}
+
+// NewDelete removes key, which may be absent.
+func NewDelete(key []byte) Operation {
+	return Operation{Op: &Operation_Delete{Delete: &Delete{Key: key}}}
+}
+
+// NewCompareAndPut writes value at key if the key's value is expected; an empty expected means that the key is absent.
+func NewCompareAndPut(key, expected, value []byte) Operation {
+	return Operation{Op: &Operation_CompareAndPut{CompareAndPut: &CompareAndPut{Key: key, Expected: expected, Value: value}}}
+}
+
+// NewRead returns the value at key in the transaction's result.
+func NewRead(key []byte) Operation {
+	return Operation{Op: &Operation_Read{Read: &Read{Key: key}}}
+}
+
+// NewGrant lets grantee (empty: everyone) write under prefix, quota bytes in all (0: no limit).
+func NewGrant(grantee, prefix []byte, quota uint64) Operation {
+	return Operation{Op: &Operation_Grant{Grant: &Grant{Grantee: grantee, Prefix: prefix, Quota: quota}}}
+}
+
+// NewRevoke takes back the grant of this very pair.
+func NewRevoke(grantee, prefix []byte) Operation {
+	return Operation{Op: &Operation_Revoke{Revoke: &Revoke{Grantee: grantee, Prefix: prefix}}}
+}
+
+// NewSetValidator gives an ed25519 validator its voting power; 0 removes it.
+func NewSetValidator(publicKey []byte, power uint64) Operation {
+	return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: publicKey, Power: power}}}
+}
+
+// NewSetAdmin makes account an admin, or takes that back.
+func NewSetAdmin(account []byte, remove bool) Operation {
+	return Operation{Op: &Operation_SetAdmin{SetAdmin: &SetAdmin{Account: account, Remove: remove}}}
+}
