@@ -20,6 +20,8 @@ type Meta struct {
 	AppHash    []byte // of that state
 	ChunkBytes uint64 // chunk limit of the tree
 	ChainID    string
+	// Restored: a restore brought this state and no block was written on it since. Set by Restore.Commit, cleared by Write.
+	Restored bool
 }
 
 var (
@@ -43,10 +45,13 @@ func (m Meta) validate() error {
 
 // encode returns
 //
-//	version:u8 ‖ height:u64be ‖ chunk limit:u64be ‖ len:u8 ‖ app hash ‖ len:u8 ‖ chain id ‖ CRC-32C of all before:u32be
+//	version:u8 ‖ restored:u8 (0 or 1) ‖ height:u64be ‖ chunk limit:u64be ‖ len:u8 ‖ app hash ‖ len:u8 ‖ chain id ‖ CRC-32C of all before:u32be
 func (m Meta) encode() []byte {
-	b := make([]byte, 0, 1+8+8+1+len(m.AppHash)+1+len(m.ChainID)+4)
-	b = append(b, FormatVersion)
+	b := make([]byte, 0, 1+1+8+8+1+len(m.AppHash)+1+len(m.ChainID)+4)
+	b = append(b, FormatVersion, 0)
+	if m.Restored {
+		b[1] = 1
+	}
 	b = binary.BigEndian.AppendUint64(b, uint64(m.Height))
 	b = binary.BigEndian.AppendUint64(b, m.ChunkBytes)
 	b = append(b, byte(len(m.AppHash)))
@@ -70,9 +75,13 @@ func decodeMeta(b []byte) (Meta, error) {
 		return Meta{}, fmt.Errorf("%w %d, this program knows %d", errMetaVersion, body[0], FormatVersion)
 	}
 	body = body[1:]
-	if len(body) < 8+8 {
+	if len(body) < 1+8+8 {
 		return Meta{}, fmt.Errorf("%w: too short", errMetaForm)
 	}
+	if body[0] > 1 {
+		return Meta{}, fmt.Errorf("%w: flag %d", errMetaForm, body[0])
+	}
+	restored, body := body[0] == 1, body[1:]
 	height, chunkBytes := binary.BigEndian.Uint64(body), binary.BigEndian.Uint64(body[8:])
 	if height > math.MaxInt64 {
 		return Meta{}, fmt.Errorf("%w: height %d", errMetaForm, height)
@@ -85,7 +94,7 @@ func decodeMeta(b []byte) (Meta, error) {
 	if !ok || len(body) != 0 {
 		return Meta{}, fmt.Errorf("%w: chain id", errMetaForm)
 	}
-	m := Meta{Height: int64(height), AppHash: append([]byte(nil), appHash...), ChunkBytes: chunkBytes, ChainID: string(chainID)}
+	m := Meta{Height: int64(height), AppHash: append([]byte(nil), appHash...), ChunkBytes: chunkBytes, ChainID: string(chainID), Restored: restored}
 	if err := m.validate(); err != nil {
 		return Meta{}, fmt.Errorf("%w: %w", errMetaForm, err)
 	}

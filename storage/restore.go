@@ -70,6 +70,7 @@ func (r *Restore) Commit(m Meta) error {
 	}
 	batch := r.s.db.NewBatch()
 	defer batch.Close()
+	m.Restored = true
 	if err := r.s.commitMeta(batch, m); err != nil {
 		return err
 	}

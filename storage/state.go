@@ -74,11 +74,17 @@ type State struct {
 // Open opens the state zone in dir, which it creates if need be. What a killed restore left behind is removed.
 func Open(dir string, opts Options) (*State, error) {
 	opts = opts.withDefaults()
+	logger := pebbleLogger{dir: dir, log: opts.Logger, fatal: opts.Fatal}
 	db, err := pebble.Open(dir, &pebble.Options{
 		FS:                 lockFS{opts.FS},
 		FormatMajorVersion: pebbleFormat,
-		Logger:             pebbleLogger{dir: dir, log: opts.Logger, fatal: opts.Fatal},
-		MemTableSize:       opts.memTableBytes,
+		Logger:             logger,
+		// Pebble's own listener ends the process. Damage that a reader meets comes back as an error, with the way out.
+		EventListener: &pebble.EventListener{
+			BackgroundError: func(err error) { logger.Errorf("background work: %v", err) },
+			DataCorruption:  func(info pebble.DataCorruptionInfo) { logger.Errorf("%v", info) },
+		},
+		MemTableSize: opts.memTableBytes,
 	})
 	switch {
 	case errors.Is(err, ErrLocked):
@@ -191,6 +197,7 @@ func (s *State) Write(b Batch) error {
 			return fmt.Errorf("state folder %s: write: %w", s.dir, err)
 		}
 	}
+	b.Meta.Restored = false
 	return s.commitMeta(batch, b.Meta)
 }
 

@@ -174,8 +174,9 @@ func TestRestore(t *testing.T) {
 func restored() model {
 	m := emptyModel()
 	m.meta = testMeta(77)
-	value := string(make([]byte, 100<<10))
-	for i := range 100 {
+	m.meta.Restored = true
+	value := string(make([]byte, 50<<10))
+	for i := range 120 {
 		key := fmt.Sprintf("new %03d", i)
 		m.leaves[key] = value
 		m.heights[key] = uint8(i % 9)
