@@ -10,37 +10,42 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// ReadBudgetBytes is how many bytes of values the reads of one block may return together: results are stored by every node.
-const ReadBudgetBytes = 2 << 20
-
-// The kinds of events.
+// What the reads of one block may return together: results are stored by every node, and must fit a gRPC message of 4 MiB to the
+// CometBFT process. A result is longer than the read that asks for it, so their number counts too.
 const (
-	EventType      = "starling"
-	EventKey       = "key"  // attribute: the key in lower-case hex
-	EventKind      = "kind" // attribute: one of the kinds
-	KindPut        = "put"
-	KindDelete     = "delete"
-	KindGrant      = "grant"
-	KindRevoke     = "revoke"
-	KindValidator  = "validator"
-	KindAdmin      = "admin"
-	adminRemoval   = "remove the admin after naming another one"
-	notAdminReason = "account %x is no admin: only an admin may %s"
+	ReadBudgetBytes = 2 << 20 // of values
+	ReadBudget      = 1 << 15 // reads
+)
+
+// The events: one for each change of a key, none where a key is set to the value that it has.
+const (
+	EventType     = "starling"
+	EventKey      = "key"  // attribute: the key in lower-case hex
+	EventKind     = "kind" // attribute: one of the kinds
+	KindPut       = "put"
+	KindDelete    = "delete"
+	KindGrant     = "grant"
+	KindRevoke    = "revoke"
+	KindValidator = "validator"
+	KindAdmin     = "admin"
 )
 
 // executor runs the transactions of one block, one after another, on an overlay.
 type executor struct {
 	*overlay
 	params     *Params
-	reads      uint64      // bytes of values that transactions of this block have read, those that failed not counted
+	reads      reads       // of this block, those of transactions that failed not counted
 	validators *validators // counted when first needed
 }
 
+// reads counts against the budget of a block.
+type reads struct{ bytes, number uint64 }
+
 // outcome is what a transaction did.
 type outcome struct {
-	err    *tx.Error // nil: done
-	trace  bool      // it left a trace in the state: it was done, or it failed and used up its nonce
-	data   []byte
+	err    *tx.Error  // nil: done
+	trace  bool       // it left a trace in the state: it was done, or it failed and used up its nonce
+	result *tx.Result // of the operations; nil for text
 	events []abci.Event
 }
 
@@ -56,22 +61,19 @@ func (x *executor) run(t *tx.Tx) outcome {
 		return outcome{err: tx.Errorf(tx.CodeUnauthorized, "account %x holds no grant: ask an admin for one", body.Account)}
 	}
 	nonce := x.nonce(body.Account)
-	if err := checkNonce(body, nonce); err != nil {
+	if err := checkNonce(body.Account, body.Nonce, nonce); err != nil {
 		return outcome{err: err}
 	}
 	x.set(NonceKey(body.Account), encodeUint64(nonce+1))
 
-	mark, reads, counted := x.mark(), x.reads, x.validators.clone()
-	var (
-		result tx.Result
-		events []abci.Event
-	)
-	result.Results = make([]tx.OperationResult, 0, len(body.Operations))
+	mark, before, counted := x.mark(), x.reads, x.validators.clone()
+	result := &tx.Result{Results: make([]tx.OperationResult, 0, len(body.Operations))}
+	var events []abci.Event
 	for i := range body.Operations {
 		found, value, event, err := x.operation(body.Account, &body.Operations[i])
 		if err != nil {
 			x.undo(mark)
-			x.reads, x.validators = reads, counted
+			x.reads, x.validators = before, counted
 			return outcome{trace: true, err: tx.Errorf(err.Code, "operation %d: %s", i, err.Reason)}
 		}
 		result.Results = append(result.Results, tx.OperationResult{Found: found, Value: value})
@@ -79,11 +81,7 @@ func (x *executor) run(t *tx.Tx) outcome {
 			events = append(events, *event)
 		}
 	}
-	data, err := result.Marshal()
-	if err != nil {
-		panic(err) // it writes into memory of the size that it computed
-	}
-	return outcome{trace: true, data: data, events: events}
+	return outcome{trace: true, result: result, events: events}
 }
 
 func (x *executor) runText(t *tx.Text) outcome {
@@ -106,12 +104,12 @@ func (o *overlay) nonce(account []byte) uint64 { return decodeUint64(o.get(Nonce
 
 func (o *overlay) isAdmin(account []byte) bool { return o.get(AdminKey(account)) != nil }
 
-func checkNonce(body *tx.Body, next uint64) *tx.Error {
-	if body.Nonce != next {
-		return tx.Errorf(tx.CodeBadNonce, "account %x: the transaction has nonce %d, its next is %d", body.Account, body.Nonce, next)
+func checkNonce(account []byte, nonce, next uint64) *tx.Error {
+	if nonce != next {
+		return tx.Errorf(tx.CodeBadNonce, "account %x: the transaction has nonce %d, its next is %d", account, nonce, next)
 	}
 	if next == math.MaxUint64 {
-		return tx.Errorf(tx.CodeBadNonce, "account %x has used up its nonces", body.Account)
+		return tx.Errorf(tx.CodeBadNonce, "account %x has used up its nonces", account)
 	}
 	return nil
 }
@@ -208,17 +206,21 @@ func (x *executor) compareAndPut(account []byte, op *tx.CompareAndPut) (bool, *a
 
 func (x *executor) read(key []byte) ([]byte, *tx.Error) {
 	value := x.get(key)
-	if x.reads+uint64(len(value)) > ReadBudgetBytes {
+	after := reads{x.reads.bytes + uint64(len(value)), x.reads.number + 1}
+	switch {
+	case after.bytes > ReadBudgetBytes:
 		return nil, tx.Errorf(tx.CodeReadBudget, "the reads of one block return %d bytes at most: read less at once, or by a query", ReadBudgetBytes)
+	case after.number > ReadBudget:
+		return nil, tx.Errorf(tx.CodeReadBudget, "there are %d reads in a block at most: read less at once, or by a query", ReadBudget)
 	}
-	x.reads += uint64(len(value))
+	x.reads = after
 	return value, nil
 }
 
 // grant gives or (KindRevoke) takes back a grant.
 func (x *executor) grant(account, grantee, prefix []byte, quota uint64, kind string) (bool, *abci.Event, *tx.Error) {
 	if !x.isAdmin(account) {
-		return false, nil, tx.Errorf(tx.CodeNotAdmin, notAdminReason, account, kind)
+		return false, nil, notAdmin(account, "give or take back grants")
 	}
 	old, changed := x.setGrant(grantee, prefix, quota, kind == KindRevoke)
 	if !changed {
@@ -227,16 +229,20 @@ func (x *executor) grant(account, grantee, prefix []byte, quota uint64, kind str
 	return old != nil, newEvent(GrantKey(grantee, prefix), kind), nil
 }
 
+func notAdmin(account []byte, what string) *tx.Error {
+	return tx.Errorf(tx.CodeNotAdmin, "account %x is no admin: only an admin may %s", account, what)
+}
+
 func (x *executor) setAdmin(account []byte, op *tx.SetAdmin) (bool, *abci.Event, *tx.Error) {
 	if !x.isAdmin(account) {
-		return false, nil, tx.Errorf(tx.CodeNotAdmin, notAdminReason, account, "change admins")
+		return false, nil, notAdmin(account, "change admins")
 	}
 	found := x.isAdmin(op.Account)
 	if !op.Remove {
 		return found, x.write(AdminKey(op.Account), adminValue, KindAdmin), nil
 	}
 	if found && x.lastAdmin() {
-		return false, nil, tx.Errorf(tx.CodeInvalidChange, "account %x is the last admin: "+adminRemoval, op.Account)
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "account %x is the last admin: name another one first", op.Account)
 	}
 	return found, x.write(AdminKey(op.Account), nil, KindAdmin), nil
 }

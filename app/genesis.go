@@ -21,16 +21,32 @@ type Genesis struct {
 	ChunkBytes       uint64         `json:"chunk_bytes,omitempty"`       // B, 1 to 15,000,000; default 1 MiB
 	SnapshotInterval int64          `json:"snapshot_interval,omitempty"` // 1 or more; default DefaultSnapshotInterval
 	Open             bool           `json:"open"`                        // text transactions are accepted
-	Admins           []string       `json:"admins"`                      // ed25519 public keys, hex or base64
-	Grants           []GenesisGrant `json:"grants"`
+	Admins           []string       `json:"admins,omitempty"`            // ed25519 public keys, hex or base64
+	Grants           []GenesisGrant `json:"grants,omitempty"`
 }
 
 // GenesisGrant lets Grantee write under a prefix, given as text or in hex.
 type GenesisGrant struct {
 	Grantee   string `json:"grantee"` // ed25519 public key, hex or base64, or "*": everyone
-	Prefix    string `json:"prefix,omitempty"`
-	PrefixHex string `json:"prefix_hex,omitempty"`
-	Quota     uint64 `json:"quota,omitempty"` // in bytes of leaf records; 0: none
+	Prefix    string `json:"prefix"`
+	PrefixHex string `json:"prefix_hex"`
+	Quota     uint64 `json:"quota"` // in bytes of leaf records; 0: none
+}
+
+// MarshalJSON writes one of the two prefixes, also where it is empty.
+func (g GenesisGrant) MarshalJSON() ([]byte, error) {
+	if g.PrefixHex != "" {
+		return json.Marshal(struct {
+			Grantee   string `json:"grantee"`
+			PrefixHex string `json:"prefix_hex"`
+			Quota     uint64 `json:"quota,omitempty"`
+		}{g.Grantee, g.PrefixHex, g.Quota})
+	}
+	return json.Marshal(struct {
+		Grantee string `json:"grantee"`
+		Prefix  string `json:"prefix"`
+		Quota   uint64 `json:"quota,omitempty"`
+	}{g.Grantee, g.Prefix, g.Quota})
 }
 
 // Everyone is the grantee of a grant to all accounts.

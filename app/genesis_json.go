@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // A strict reading of JSON objects: encoding/json takes the last of two equal fields, and matches names in any case, which is
@@ -64,6 +65,10 @@ func into[T bool | string](to *T, want string) fieldParser {
 		if err := json.Unmarshal(raw, to); err != nil || kindOf(raw) == "null" {
 			return fmt.Errorf("%s must be %s, it is %s", path, want, kindOf(raw))
 		}
+		// encoding/json puts U+FFFD for what is no Unicode (a lone surrogate); other decoders do otherwise.
+		if text, ok := any(*to).(string); ok && strings.ContainsRune(text, utf8.RuneError) {
+			return fmt.Errorf("%s is not proper Unicode: write it in hex, if there is such a field", path)
+		}
 		return nil
 	}
 }
@@ -81,7 +86,7 @@ func intoNumber[T int64 | uint64](to *T) fieldParser {
 func intoList(add fieldParser) fieldParser {
 	return func(raw json.RawMessage, path string) error {
 		var elements []json.RawMessage
-		if err := json.Unmarshal(raw, &elements); err != nil {
+		if err := json.Unmarshal(raw, &elements); err != nil { // null is an empty list, as encoding/json writes one
 			return fmt.Errorf("%s must be a list, it is %s", path, kindOf(raw))
 		}
 		for i, element := range elements {

@@ -10,7 +10,8 @@ import (
 
 // overlay is the state of a block in the making: what changed so far, in key order, over a committed version.
 //
-//	get, floor ─► entries (btree) ─► base
+//	get ────────► entries (btree) ─► base
+//	floor ──────► added, and base without what entries delete
 //	set ────────► entries, and the value before into the journal
 //	undo(mark) ─► the journal backwards
 //
@@ -18,8 +19,10 @@ import (
 type overlay struct {
 	base    *avlstar.Version
 	entries *btree.BTreeG[*overlayEntry]
+	added   *btree.BTreeG[*overlayEntry] // the entries that are there and were not in base
 	journal []undoRecord
 	quotas  usages
+	revived uint64 // how often a key of base was deleted and came back: it ends what entries know about gaps
 }
 
 // overlayEntry is a key that was written in this block. It may be back at the value it had before.
@@ -27,6 +30,10 @@ type overlayEntry struct {
 	key    []byte
 	value  []byte
 	before []byte // in base
+
+	// gap, of a deleted key of base, is the greatest key of base below it that is not deleted (nil: none), as of the revived of gapAt.
+	gap   []byte
+	gapAt uint64 // 0: not known
 }
 
 type undoRecord struct {
@@ -36,7 +43,7 @@ type undoRecord struct {
 
 func newOverlay(base *avlstar.Version) *overlay {
 	less := func(a, b *overlayEntry) bool { return bytes.Compare(a.key, b.key) < 0 }
-	return &overlay{base: base, entries: btree.NewG(32, less), quotas: newUsages()}
+	return &overlay{base: base, entries: btree.NewG(32, less), added: btree.NewG(32, less), quotas: newUsages(), revived: 1}
 }
 
 func (o *overlay) get(key []byte) []byte {
@@ -63,6 +70,15 @@ func (o *overlay) set(key, value []byte) (old []byte) {
 
 func (o *overlay) put(e *overlayEntry, value []byte) {
 	o.quotas.moved(e.key, recordBytes(e.key, e.value), recordBytes(e.key, value))
+	switch was, is := e.value != nil, value != nil; {
+	case was == is:
+	case e.before == nil && is:
+		o.added.ReplaceOrInsert(e)
+	case e.before == nil:
+		o.added.Delete(e)
+	case is:
+		o.revived++
+	}
 	e.value = value
 }
 
@@ -85,24 +101,48 @@ func (o *overlay) keep(mark int) {
 
 // floor returns the greatest key ≤ key that is there, nil if there is none.
 func (o *overlay) floor(key []byte) (k, value []byte) {
-	for key != nil {
-		var e *overlayEntry
-		o.entries.DescendLessOrEqual(&overlayEntry{key: key}, func(found *overlayEntry) bool {
-			e = found
-			return false
-		})
-		baseKey, baseValue, inBase := o.base.Floor(key)
-		switch {
-		case e == nil && !inBase:
-			return nil, nil
-		case e == nil || inBase && bytes.Compare(e.key, baseKey) < 0: // were baseKey in entries, e would be it
-			return baseKey, baseValue
-		case e.value != nil:
-			return e.key, e.value
-		}
-		key = predecessor(e.key) // deleted: look below
+	if key == nil {
+		return nil, nil
 	}
-	return nil, nil
+	k = o.baseFloor(key)
+	o.added.DescendLessOrEqual(&overlayEntry{key: key}, func(e *overlayEntry) bool {
+		if bytes.Compare(e.key, k) > 0 {
+			k = e.key
+		}
+		return false
+	})
+	if k == nil {
+		return nil, nil
+	}
+	return k, o.get(k)
+}
+
+// baseFloor returns the greatest key ≤ key of base that is not deleted, nil if there is none. What it finds beyond a run of deleted
+// keys is remembered in all of them, so that a block that deletes many records makes no lookup after it walk over all of them.
+func (o *overlay) baseFloor(key []byte) []byte {
+	var run []*overlayEntry
+	for key != nil {
+		k, _, ok := o.base.Floor(key)
+		if !ok {
+			key = nil
+			break
+		}
+		e, written := o.entries.Get(&overlayEntry{key: k})
+		if !written || e.value != nil {
+			key = k
+			break
+		}
+		run = append(run, e)
+		if e.gapAt == o.revived {
+			key = e.gap // there, or deleted since
+		} else {
+			key = predecessor(k)
+		}
+	}
+	for _, e := range run {
+		e.gap, e.gapAt = key, o.revived
+	}
+	return key
 }
 
 // predecessor returns the greatest possible key below key, nil if there is none.

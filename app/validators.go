@@ -1,6 +1,7 @@
 package app
 
 import (
+	"errors"
 	"fmt"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -70,7 +71,7 @@ func (v *validators) replace(old, new uint64) {
 
 func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abci.Event, *tx.Error) {
 	if !x.isAdmin(account) {
-		return false, nil, tx.Errorf(tx.CodeNotAdmin, notAdminReason, account, "change validators")
+		return false, nil, notAdmin(account, "change validators")
 	}
 	key := ValidatorKey(op.PublicKey)
 	old := decodeUint64(x.get(key))
@@ -107,11 +108,11 @@ func (o *overlay) validatorUpdates() []abci.ValidatorUpdate {
 	return updates
 }
 
-// genesisValidators checks the validators of InitChain and returns the changes that record them.
+// genesisValidators checks the validators of InitChain and records them.
 func genesisValidators(o *overlay, updates []abci.ValidatorUpdate, most uint32) error {
 	var sum uint64
 	if len(updates) == 0 {
-		return fmt.Errorf("genesis: no validators: add one to \"validators\"")
+		return errors.New("genesis: no validators: add one to \"validators\"")
 	}
 	if len(updates) > int(most) {
 		return fmt.Errorf("genesis: %d validators, but consensus_params.block.max_bytes leaves room for the signatures of %d: raise it",
@@ -137,6 +138,9 @@ func genesisValidators(o *overlay, updates []abci.ValidatorUpdate, most uint32) 
 
 // maxValidators checks the consensus parameters and returns how many validators they leave room for.
 func maxValidators(p *cmtproto.ConsensusParams) (uint32, error) {
+	if p == nil || p.Block == nil || p.Evidence == nil || p.Validator == nil {
+		return 0, errors.New("InitChain came without consensus parameters: CometBFT sends those of the genesis file")
+	}
 	params := cmttypes.DefaultConsensusParams().Update(p)
 	if err := params.ValidateBasic(); err != nil {
 		return 0, fmt.Errorf("genesis: consensus_params: %w", err)

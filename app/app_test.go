@@ -1,0 +1,318 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+const aliceOwnsA = `{"chunk_bytes": 300, "admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": "a"}]}`
+
+func commitBlock(a *App) error {
+	_, err := a.Commit(ctx, &abci.RequestCommit{})
+	return err
+}
+
+// Before InitChain and after nonsense every call answers, none panics.
+func TestBeforeGenesis(t *testing.T) {
+	a := newTestApp(t, &memoryStore{})
+	_, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: 1})
+	require.ErrorIs(t, err, errNoGenesis)
+	_, err = a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: [][]byte{nil}})
+	require.ErrorIs(t, err, errNoGenesis)
+	_, err = a.ProcessProposal(ctx, &abci.RequestProcessProposal{Txs: [][]byte{nil}})
+	require.ErrorIs(t, err, errNoGenesis)
+	require.ErrorContains(t, commitBlock(a), "commit without a finalized block")
+	checked, err := a.CheckTx(ctx, &abci.RequestCheckTx{Tx: []byte("a=b")})
+	require.NoError(t, err)
+	require.Equal(t, uint32(tx.CodeUnknownHeight), checked.Code)
+	for _, path := range []string{PathKey, PathRange, PathNonce} {
+		res, err := a.Query(ctx, &abci.RequestQuery{Path: path, Data: account("alice"), Prove: path == PathKey})
+		require.NoError(t, err)
+		require.NotZero(t, res.Code)
+	}
+	info, err := a.Info(ctx, &abci.RequestInfo{})
+	require.NoError(t, err)
+	require.Equal(t, &abci.ResponseInfo{Data: "starling", AppVersion: 1}, info)
+	for _, req := range []*abci.RequestInitChain{{}, {ChainId: testChain, AppStateBytes: []byte(`{}`)}} {
+		_, err = a.InitChain(ctx, req)
+		require.Error(t, err)
+	}
+}
+
+// CometBFT calls InitChain again until the first block is committed; afterwards its data and ours do not belong together.
+func TestInitChainAgain(t *testing.T) {
+	a := newTestApp(t, &memoryStore{})
+	first, err := a.InitChain(ctx, initRequest(aliceOwnsA))
+	require.NoError(t, err)
+	finalize(t, a, sign(t, "alice", 0, put("a", "1")))
+	second, err := a.InitChain(ctx, initRequest(aliceOwnsA))
+	require.NoError(t, err)
+	require.Equal(t, first, second)
+	require.ErrorContains(t, commitBlock(a), "commit without a finalized block")
+	runBlock(t, a)
+	_, err = a.InitChain(ctx, initRequest(aliceOwnsA))
+	require.ErrorContains(t, err, "there is a state at height 1")
+}
+
+// Until Commit a block may be executed again, or another in its place, and nobody sees anything of it.
+func TestFinalizeBlockAgain(t *testing.T) {
+	a := startChain(t, &memoryStore{}, aliceOwnsA)
+	runBlock(t, a, sign(t, "alice", 0, put("a", "1")))
+	before, err := a.Info(ctx, &abci.RequestInfo{})
+	require.NoError(t, err)
+
+	block := [][]byte{sign(t, "alice", 1, put("a", "2")), sign(t, "alice", 2, del("a")), sign(t, "root", 0, grantOp(nil, "b", 5))}
+	first := finalize(t, a, block...)
+	finalize(t, a, sign(t, "alice", 1, put("a", "other round")))
+	require.Equal(t, first, finalize(t, a, block...))
+
+	after, err := a.Info(ctx, &abci.RequestInfo{})
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	for _, path := range []string{PathKey, ""} { // the latter as CometBFT's kvstore is asked
+		res, err := a.Query(ctx, &abci.RequestQuery{Path: path, Data: []byte("a")})
+		require.NoError(t, err)
+		require.Equal(t, "1", string(res.Value))
+	}
+	checked, err := a.CheckTx(ctx, &abci.RequestCheckTx{Tx: block[0]})
+	require.NoError(t, err)
+	require.Zero(t, checked.Code)
+
+	require.NoError(t, commitBlock(a))
+	_, v := a.Latest()
+	require.False(t, v.Has([]byte("a")))
+	require.ErrorContains(t, commitBlock(a), "commit without a finalized block")
+}
+
+// A state that cannot be saved stops the node: nothing is shown, nothing goes on, and a restart executes the block again.
+func TestCommitFails(t *testing.T) {
+	store := &memoryStore{}
+	a := startChain(t, store, aliceOwnsA)
+	runBlock(t, a, sign(t, "alice", 0, put("a", "1")))
+	broken := errors.New("no space left on device")
+	store.mu.failCommits = broken
+	block := sign(t, "alice", 1, put("a", "2"))
+	want := finalize(t, a, block)
+	err := commitBlock(a)
+	require.ErrorIs(t, err, broken)
+	require.ErrorContains(t, err, "save the state of block 2")
+
+	store.mu.failCommits = nil
+	require.ErrorIs(t, commitBlock(a), broken)
+	_, err = a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: 2})
+	require.ErrorIs(t, err, broken)
+	height, v := a.Latest()
+	require.Equal(t, int64(1), height)
+	value, _ := v.Get([]byte("a"))
+	require.Equal(t, "1", string(value))
+
+	a = newTestApp(t, store)
+	require.Equal(t, want, runBlock(t, a, block))
+}
+
+func TestNewRefuses(t *testing.T) {
+	_, err := New(Options{})
+	require.ErrorContains(t, err, "no store")
+
+	store := &memoryStore{}
+	runBlock(t, startChain(t, store, aliceOwnsA))
+	_, err = New(Options{Store: store, ChainID: "another"})
+	require.ErrorIs(t, err, ErrOtherChain)
+	require.ErrorContains(t, err, `it is of "test-chain", genesis says "another"`)
+
+	store.mu.leaves["z"] = nil // an empty value is no leaf
+	_, err = New(Options{Store: store})
+	require.ErrorContains(t, err, "load the state")
+
+	params := Params{ChainId: testChain, ChunkBytes: 300, AppVersion: 2}
+	for _, test := range []struct {
+		change func()
+		says   string
+	}{
+		{func() {}, "made by application version 2"},
+		{func() { params.AppVersion, params.ChunkBytes = 1, 301 }, "its parameters say chunk_bytes 301"},
+		{func() { params = Params{} }, "made by application version 0"},
+	} {
+		test.change()
+		value, err := params.Marshal()
+		require.NoError(t, err)
+		empty, err := avlstar.Empty(300)
+		require.NoError(t, err)
+		if len(value) == 0 {
+			value = []byte{0x28, 0} // an explicit zero
+		}
+		v, err := empty.Apply([]avlstar.Change{{Key: ParamsKey(), Value: value}})
+		require.NoError(t, err)
+		_, err = ReadParams(v)
+		require.ErrorContains(t, err, test.says)
+		require.ErrorContains(t, newTestApp(t, &memoryStore{}).Restored(3, v), test.says)
+	}
+	noParams := newBase(t, map[string]string{"a": "1"})
+	_, err = ReadParams(noParams)
+	require.ErrorIs(t, err, ErrNoState)
+	garbage := newBase(t, map[string]string{string(ParamsKey()): "\xff\xff"})
+	_, err = ReadParams(garbage)
+	require.ErrorIs(t, err, ErrNoState)
+}
+
+// A joiner that was handed a state goes on with the chain's next block and reaches the same hashes.
+func TestRestored(t *testing.T) {
+	validator := startChain(t, &memoryStore{}, aliceOwnsA)
+	runBlock(t, validator, sign(t, "alice", 0, put("a1", "1"), put("a2", "2")))
+	runBlock(t, validator, sign(t, "root", 0, validatorOp(account("v2"), 3)))
+	height, v := validator.Latest()
+
+	store := &memoryStore{}
+	require.NoError(t, store.Commit(height, v, nil, everything(v)))
+	joiner, err := New(Options{Store: &memoryStore{}, ChainID: "another"})
+	require.NoError(t, err)
+	require.ErrorIs(t, joiner.Restored(height, v), ErrOtherChain)
+	require.Error(t, joiner.Restored(0, v))
+	require.Error(t, joiner.Restored(1, nil))
+
+	joiner = newTestApp(t, &memoryStore{})
+	joiner.options.Store = store // what the restore wrote, after New saw an empty store
+	require.NoError(t, joiner.Restored(height, v))
+	require.ErrorContains(t, joiner.Restored(height, v), "there is a state already")
+	for i := range uint64(3) {
+		block := [][]byte{sign(t, "alice", i+1, put("a", fmt.Sprint(i)), read(string(ParamsKey()))), sign(t, "root", i+1, validatorOp(account("v2"), i))}
+		require.Equal(t, runBlock(t, validator, block...), runBlock(t, joiner, block...))
+	}
+}
+
+func TestSnapshotsAreTold(t *testing.T) {
+	store := &memoryStore{}
+	a := startChain(t, store, aliceOwnsA)
+	s := &fakeSnapshots{}
+	a.SetSnapshots(s)
+	runBlock(t, a)
+	runBlock(t, a)
+	require.Equal(t, []int64{1, 2}, s.mu.heights)
+
+	again := newTestApp(t, store)
+	s = &fakeSnapshots{}
+	again.SetSnapshots(s)
+	require.Equal(t, []int64{2}, s.mu.heights)
+	res, err := again.Query(ctx, &abci.RequestQuery{Path: PathSnapshots})
+	require.NoError(t, err)
+	require.JSONEq(t, `[{"height": 8, "format": 1, "chunks": 2, "hash": "ab"}]`, string(res.Value))
+}
+
+func TestWithoutSnapshots(t *testing.T) {
+	a := newTestApp(t, &memoryStore{})
+	list, err := a.ListSnapshots(ctx, &abci.RequestListSnapshots{})
+	require.NoError(t, err)
+	require.Empty(t, list.Snapshots)
+	offer, err := a.OfferSnapshot(ctx, &abci.RequestOfferSnapshot{})
+	require.NoError(t, err)
+	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer.Result)
+	chunk, err := a.LoadSnapshotChunk(ctx, &abci.RequestLoadSnapshotChunk{})
+	require.NoError(t, err)
+	require.Empty(t, chunk.Chunk)
+	apply, err := a.ApplySnapshotChunk(ctx, &abci.RequestApplySnapshotChunk{})
+	require.NoError(t, err)
+	require.Equal(t, abci.ResponseApplySnapshotChunk_ABORT, apply.Result)
+}
+
+func TestRetainHeight(t *testing.T) {
+	for _, test := range []struct{ height, retain, oldest, want int64 }{
+		{100, 0, 0, 0},   // all
+		{100, 0, 50, 0},  //
+		{9, 10, 0, 0},    // not so many yet
+		{10, 10, 0, 1},   //
+		{100, 10, 0, 91}, //
+		{100, 1, 0, 100}, // at most the durable height
+		{100, 10, 95, 91},
+		{100, 10, 40, 40}, // a snapshot outlives its blocks otherwise
+		{100, -1, 40, 0},
+	} {
+		require.Equal(t, test.want, retainHeight(test.height, test.retain, test.oldest), "%+v", test)
+	}
+	store := &memoryStore{}
+	a, err := New(Options{Store: store, RetainBlocks: 2})
+	require.NoError(t, err)
+	_, err = a.InitChain(ctx, initRequest(aliceOwnsA))
+	require.NoError(t, err)
+	a.SetSnapshots(&fakeSnapshots{oldest: 2})
+	var retained []int64
+	for range 5 {
+		finalize(t, a)
+		res, err := a.Commit(ctx, &abci.RequestCommit{})
+		require.NoError(t, err)
+		retained = append(retained, res.RetainHeight)
+	}
+	require.Equal(t, []int64{0, 1, 2, 2, 2}, retained)
+}
+
+// Decoded transactions are remembered within a budget, and only for their chain.
+func TestDecoderForgets(t *testing.T) {
+	var d decoder
+	raw := sign(t, "alice", 0, put("a", strings.Repeat("x", 1<<20)))
+	first, err := d.decode(raw, testChain)
+	require.Nil(t, err)
+	again, err := d.decode(raw, testChain)
+	require.Nil(t, err)
+	require.Same(t, first, again)
+	_, err = d.decode(raw, "other")
+	require.NotNil(t, err)
+	require.Equal(t, tx.CodeBadSignature, err.Code)
+	for i := range uint64(30) {
+		_, err := d.decode(sign(t, "alice", i, put("a", strings.Repeat("x", 1<<20))), testChain)
+		require.Nil(t, err)
+		require.LessOrEqual(t, d.mu.cost, maxDecoderCost)
+		require.LessOrEqual(t, len(d.mu.recent)+len(d.mu.older), 16)
+	}
+}
+
+// A block of 10,000 puts under a quota takes time in proportion: with a sum over all keys for each put it would be minutes.
+func TestManyPutsUnderAQuota(t *testing.T) {
+	a := startChain(t, &memoryStore{}, `{"admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": "a/", "quota": 200000}]}`)
+	operations := make([]tx.Operation, tx.MaxOperations)
+	for i := range operations {
+		operations[i] = put(fmt.Sprintf("a/%05d", i), "0123456789") // 20 bytes of leaf record
+	}
+	res := runBlock(t, a, sign(t, "alice", 0, operations...), sign(t, "alice", 1, put("a/", "x")), sign(t, "alice", 2, del("a/00000"), put("a/", "x")))
+	require.Equal(t, []tx.Code{tx.CodeOK, tx.CodeQuota, tx.CodeOK}, codes(res))
+}
+
+// Vote extensions and the application's own mempool are not used, but must not hurt.
+func TestUnusedCalls(t *testing.T) {
+	a := newTestApp(t, &memoryStore{})
+	_, err := a.ExtendVote(context.Background(), &abci.RequestExtendVote{})
+	require.NoError(t, err)
+	verified, err := a.VerifyVoteExtension(ctx, &abci.RequestVerifyVoteExtension{})
+	require.NoError(t, err)
+	require.True(t, verified.IsAccepted())
+}
+
+// However many validators max_validators lets in, CometBFT finds room for their signatures: it panics where there is none.
+func TestMaxValidatorsFitTheBlock(t *testing.T) {
+	perValidator := cmttypes.MaxCommitBytes(1) - cmttypes.MaxCommitBytes(0)
+	require.LessOrEqual(t, perValidator, int64(validatorBytes))
+	for _, test := range []struct {
+		blockBytes, evidenceBytes int64
+		want                      uint32
+	}{
+		{-1, 1 << 20, 10_000}, {cmttypes.MaxBlockSizeBytes, 0, 10_000}, {22020096, 1 << 20, 6148}, {4 << 20, 1 << 20, 905}, {70_000, 1000, 1},
+	} {
+		params := cmttypes.DefaultConsensusParams()
+		params.Block.MaxBytes, params.Evidence.MaxBytes = test.blockBytes, test.evidenceBytes
+		proto := params.ToProto()
+		n, err := maxValidators(&proto)
+		require.NoError(t, err)
+		require.Equal(t, test.want, n)
+		if test.blockBytes > 0 {
+			require.Positive(t, cmttypes.MaxDataBytes(test.blockBytes, test.evidenceBytes, int(n)))
+		}
+	}
+}

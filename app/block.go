@@ -1,0 +1,171 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// pending is a block that was executed and waits for its commit.
+type pending struct {
+	height    int64
+	version   *avlstar.Version
+	changes   []avlstar.Change
+	results   []*abci.ExecTxResult
+	rewritten map[[sha256.Size]byte]struct{}
+}
+
+var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain first")
+
+// FinalizeBlock executes a block on the committed state and computes the state after it, which Commit makes durable and visible.
+// Until then it may be called again, with this block or another. It depends on the committed state and the transactions alone.
+func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
+	a.block.Lock()
+	defer a.block.Unlock()
+	if a.block.failures != nil {
+		return nil, a.block.failures
+	}
+	if a.block.version == nil {
+		return nil, errNoGenesis
+	}
+	next := a.block.height + 1
+	if a.block.height == 0 {
+		next = a.block.initial
+	}
+	if req.Height != next {
+		return nil, fmt.Errorf("block %d does not follow the state, which waits for block %d", req.Height, next)
+	}
+
+	x := newExecutor(newOverlay(a.block.version), a.block.params)
+	done := &pending{height: req.Height, rewritten: make(map[[sha256.Size]byte]struct{})}
+	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(req.Txs))}
+	for i, t := range a.decoder.decodeAll(req.Txs, a.block.params.ChainId) {
+		if t.err != nil {
+			res.TxResults[i] = execResult(outcome{err: t.err})
+			continue
+		}
+		res.TxResults[i] = execResult(x.run(t.tx))
+		x.keep(0)
+		if t.tx.Text != nil {
+			done.rewritten[colonID(t.tx.Text)] = struct{}{}
+		}
+	}
+
+	var err error
+	done.changes = x.changes()
+	if done.version, err = a.block.version.Apply(done.changes); err != nil {
+		return nil, fmt.Errorf("block %d: %w", req.Height, err)
+	}
+	hash := done.version.AppHash()
+	res.AppHash = hash[:]
+	res.ValidatorUpdates = x.validatorUpdates()
+	done.results = res.TxResults
+	a.block.pending = done
+	return res, nil
+}
+
+func execResult(o outcome) *abci.ExecTxResult {
+	if o.err != nil {
+		return &abci.ExecTxResult{Code: uint32(o.err.Code), Codespace: tx.Codespace, Log: o.err.Reason}
+	}
+	res := &abci.ExecTxResult{Events: o.events}
+	if o.result != nil {
+		data, err := o.result.Marshal()
+		if err != nil {
+			panic(err) // it writes into memory of the size that it computed
+		}
+		res.Data = data
+	}
+	return res
+}
+
+// colonID is the hash of the form key:value of a text transaction. PrepareProposal writes key=value into the block, so CometBFT
+// does not find the other form in it and would keep that in its mempool and propose it for ever: recheck refuses it by this id.
+func colonID(t *tx.Text) [sha256.Size]byte {
+	return sha256.Sum256(bytes.Join([][]byte{t.Key, t.Value}, []byte(":")))
+}
+
+// Commit makes the finalized block durable, then visible. An error stops the node; the block is then executed again after a restart.
+func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit, error) {
+	height, v, err := a.commit()
+	if err != nil {
+		a.logger.Error("the state cannot be saved, the node must stop", "err", err)
+		return nil, err
+	}
+	var oldest int64
+	if s := a.snapshots.Load(); s != nil {
+		(*s).Committed(height, v)
+		oldest = (*s).OldestServed()
+	}
+	return &abci.ResponseCommit{RetainHeight: retainHeight(height, a.options.RetainBlocks, oldest)}, nil
+}
+
+func (a *App) commit() (int64, *avlstar.Version, error) {
+	a.block.Lock()
+	defer a.block.Unlock()
+	p := a.block.pending
+	switch {
+	case a.block.failures != nil:
+		return 0, nil, a.block.failures
+	case p == nil:
+		return 0, nil, errors.New("commit without a finalized block")
+	}
+	base, changes := a.block.version, p.changes
+	if a.block.height == 0 {
+		base, changes = nil, everything(p.version)
+	}
+	start := time.Now()
+	if err := a.options.Store.Commit(p.height, p.version, base, changes); err != nil {
+		a.block.failures = fmt.Errorf("save the state of block %d: %w (nothing is lost: once the cause is mended, start the node again)", p.height, err)
+		return 0, nil, a.block.failures
+	}
+	a.options.Metrics.CommitSeconds.Observe(time.Since(start).Seconds())
+	a.options.Metrics.executed(p.results)
+	a.block.height, a.block.version, a.block.pending = p.height, p.version, nil
+	a.publish(p.rewritten, !changeRights(p.changes))
+	return p.height, p.version, nil
+}
+
+// changeRights tells whether the changes, in ascending key order, touch who may do what.
+func changeRights(changes []avlstar.Change) bool {
+	for _, c := range changes {
+		if c.Key[0] != reserved {
+			return false
+		}
+		switch c.Key[1] {
+		case tagNonce, tagValidator: // give nobody a right
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+// everything lists a whole state as changes.
+func everything(v *avlstar.Version) []avlstar.Change {
+	changes := make([]avlstar.Change, 0, v.Len())
+	for key, value := range v.Ascend(nil, nil) {
+		changes = append(changes, avlstar.Change{Key: key, Value: value})
+	}
+	return changes
+}
+
+// retainHeight is the lowest block that CometBFT must keep; 0: all. A snapshot that is served needs the blocks from its height on.
+func retainHeight(height, retainBlocks, oldestServed int64) int64 {
+	if retainBlocks <= 0 || height < retainBlocks {
+		return 0
+	}
+	retain := height - retainBlocks + 1
+	if oldestServed > 0 {
+		retain = min(retain, oldestServed)
+	}
+	return retain
+}

@@ -1,0 +1,191 @@
+package app
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+const (
+	waitLimit = time.Minute
+	waitTick  = time.Millisecond
+)
+
+const fuzzGenesis = `{"chunk_bytes": 100, "open": true, "admins": ["@root"], "grants": [
+	{"grantee": "@alice", "prefix": "a", "quota": 60}, {"grantee": "@bob", "prefix": ""}]}`
+
+// fuzzSeeds are transactions of every kind.
+func fuzzSeeds(f *testing.F) [][]byte {
+	f.Helper()
+	return [][]byte{
+		[]byte("k=v"), []byte("a=v"), []byte("k:v"), {}, {0}, {0, 0x0a},
+		sign(f, "alice", 0, put("a", "1"), del("a"), cas("a", "", "2"), read("a"), read(string(ParamsKey()))),
+		sign(f, "alice", 1, put("a", "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")),
+		sign(f, "bob", 0, put("b", "1"), put("c", "1")),
+		sign(f, "root", 0, grantOp(nil, "c", 10), revokeOp(account("alice"), "a"), adminOp(account("bob"), false)),
+		sign(f, "root", 0, validatorOp(account("v2"), 5), validatorOp(account("v1"), 0)),
+		sign(f, "root", 0, adminOp(account("root"), true)),
+		signFor(f, "other", "alice", 0, put("a", "1")),
+	}
+}
+
+// frame packs transactions into the input of FuzzFinalizeBlock, unframe reads any bytes as such.
+func frame(txs ...[]byte) []byte {
+	var b []byte
+	for _, raw := range txs {
+		b = binary.BigEndian.AppendUint16(b, uint16(len(raw)))
+		b = append(b, raw...)
+	}
+	return b
+}
+
+func unframe(b []byte) (txs [][]byte) {
+	for len(b) >= 2 {
+		n := min(int(binary.BigEndian.Uint16(b)), len(b)-2)
+		txs = append(txs, b[2:2+n])
+		b = b[2+n:]
+	}
+	return txs
+}
+
+// Any transactions whatever: no panic, the same results twice, refusals change nothing, and CometBFT takes the validator updates.
+func FuzzFinalizeBlock(f *testing.F) {
+	seeds := fuzzSeeds(f)
+	for _, raw := range seeds {
+		f.Add(frame(raw))
+		f.Add(frame(seeds[6], raw, seeds[9]))
+	}
+	f.Add(frame(seeds...))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		txs := unframe(data)
+		a := startChain(t, &memoryStore{}, fuzzGenesis)
+		_, genesis := a.check.state()
+		require.NotNil(t, genesis)
+		before := a.block.version.AppHash()
+		res := finalize(t, a, txs...)
+		require.Equal(t, res, finalize(t, a, txs...))
+		require.Len(t, res.TxResults, len(txs))
+		traceless := true
+		for _, r := range res.TxResults {
+			switch tx.Code(r.Code) {
+			case tx.CodeMalformed, tx.CodeTooLarge, tx.CodeBadSignature, tx.CodeBadNonce, tx.CodeTextClosed, tx.CodeReserved:
+			default:
+				traceless = false
+			}
+		}
+		if traceless {
+			require.Equal(t, before[:], res.AppHash)
+		}
+		power := map[string]int64{string(account("v1")): 10}
+		for _, u := range res.ValidatorUpdates {
+			if u.Power == 0 {
+				require.Contains(t, power, string(u.PubKey.GetEd25519()))
+				delete(power, string(u.PubKey.GetEd25519()))
+			} else {
+				power[string(u.PubKey.GetEd25519())] = u.Power
+			}
+		}
+		require.NotEmpty(t, power)
+		require.NoError(t, commitBlock(a))
+
+		prepared, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: 1 << 20})
+		require.NoError(t, err)
+		accepted, err := a.ProcessProposal(ctx, &abci.RequestProcessProposal{Txs: prepared.Txs})
+		require.NoError(t, err)
+		require.True(t, accepted.IsAccepted(), "a validator rejects what another one proposed")
+	})
+}
+
+// Operations from any bytes, but properly signed: what a hostile account or admin can send. The results are the same on a node that
+// was restarted, and no power sum or set of admins becomes one that could not be changed again.
+func FuzzSignedOperations(f *testing.F) {
+	for _, operations := range [][]tx.Operation{
+		{put("a", "1"), del("a"), cas("a", "", "2"), read("a"), read(string(ParamsKey()))},
+		{grantOp(nil, "c", 10), revokeOp(account("alice"), "a"), grantOp(account("bob"), "", 1)},
+		{validatorOp(account("v2"), 1<<58-10), validatorOp(account("v2"), 1<<64-1), validatorOp(account("v1"), 0)},
+		{adminOp(account("bob"), false), adminOp(account("root"), true), adminOp(account("bob"), true)},
+	} {
+		body, err := (&tx.Body{Operations: operations}).Marshal()
+		require.NoError(f, err)
+		f.Add(body)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var body tx.Body
+		if body.Unmarshal(data) != nil {
+			return
+		}
+		var txs [][]byte
+		for _, name := range []string{"alice", "bob", "root", "carol"} {
+			txs = append(txs, forge(t, testChain, name, 0, body.Operations...))
+		}
+		store := &memoryStore{}
+		a, other := startChain(t, store, fuzzGenesis), startChain(t, &memoryStore{}, fuzzGenesis)
+		require.Equal(t, runBlock(t, other), runBlock(t, a))
+		require.Equal(t, runBlock(t, other, txs...), runBlock(t, newTestApp(t, store), txs...))
+		x := newExecutor(newOverlay(other.block.version), other.block.params)
+		require.True(t, x.anyUnder(record(tagAdmin)))
+		require.Positive(t, x.countValidators().count)
+		require.LessOrEqual(t, x.countValidators().power, uint64(MaxTotalPower))
+	})
+}
+
+// What CheckTx lets in leaves a trace when it comes into a block as the next transaction.
+func FuzzCheckTx(f *testing.F) {
+	for _, raw := range fuzzSeeds(f) {
+		f.Add(raw, false)
+		f.Add(raw, true)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte, recheck bool) {
+		a := startChain(t, &memoryStore{}, fuzzGenesis)
+		req := &abci.RequestCheckTx{Tx: raw}
+		if recheck {
+			req.Type = abci.CheckTxType_Recheck
+		}
+		res, err := a.CheckTx(ctx, req)
+		require.NoError(t, err)
+		prepared, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: [][]byte{raw}, MaxTxBytes: 1 << 30})
+		require.NoError(t, err)
+		if res.Code == 0 {
+			require.Len(t, prepared.Txs, 1)
+			require.True(t, bytes.Equal(prepared.Txs[0], raw) || raw[0] != reserved)
+		}
+	})
+}
+
+// Any query: no panic, and a refusal carries our codespace.
+func FuzzQuery(f *testing.F) {
+	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, ""} {
+		f.Add(path, []byte("a"), int64(0), true)
+		f.Add(path, account("alice"), int64(1), false)
+	}
+	request, err := (&RangeRequest{Start: []byte("a"), End: []byte("b"), Limit: 1}).Marshal()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(PathRange, request, int64(1), true)
+	a := startChain(f, &memoryStore{}, fuzzGenesis)
+	runBlock(f, a, sign(f, "alice", 0, put("a", "1"), put("aa", "2")))
+	f.Fuzz(func(t *testing.T, path string, data []byte, height int64, prove bool) {
+		res, err := a.Query(ctx, &abci.RequestQuery{Path: path, Data: data, Height: height, Prove: prove})
+		require.NoError(t, err)
+		if res.Code != 0 {
+			require.Equal(t, tx.Codespace, res.Codespace)
+			require.NotEmpty(t, res.Log)
+			return
+		}
+		if path == PathRange && prove && height <= 1 {
+			_, _, err := provedRange(a, data)
+			require.NoError(t, err)
+		}
+		if path == PathKey && prove {
+			_, _, err := provedKey(a, data, height)
+			require.NoError(t, err)
+		}
+	})
+}

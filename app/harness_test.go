@@ -1,0 +1,249 @@
+package app
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+const testChain = "test-chain"
+
+var ctx = context.Background()
+
+// key is the deterministic key of a named account or validator.
+func key(name string) ed25519.PrivKey { return ed25519.GenPrivKeyFromSecret([]byte(name)) }
+
+func account(name string) []byte { return key(name).PubKey().Bytes() }
+
+func hexOf(name string) string { return hex.EncodeToString(account(name)) }
+
+// sign makes a transaction of name.
+func sign(t testing.TB, name string, nonce uint64, operations ...tx.Operation) []byte {
+	return signFor(t, testChain, name, nonce, operations...)
+}
+
+func signFor(t testing.TB, chain, name string, nonce uint64, operations ...tx.Operation) []byte {
+	t.Helper()
+	raw, err := tx.Sign(key(name), chain, &tx.Body{Nonce: nonce, Operations: operations})
+	require.NoError(t, err)
+	return raw
+}
+
+// forge signs a body that tx.Sign may refuse.
+func forge(t testing.TB, chain, name string, nonce uint64, operations ...tx.Operation) []byte {
+	t.Helper()
+	body, err := (&tx.Body{Account: account(name), Nonce: nonce, Operations: operations}).Marshal()
+	require.NoError(t, err)
+	signature, err := key(name).Sign(tx.SignBytes(chain, body))
+	require.NoError(t, err)
+	signed, err := (&tx.SignedTx{Body: body, Signature: signature}).Marshal()
+	require.NoError(t, err)
+	return append([]byte{0}, signed...)
+}
+
+func put(key, value string) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_Put{Put: &tx.Put{Key: []byte(key), Value: []byte(value)}}}
+}
+
+func del(key string) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_Delete{Delete: &tx.Delete{Key: []byte(key)}}}
+}
+
+func cas(key, expected, value string) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_CompareAndPut{CompareAndPut: &tx.CompareAndPut{Key: []byte(key), Expected: []byte(expected), Value: []byte(value)}}}
+}
+
+func read(key string) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_Read{Read: &tx.Read{Key: []byte(key)}}}
+}
+
+func grantOp(grantee []byte, prefix string, quota uint64) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_Grant{Grant: &tx.Grant{Grantee: grantee, Prefix: []byte(prefix), Quota: quota}}}
+}
+
+func revokeOp(grantee []byte, prefix string) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_Revoke{Revoke: &tx.Revoke{Grantee: grantee, Prefix: []byte(prefix)}}}
+}
+
+func validatorOp(publicKey []byte, power uint64) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_SetValidator{SetValidator: &tx.SetValidator{PublicKey: publicKey, Power: power}}}
+}
+
+func adminOp(account []byte, remove bool) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_SetAdmin{SetAdmin: &tx.SetAdmin{Account: account, Remove: remove}}}
+}
+
+// initRequest is the InitChain of a chain with one validator, v1.
+func initRequest(appState string) *abci.RequestInitChain {
+	params := cmttypes.DefaultConsensusParams()
+	params.Block.MaxBytes = 4 << 20 // the default differs between releases of CometBFT
+	proto := params.ToProto()
+	return &abci.RequestInitChain{
+		ChainId:         testChain,
+		InitialHeight:   1,
+		ConsensusParams: &proto,
+		Validators:      []abci.ValidatorUpdate{abci.Ed25519ValidatorUpdate(account("v1"), 10)},
+		AppStateBytes:   []byte(withAccounts(appState)),
+	}
+}
+
+// withAccounts replaces "@name" by the account's key.
+func withAccounts(text string) string {
+	for {
+		i := strings.Index(text, `"@`)
+		if i < 0 {
+			return text
+		}
+		end := i + 2 + strings.IndexByte(text[i+2:], '"')
+		text = text[:i+1] + hexOf(text[i+2:end]) + text[end:]
+	}
+}
+
+func newTestApp(t testing.TB, store Store) *App {
+	t.Helper()
+	a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain})
+	require.NoError(t, err)
+	return a
+}
+
+// startChain is newTestApp with a genesis.
+func startChain(t testing.TB, store Store, appState string) *App {
+	t.Helper()
+	a := newTestApp(t, store)
+	_, err := a.InitChain(ctx, initRequest(appState))
+	require.NoError(t, err)
+	return a
+}
+
+// finalize executes a block at the next height without committing it.
+func finalize(t testing.TB, a *App, txs ...[]byte) *abci.ResponseFinalizeBlock {
+	t.Helper()
+	a.block.Lock()
+	next := a.block.height + 1
+	if a.block.height == 0 {
+		next = a.block.initial
+	}
+	a.block.Unlock()
+	res, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: next, Txs: txs})
+	require.NoError(t, err)
+	return res
+}
+
+func runBlock(t testing.TB, a *App, txs ...[]byte) *abci.ResponseFinalizeBlock {
+	t.Helper()
+	res := finalize(t, a, txs...)
+	_, err := a.Commit(ctx, &abci.RequestCommit{})
+	require.NoError(t, err)
+	_, v := a.Latest()
+	hash := v.AppHash()
+	require.Equal(t, hash[:], res.AppHash)
+	return res
+}
+
+func codes(res *abci.ResponseFinalizeBlock) []tx.Code {
+	var codes []tx.Code
+	for _, r := range res.TxResults {
+		codes = append(codes, tx.Code(r.Code))
+	}
+	return codes
+}
+
+// memoryStore is a Store that keeps what a disk would: leaves and the heights of inner nodes. It holds the application to the
+// contract, and fails when it is told to.
+type memoryStore struct {
+	mu struct {
+		sync.Mutex
+		height      int64
+		chunkBytes  uint64
+		leaves      map[string][]byte
+		heights     map[string]uint8
+		last        *avlstar.Version
+		failCommits error
+	}
+}
+
+func (s *memoryStore) Load() (int64, *avlstar.Version, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.height == 0 {
+		return 0, nil, nil
+	}
+	v, err := avlstar.FromLeaves(s.mu.chunkBytes, func(yield func(avlstar.Leaf, error) bool) {
+		for _, k := range slices.Sorted(maps.Keys(s.mu.leaves)) {
+			if !yield(avlstar.Leaf{Key: []byte(k), Value: s.mu.leaves[k], Height: s.mu.heights[k]}, nil) {
+				return
+			}
+		}
+	})
+	s.mu.last = v
+	return s.mu.height, v, err
+}
+
+func (s *memoryStore) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.failCommits != nil {
+		return s.mu.failCommits
+	}
+	if base != s.mu.last {
+		return errors.New("base is not what was committed last")
+	}
+	if s.mu.height != 0 && height != s.mu.height+1 {
+		return fmt.Errorf("height %d after %d", height, s.mu.height)
+	}
+	if s.mu.leaves == nil {
+		s.mu.leaves, s.mu.heights, s.mu.chunkBytes = map[string][]byte{}, map[string]uint8{}, v.ChunkBytes()
+	}
+	for i, c := range changes {
+		if i > 0 && string(changes[i-1].Key) >= string(c.Key) {
+			return errors.New("changes are not in order")
+		}
+		if c.Value == nil {
+			delete(s.mu.leaves, string(c.Key))
+			delete(s.mu.heights, string(c.Key))
+			continue
+		}
+		s.mu.leaves[string(c.Key)] = c.Value
+	}
+	for k, h := range v.NewInner(base) {
+		s.mu.heights[string(k)] = h
+	}
+	s.mu.height, s.mu.last = height, v
+	return nil
+}
+
+// fakeSnapshots notes what the application tells it.
+type fakeSnapshots struct {
+	abci.BaseApplication
+	mu struct {
+		sync.Mutex
+		heights []int64
+	}
+	oldest int64
+}
+
+func (f *fakeSnapshots) Committed(height int64, _ *avlstar.Version) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mu.heights = append(f.mu.heights, height)
+}
+
+func (f *fakeSnapshots) OldestServed() int64 { return f.oldest }
+
+func (f *fakeSnapshots) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
+	return &abci.ResponseListSnapshots{Snapshots: []*abci.Snapshot{{Height: 8, Format: 1, Chunks: 2, Hash: []byte{0xab}, Metadata: []byte("m")}}}, nil
+}

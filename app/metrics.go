@@ -1,0 +1,58 @@
+package app
+
+import (
+	"strconv"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// Metrics are what Prometheus sees of the application.
+type Metrics struct {
+	Height        prometheus.Gauge       // last committed block
+	Keys          prometheus.Gauge       // keys in the tree, bookkeeping included
+	Bytes         prometheus.Gauge       // bytes of all leaf records
+	Chunks        prometheus.Gauge       // chunks of the tree
+	CommitSeconds prometheus.Histogram   // until the state is durable
+	Transactions  *prometheus.CounterVec // executed in blocks, by code
+}
+
+// NewMetrics registers the application's metrics.
+func NewMetrics(registerer prometheus.Registerer) *Metrics {
+	m := NopMetrics()
+	registerer.MustRegister(m.Height, m.Keys, m.Bytes, m.Chunks, m.CommitSeconds, m.Transactions)
+	return m
+}
+
+// NopMetrics are metrics that nobody sees.
+func NopMetrics() *Metrics {
+	const namespace, subsystem = "starling", "app"
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help})
+	}
+	return &Metrics{
+		Height: gauge("height", "Height of the last committed block."),
+		Keys:   gauge("keys", "Keys in the tree, bookkeeping records included."),
+		Bytes:  gauge("bytes", "Bytes of all leaf records of the tree."),
+		Chunks: gauge("chunks", "Chunks of the tree."),
+		CommitSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: "commit_seconds",
+			Help: "Time to make a block's state durable.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}),
+		Transactions: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "transactions_total",
+			Help: "Transactions executed in blocks, by code (0: done)."}, []string{"code"}),
+	}
+}
+
+func (m *Metrics) committed(height int64, v *avlstar.Version) {
+	m.Height.Set(float64(height))
+	m.Keys.Set(float64(v.Len()))
+	m.Bytes.Set(float64(v.Root().Bytes))
+	m.Chunks.Set(float64(v.NumChunks()))
+}
+
+func (m *Metrics) executed(results []*abci.ExecTxResult) {
+	for _, r := range results {
+		m.Transactions.WithLabelValues(strconv.FormatUint(uint64(r.Code), 10)).Inc()
+	}
+}

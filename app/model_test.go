@@ -1,0 +1,397 @@
+package app
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// model is the application again, in the most simple-minded way: one map of all keys, copied for every transaction, every question
+// answered by looking at all of it. It knows nothing of trees, overlays or counters.
+type model struct {
+	state map[string]string
+	open  bool
+	reads int // in this block
+}
+
+func (m *model) u64(key []byte) uint64 {
+	if v, ok := m.state[string(key)]; ok {
+		return binary.BigEndian.Uint64([]byte(v))
+	}
+	return 0
+}
+
+func (m *model) setU64(key []byte, n uint64) {
+	m.state[string(key)] = string(binary.BigEndian.AppendUint64(nil, n))
+}
+
+func (m *model) has(key []byte) bool { _, ok := m.state[string(key)]; return ok }
+
+// longest returns the longest P ≤ key with a record head ‖ P.
+func (m *model) longest(head, key string) (string, bool) {
+	for n := len(key); n >= 0; n-- {
+		if m.has([]byte(head + key[:n])) {
+			return key[:n], true
+		}
+	}
+	return "", false
+}
+
+func (m *model) count(head string) (n int) {
+	for k := range m.state {
+		if strings.HasPrefix(k, head) {
+			n++
+		}
+	}
+	return n
+}
+
+// execute returns the code and the values that were read.
+func (m *model) execute(t *tx.Tx) (tx.Code, []string) {
+	if t.Text != nil {
+		if _, covered := m.longest("\x00c", string(t.Text.Key)); covered || !m.open {
+			return tx.CodeTextClosed, nil
+		}
+		m.state[string(t.Text.Key)] = string(t.Text.Value)
+		return 0, nil
+	}
+	b := t.Body
+	who := string(b.Account)
+	if !m.has([]byte("\x00a"+who)) && m.count("\x00g"+who) == 0 && m.count("\x00g"+string(make([]byte, 32))) == 0 {
+		return tx.CodeUnauthorized, nil
+	}
+	if m.u64([]byte("\x00n"+who)) != b.Nonce {
+		return tx.CodeBadNonce, nil
+	}
+	m.setU64([]byte("\x00n"+who), b.Nonce+1)
+	saved, savedReads := maps.Clone(m.state), m.reads
+	var values []string
+	for i := range b.Operations {
+		code, value := m.operation(who, &b.Operations[i])
+		if code != 0 {
+			m.state, m.reads = saved, savedReads
+			return code, nil
+		}
+		values = append(values, value)
+	}
+	return 0, values
+}
+
+func (m *model) mayWrite(who, key, value string) tx.Code {
+	own, hasOwn := m.longest("\x00g"+who, key)
+	all, hasAll := m.longest("\x00g"+string(make([]byte, 32)), key)
+	prefix, record := own, "\x00g"+who+own
+	if !hasOwn && !hasAll {
+		return tx.CodeUnauthorized
+	}
+	if !hasOwn || hasAll && len(all) > len(own) {
+		prefix, record = all, "\x00g"+string(make([]byte, 32))+all
+	}
+	size := func(state map[string]string) (n uint64) {
+		for k, v := range state {
+			if strings.HasPrefix(k, prefix) && k[0] != 0 {
+				n += avlstar.RecordBytes(len(k), len(v))
+			}
+		}
+		return n
+	}
+	after := maps.Clone(m.state)
+	if value == "" {
+		delete(after, key)
+	} else {
+		after[key] = value
+	}
+	quota := m.u64([]byte(record))
+	if s := size(after); quota != 0 && s > quota && s > size(m.state) {
+		return tx.CodeQuota
+	}
+	return 0
+}
+
+func (m *model) operation(who string, operation *tx.Operation) (tx.Code, string) {
+	admin := m.has([]byte("\x00a" + who))
+	switch op := operation.Op.(type) {
+	case *tx.Operation_Put:
+		if code := m.mayWrite(who, string(op.Put.Key), string(op.Put.Value)); code != 0 {
+			return code, ""
+		}
+		m.state[string(op.Put.Key)] = string(op.Put.Value)
+	case *tx.Operation_Delete:
+		if code := m.mayWrite(who, string(op.Delete.Key), ""); code != 0 {
+			return code, ""
+		}
+		delete(m.state, string(op.Delete.Key))
+	case *tx.Operation_CompareAndPut:
+		if code := m.mayWrite(who, string(op.CompareAndPut.Key), string(op.CompareAndPut.Value)); code != 0 {
+			return code, ""
+		}
+		if m.state[string(op.CompareAndPut.Key)] != string(op.CompareAndPut.Expected) {
+			return tx.CodeCompareFailed, ""
+		}
+		m.state[string(op.CompareAndPut.Key)] = string(op.CompareAndPut.Value)
+	case *tx.Operation_Read:
+		value := m.state[string(op.Read.Key)]
+		if m.reads += len(value); m.reads > ReadBudgetBytes {
+			return tx.CodeReadBudget, ""
+		}
+		return 0, value
+	case *tx.Operation_Grant:
+		if !admin {
+			return tx.CodeNotAdmin, ""
+		}
+		m.setU64(GrantKey(op.Grant.Grantee, op.Grant.Prefix), op.Grant.Quota)
+	case *tx.Operation_Revoke:
+		if !admin {
+			return tx.CodeNotAdmin, ""
+		}
+		delete(m.state, string(GrantKey(op.Revoke.Grantee, op.Revoke.Prefix)))
+	case *tx.Operation_SetValidator:
+		if !admin {
+			return tx.CodeNotAdmin, ""
+		}
+		k := "\x00v" + string(op.SetValidator.PublicKey)
+		if op.SetValidator.Power == 0 {
+			delete(m.state, k)
+		} else {
+			m.setU64([]byte(k), op.SetValidator.Power)
+		}
+		if m.count("\x00v") == 0 || op.SetValidator.Power > 1<<58 {
+			return tx.CodeInvalidChange, ""
+		}
+		sum := uint64(0)
+		for k := range m.state {
+			if strings.HasPrefix(k, "\x00v") {
+				sum += m.u64([]byte(k))
+			}
+		}
+		if sum > 1<<58 {
+			return tx.CodeInvalidChange, ""
+		}
+	case *tx.Operation_SetAdmin:
+		if !admin {
+			return tx.CodeNotAdmin, ""
+		}
+		k := "\x00a" + string(op.SetAdmin.Account)
+		if !op.SetAdmin.Remove {
+			m.state[k] = "\x01"
+		} else if delete(m.state, k); m.count("\x00a") == 0 {
+			return tx.CodeInvalidChange, ""
+		}
+	}
+	m.recount()
+	return 0, ""
+}
+
+// recount derives the 0x00 'c' records from the grants.
+func (m *model) recount() {
+	counts := map[string]uint64{}
+	for k := range m.state {
+		if strings.HasPrefix(k, "\x00c") {
+			delete(m.state, k)
+		}
+		if strings.HasPrefix(k, "\x00g") {
+			counts[k[34:]]++
+		}
+	}
+	for prefix, n := range counts {
+		m.setU64(CoverKey([]byte(prefix)), n)
+	}
+}
+
+// testSeed returns the seed of a random test: STARLING_SEED, else 1.
+func testSeed(t *testing.T) uint64 {
+	seed := uint64(1)
+	if s := os.Getenv("STARLING_SEED"); s != "" {
+		n, err := strconv.ParseUint(s, 10, 64)
+		require.NoError(t, err)
+		seed = n
+	}
+	t.Logf("repeat with STARLING_SEED=%d go test -run '^%s$' ./app", seed, t.Name())
+	return seed
+}
+
+// generator makes random transactions over few accounts, keys and prefixes, most of which could succeed.
+type generator struct {
+	*rand.Rand
+	t     *testing.T
+	names []string
+}
+
+func (g *generator) pick(from ...string) string { return from[g.IntN(len(from))] }
+
+func (g *generator) key() string {
+	return g.pick("a", "a", "ab", "abc", "b", "ba", "c") + g.pick("", "", "1", "2", "3", "\xff")
+}
+
+func (g *generator) value() string { return strings.Repeat(g.pick("x", "y"), 1+g.IntN(40)) }
+
+func (g *generator) grantee() []byte {
+	if g.IntN(4) == 0 {
+		return nil
+	}
+	return account(g.pick(g.names...))
+}
+
+func (g *generator) prefix() string { return g.pick("", "a", "ab", "abc", "b", "c", "a1", "\xff") }
+
+func (g *generator) operation(state map[string]string) tx.Operation {
+	switch g.IntN(24) {
+	case 0, 1:
+		return del(g.key())
+	case 2, 3:
+		k := g.key()
+		return cas(k, g.pick("", state[k], state[k], "x"), g.value())
+	case 4, 5:
+		return read(g.pick(g.key(), string(NonceKey(account(g.pick(g.names...)))), string(ParamsKey())))
+	case 6, 7:
+		return grantOp(g.grantee(), g.prefix(), uint64(g.IntN(2)*g.IntN(400)))
+	case 8:
+		return revokeOp(g.grantee(), g.prefix())
+	case 9, 10:
+		return validatorOp(account(g.pick("v1", "v2", "v3")), []uint64{0, 0, 1, 5, 1 << 58, 1<<58 - 5, 1<<64 - 1}[g.IntN(7)])
+	case 11:
+		return adminOp(account(g.pick(g.names...)), g.IntN(2) == 0)
+	default:
+		return put(g.key(), g.value())
+	}
+}
+
+// transaction makes one whose nonce is mostly the next one.
+func (g *generator) transaction(m *model, waiting map[string]uint64) []byte {
+	if g.IntN(8) == 0 {
+		return []byte(g.key() + g.pick("=", ":") + g.value())
+	}
+	name := g.pick("root", g.pick(g.names...))
+	nonce := m.u64(NonceKey(account(name))) + waiting[name]
+	switch g.IntN(12) {
+	case 0:
+		nonce += uint64(g.IntN(3))
+	default:
+		waiting[name]++
+	}
+	operations := make([]tx.Operation, 1+g.IntN(4))
+	for i := range operations {
+		operations[i] = g.operation(m.state)
+	}
+	raw := sign(g.t, name, nonce, operations...)
+	if g.IntN(30) == 0 {
+		raw[g.IntN(len(raw))] ^= 1 << g.IntN(8)
+	}
+	return raw
+}
+
+// Random blocks, against the model and CometBFT's validator set, on two instances: one executes the blocks that the other proposes,
+// and is restarted now and then.
+func TestAgainstModel(t *testing.T) {
+	g := &generator{Rand: rand.New(rand.NewPCG(testSeed(t), 7)), t: t, names: []string{"alice", "bob", "carol", "root"}}
+	const appState = `{"chunk_bytes": 150, "open": true, "admins": ["@root"], "grants": [
+		{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "ab", "quota": 100}, {"grantee": "*", "prefix": "c", "quota": 50}]}`
+	stores := []*memoryStore{{}, {}}
+	proposer, follower := startChain(t, stores[0], appState), startChain(t, stores[1], appState)
+	m := &model{state: map[string]string{}, open: true}
+	for k, v := range follower.block.version.Ascend(nil, nil) {
+		m.state[string(k)] = string(v)
+	}
+	validators := cmttypes.NewValidatorSet([]*cmttypes.Validator{cmttypes.NewValidator(key("v1").PubKey(), 10)})
+	seen := map[tx.Code]int{}
+	blocks := 150
+	if testing.Short() {
+		blocks = 30
+	}
+	for i := range blocks {
+		var txs [][]byte
+		waiting := map[string]uint64{}
+		for range g.IntN(30) {
+			txs = append(txs, g.transaction(m, waiting))
+		}
+		if g.IntN(2) == 0 { // what a proposer makes of them, else a block with everything in it
+			prepared, err := proposer.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: 1 << 20})
+			require.NoError(t, err)
+			txs = prepared.Txs
+			accepted, err := follower.ProcessProposal(ctx, &abci.RequestProcessProposal{Txs: txs})
+			require.NoError(t, err)
+			require.True(t, accepted.IsAccepted())
+		}
+		finalize(t, proposer, g.transaction(m, map[string]uint64{})) // a block of a round that came to nothing
+		res := runBlock(t, proposer, txs...)
+		if g.IntN(5) == 0 {
+			follower = newTestApp(t, stores[1])
+			if height, _ := follower.Latest(); height == 0 {
+				follower = startChain(t, stores[1], appState)
+			}
+		}
+		again := runBlock(t, follower, txs...)
+		require.Equal(t, res, again, "block %d", i)
+
+		m.reads = 0
+		for j, raw := range txs {
+			var (
+				code   tx.Code
+				values []string
+			)
+			if decoded, err := tx.Decode(raw, testChain); err != nil {
+				code = refusal(err).Code
+			} else {
+				code, values = m.execute(decoded)
+			}
+			r := res.TxResults[j]
+			seen[code]++
+			require.Equal(t, code, tx.Code(r.Code), "block %d, transaction %d: %s", i, j, r.Log)
+			var result tx.Result
+			require.NoError(t, result.Unmarshal(r.Data))
+			require.Len(t, result.Results, len(values))
+			for n, value := range values {
+				require.Equal(t, value, string(result.Results[n].Value))
+			}
+		}
+		checkState(t, proposer, m)
+		checkValidators(t, validators, res.ValidatorUpdates, m)
+	}
+	t.Log("codes:", seen)
+	for _, code := range []tx.Code{tx.CodeOK, tx.CodeUnauthorized, tx.CodeBadNonce, tx.CodeCompareFailed, tx.CodeQuota, tx.CodeTextClosed,
+		tx.CodeNotAdmin, tx.CodeInvalidChange} {
+		require.NotZero(t, seen[code], "the random blocks never met code %d", code)
+	}
+}
+
+func checkState(t *testing.T, a *App, m *model) {
+	t.Helper()
+	_, v := a.Latest()
+	require.Equal(t, len(m.state), int(v.Len()))
+	for k, value := range v.Ascend(nil, nil) {
+		if want, ok := m.state[string(k)]; !ok || want != string(value) {
+			require.Fail(t, "state differs", "key %q: %q, the model has %q (%t)", k, value, want, ok)
+		}
+	}
+}
+
+// checkValidators applies the updates as CometBFT does, which must not fail, and compares with the records.
+func checkValidators(t *testing.T, set *cmttypes.ValidatorSet, updates []abci.ValidatorUpdate, m *model) {
+	t.Helper()
+	require.True(t, slices.IsSortedFunc(updates, func(a, b abci.ValidatorUpdate) int {
+		return bytes.Compare(a.PubKey.GetEd25519(), b.PubKey.GetEd25519())
+	}))
+	changes, err := cmttypes.PB2TM.ValidatorUpdates(updates)
+	require.NoError(t, err)
+	if len(changes) > 0 {
+		require.NoError(t, set.UpdateWithChangeSet(changes))
+	}
+	require.Equal(t, m.count("\x00v"), set.Size())
+	for _, v := range set.Validators {
+		require.Equal(t, uint64(v.VotingPower), m.u64(ValidatorKey(v.PubKey.Bytes())), fmt.Sprint(v))
+	}
+}

@@ -1,0 +1,78 @@
+package app
+
+import (
+	"context"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// PrepareProposal tries the mempool's transactions in order and proposes those that leave a trace: what is refused outright would
+// only fill the block. Text goes into it as key=value, once. Reads beyond the block's budget wait for the next block.
+func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
+	a.block.Lock()
+	v, params := a.block.version, a.block.params
+	a.block.Unlock()
+	res := &abci.ResponsePrepareProposal{}
+	if v == nil {
+		return nil, errNoGenesis
+	}
+	x := newExecutor(newOverlay(v), params)
+	texts := make(map[string]struct{})
+	var size int64
+	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {
+		if t.err != nil {
+			continue
+		}
+		raw := req.Txs[i]
+		if t.tx.Text != nil {
+			raw = t.tx.Text.Bytes()
+			if _, twice := texts[string(raw)]; twice {
+				continue
+			}
+		}
+		added := cmttypes.ComputeProtoSizeForTxs([]cmttypes.Tx{raw})
+		if size+added > req.MaxTxBytes {
+			continue
+		}
+		if !x.propose(t.tx) {
+			continue
+		}
+		if t.tx.Text != nil {
+			texts[string(raw)] = struct{}{}
+		}
+		size += added
+		res.Txs = append(res.Txs, raw)
+	}
+	return res, nil
+}
+
+// propose runs the transaction and tells whether it belongs into the block; if not, it is undone.
+func (x *executor) propose(t *tx.Tx) bool {
+	mark, before := x.mark(), x.reads
+	done := x.run(t)
+	if done.trace && done.err != nil && done.err.Code == tx.CodeReadBudget && before != (reads{}) {
+		x.undo(mark)
+		return false
+	}
+	x.keep(mark)
+	return done.trace
+}
+
+// ProcessProposal rejects a block only for transactions that no honest proposer can have put there, whatever the state: those that do
+// not decode. The others are executed, or refused one by one, by FinalizeBlock.
+func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
+	_, params := a.check.state()
+	if params == nil {
+		return nil, errNoGenesis
+	}
+	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {
+		if t.err != nil {
+			a.logger.Info("rejected a proposal", "height", req.Height, "proposer", req.ProposerAddress, "tx", i, "err", t.err)
+			return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_REJECT}, nil //nolint:nilerr // a refusal is an answer
+		}
+	}
+	return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_ACCEPT}, nil
+}

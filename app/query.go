@@ -1,0 +1,209 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/proto/tendermint/crypto"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// The paths of queries (docs/spec/queries.md).
+const (
+	PathKey       = "/key"       // data: a key
+	PathRange     = "/range"     // data: a RangeRequest; value: a RangeResponse
+	PathNonce     = "/nonce"     // data: an account; value: u64be, the nonce of its next transaction
+	PathSnapshots = "/snapshots" // value: JSON, a list of SnapshotInfo
+)
+
+// Limits of an answer to PathRange: whichever is reached first. One entry always fits. With its proof an answer so stays below the
+// 4 MiB of a gRPC message.
+const (
+	MaxRangeEntries = 10_000
+	MaxRangeBytes   = 2 << 20 // of keys and values
+)
+
+// SnapshotInfo is one snapshot that the node offers.
+type SnapshotInfo struct {
+	Height uint64 `json:"height"`
+	Format uint32 `json:"format"`
+	Chunks uint32 `json:"chunks"`
+	Hash   string `json:"hash"` // AppHash, lower-case hex
+}
+
+// Query answers from a committed state, by default the last one.
+func (a *App) Query(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
+	var (
+		res *abci.ResponseQuery
+		err *tx.Error
+	)
+	switch req.Path {
+	case PathKey, "": // as CometBFT's kvstore is asked
+		res, err = a.queryKey(req)
+	case PathRange:
+		res, err = a.queryRange(req)
+	case PathNonce:
+		res, err = a.queryNonce(req)
+	case PathSnapshots:
+		res, err = a.querySnapshots(ctx)
+	default:
+		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s and %s", shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots)
+	}
+	if err != nil {
+		return &abci.ResponseQuery{Code: uint32(err.Code), Codespace: tx.Codespace, Log: err.Reason, Height: a.published.Load().height}, nil //nolint:nilerr // a refusal is an answer
+	}
+	return res, nil
+}
+
+// at finds the version after block height (0: the last one) among those kept.
+func (p *published) at(height int64) (committed, *tx.Error) {
+	if p.version == nil {
+		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "no block is committed yet: ask again later")
+	}
+	oldest, latest := p.recent[0].height, p.recent[len(p.recent)-1]
+	if height == 0 || height == latest.height {
+		return latest, nil
+	}
+	if height < oldest || height > latest.height { // recent has no gaps
+		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "height %d is not kept here: there are %d to %d ([state] keep_recent in app.toml)",
+			height, oldest, latest.height)
+	}
+	return p.recent[height-oldest], nil
+}
+
+func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
+	if len(req.Data) < 1 || len(req.Data) > avlstar.MaxKeyBytes {
+		return nil, tx.Errorf(tx.CodeBadRequest, "a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(req.Data))
+	}
+	at, refused := a.published.Load().at(req.Height)
+	if refused != nil {
+		return nil, refused
+	}
+	value, ok := at.version.Get(req.Data)
+	res := &abci.ResponseQuery{Key: req.Data, Value: value, Height: at.height, Log: "exists"}
+	if !ok {
+		res.Log = "does not exist"
+	}
+	if req.Prove {
+		proof, err := at.version.Prove(req.Data)
+		if err != nil {
+			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: %v", err)
+		}
+		res.ProofOps = proofOps(avlstar.OpState, req.Data, proof.State, proof.Map)
+	}
+	return res, nil
+}
+
+// proofOps lists the operators of a proof from the tree up to the AppHash.
+func proofOps(kind string, key, state, simpleMap []byte) *crypto.ProofOps {
+	ops := &crypto.ProofOps{}
+	if state != nil {
+		ops.Ops = append(ops.Ops, crypto.ProofOp{Type: kind, Key: key, Data: state})
+	}
+	ops.Ops = append(ops.Ops, crypto.ProofOp{Type: avlstar.OpMap, Key: []byte(avlstar.MapKey), Data: simpleMap})
+	return ops
+}
+
+func (a *App) queryRange(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
+	r, refused := decodeRange(req.Data)
+	if refused != nil {
+		return nil, refused
+	}
+	at, refused := a.published.Load().at(req.Height)
+	if refused != nil {
+		return nil, refused
+	}
+	answer := readRange(at.version, r)
+	res := &abci.ResponseQuery{Key: req.Data, Height: at.height}
+	if req.Prove {
+		limit := max(len(answer.Entries), 1) // the answer may be shorter than asked for: it is proved as it is
+		entries, next, proof, err := at.version.ProveRange(r.Start, r.End, limit)
+		if err != nil {
+			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: %v", err)
+		}
+		if len(entries) != len(answer.Entries) || string(next) != string(answer.Next) {
+			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: the proved range differs from the one read")
+		}
+		res.ProofOps = proofOps(avlstar.OpRange, r.Start, proof.Tree, proof.Map)
+	}
+	value, err := answer.Marshal()
+	if err != nil {
+		return nil, tx.Errorf(tx.CodeBadRequest, "encode the answer: %v", err)
+	}
+	res.Value = value
+	return res, nil
+}
+
+// decodeRange reads a RangeRequest; an open end is nil.
+func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
+	r := new(RangeRequest)
+	if err := r.Unmarshal(data); err != nil {
+		return nil, tx.Errorf(tx.CodeBadRequest, "the data is no RangeRequest: %v", err)
+	}
+	if len(r.Start) > avlstar.MaxKeyBytes || len(r.End) > avlstar.MaxKeyBytes {
+		return nil, tx.Errorf(tx.CodeBadRequest, "start and end have %d bytes at most", avlstar.MaxKeyBytes)
+	}
+	if len(r.Start) == 0 {
+		r.Start = nil
+	}
+	if len(r.End) == 0 {
+		r.End = nil
+	}
+	if r.End != nil && bytes.Compare(r.Start, r.End) >= 0 {
+		return nil, tx.Errorf(tx.CodeBadRequest, "start is not below end")
+	}
+	return r, nil
+}
+
+// readRange reads as much of the range as an answer holds.
+func readRange(v *avlstar.Version, r *RangeRequest) *RangeResponse {
+	limit := MaxRangeEntries
+	if r.Limit > 0 {
+		limit = int(min(r.Limit, MaxRangeEntries))
+	}
+	res, size := &RangeResponse{}, 0
+	for key, value := range v.Ascend(r.Start, r.End) {
+		size += len(key) + len(value)
+		if len(res.Entries) == limit || len(res.Entries) > 0 && size > MaxRangeBytes {
+			res.Next = key
+			break
+		}
+		res.Entries = append(res.Entries, Entry{Key: key, Value: value})
+	}
+	return res
+}
+
+func (a *App) queryNonce(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
+	if len(req.Data) != AccountBytes {
+		return nil, tx.Errorf(tx.CodeBadRequest, "an account has %d bytes, this one has %d", AccountBytes, len(req.Data))
+	}
+	if req.Height != 0 || req.Prove {
+		return nil, tx.Errorf(tx.CodeBadRequest, "the next nonce counts waiting transactions, so it has neither height nor proof: query the record 0x00 'n' ‖ account by %s", PathKey)
+	}
+	next, ok := a.check.nextNonce(req.Data)
+	if !ok {
+		return nil, tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
+	}
+	return &abci.ResponseQuery{Key: req.Data, Value: encodeUint64(next), Height: a.published.Load().height}, nil
+}
+
+func (a *App) querySnapshots(ctx context.Context) (*abci.ResponseQuery, *tx.Error) {
+	list, err := a.ListSnapshots(ctx, &abci.RequestListSnapshots{})
+	if err != nil {
+		return nil, tx.Errorf(tx.CodeBadRequest, "list the snapshots: %v", err)
+	}
+	infos := make([]SnapshotInfo, 0, len(list.Snapshots))
+	for _, s := range list.Snapshots {
+		infos = append(infos, SnapshotInfo{Height: s.Height, Format: s.Format, Chunks: s.Chunks, Hash: fmt.Sprintf("%x", s.Hash)})
+	}
+	value, err := json.Marshal(infos)
+	if err != nil {
+		return nil, tx.Errorf(tx.CodeBadRequest, "encode the snapshots: %v", err)
+	}
+	return &abci.ResponseQuery{Value: value, Height: a.published.Load().height}, nil
+}

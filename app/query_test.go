@@ -1,0 +1,163 @@
+package app
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// provedRange queries a range as a verifying client does: nothing of the answer counts that the proof does not show.
+func provedRange(a *App, request []byte) (entries []Entry, next []byte, err error) {
+	res, err := a.Query(ctx, &abci.RequestQuery{Path: PathRange, Data: request, Prove: true})
+	if err != nil {
+		return nil, nil, err
+	}
+	if res.Code != 0 {
+		return nil, nil, &tx.Error{Code: tx.Code(res.Code), Reason: res.Log}
+	}
+	var r RangeRequest
+	var answer RangeResponse
+	if err := errors.Join(r.Unmarshal(request), answer.Unmarshal(res.Value)); err != nil {
+		return nil, nil, err
+	}
+	if ops := res.ProofOps.Ops; len(ops) != 2 || ops[0].Type != avlstar.OpRange || ops[1].Type != avlstar.OpMap {
+		return nil, nil, fmt.Errorf("proof operators %v", ops)
+	}
+	kv := make([]avlstar.KV, len(answer.Entries))
+	for i, e := range answer.Entries {
+		kv[i] = avlstar.KV{Key: e.Key, Value: e.Value}
+	}
+	at, refused := a.published.Load().at(res.Height)
+	if refused != nil {
+		return nil, nil, refused
+	}
+	proof := avlstar.RangeProof{Tree: res.ProofOps.Ops[0].Data, Map: res.ProofOps.Ops[1].Data}
+	return answer.Entries, answer.Next, avlstar.VerifyRange(at.version.AppHash(), r.Start, r.End, max(len(kv), 1), kv, answer.Next, proof)
+}
+
+func provedKey(a *App, key []byte, height int64) (value []byte, answered int64, err error) {
+	res, err := a.Query(ctx, &abci.RequestQuery{Path: PathKey, Data: key, Height: height, Prove: true})
+	if err != nil {
+		return nil, 0, err
+	}
+	if res.Code != 0 {
+		return nil, 0, &tx.Error{Code: tx.Code(res.Code), Reason: res.Log}
+	}
+	at, refused := a.published.Load().at(res.Height)
+	if refused != nil {
+		return nil, 0, refused
+	}
+	if ops := res.ProofOps.Ops; len(ops) != 2 || ops[0].Type != avlstar.OpState || !bytes.Equal(ops[0].Key, key) || ops[1].Type != avlstar.OpMap ||
+		string(ops[1].Key) != avlstar.MapKey {
+		return nil, 0, fmt.Errorf("proof operators %v", ops)
+	}
+	if len(res.Value) > 0 {
+		value = res.Value
+	}
+	proof := avlstar.Proof{State: res.ProofOps.Ops[0].Data, Map: res.ProofOps.Ops[1].Data}
+	return value, res.Height, avlstar.VerifyProof(at.version.AppHash(), key, value, proof)
+}
+
+// Queries answer from each of the last keep_recent versions, with proofs of values and absence.
+func TestQueryRecentHeights(t *testing.T) {
+	a := startChain(t, &memoryStore{}, aliceOwnsA)
+	for i := range uint64(7) {
+		runBlock(t, a, sign(t, "alice", i, put("a", fmt.Sprint(i+1)), put(fmt.Sprintf("a%d", i), "x")))
+	}
+	for height := int64(4); height <= 7; height++ {
+		value, answered, err := provedKey(a, []byte("a"), height)
+		require.NoError(t, err)
+		require.Equal(t, height, answered)
+		require.Equal(t, fmt.Sprint(height), string(value))
+		value, _, err = provedKey(a, []byte(fmt.Sprintf("a%d", height)), height) // comes one block later
+		require.NoError(t, err)
+		require.Nil(t, value)
+	}
+	value, answered, err := provedKey(a, NonceKey(account("alice")), 0)
+	require.NoError(t, err)
+	require.Equal(t, int64(7), answered)
+	require.Equal(t, encodeUint64(7), value)
+	for _, height := range []int64{-1, 1, 3, 8, 1 << 62} {
+		_, _, err := provedKey(a, []byte("a"), height)
+		require.ErrorIs(t, err, &tx.Error{Code: tx.CodeUnknownHeight})
+		require.ErrorContains(t, err, "there are 4 to 7")
+	}
+}
+
+// Paging through everything, each page proved complete, gives the state.
+func TestQueryRange(t *testing.T) {
+	a := startChain(t, &memoryStore{}, aliceOwnsA)
+	var operations []tx.Operation
+	for i := range 200 {
+		operations = append(operations, put(fmt.Sprintf("a%03d", i), strings.Repeat("v", i+1)))
+	}
+	runBlock(t, a, sign(t, "alice", 0, operations...))
+	_, v := a.Latest()
+	for _, limit := range []uint32{1, 7, 100, 1000, 0} {
+		var got []Entry
+		for request := (RangeRequest{Limit: limit}); ; {
+			data, err := request.Marshal()
+			require.NoError(t, err)
+			entries, next, err := provedRange(a, data)
+			require.NoError(t, err)
+			got = append(got, entries...)
+			if next == nil {
+				break
+			}
+			require.Len(t, entries, int(limit))
+			request.Start = next
+		}
+		require.Len(t, got, int(v.Len()))
+		i := 0
+		for k, value := range v.Ascend(nil, nil) {
+			require.Equal(t, Entry{Key: k, Value: value}, got[i])
+			i++
+		}
+	}
+	for _, test := range []struct {
+		request RangeRequest
+		want    int
+	}{
+		{RangeRequest{Start: []byte("a1"), End: []byte("a2")}, 100},
+		{RangeRequest{Start: []byte("b")}, 0},
+		{RangeRequest{Start: []byte("a0001"), End: []byte("a0002")}, 0},
+		{RangeRequest{End: []byte{1}}, 6}, // bookkeeping: params, validator, admin, grant, its count, nonce
+	} {
+		data, err := test.request.Marshal()
+		require.NoError(t, err)
+		entries, next, err := provedRange(a, data)
+		require.NoError(t, err)
+		require.Nil(t, next)
+		require.Len(t, entries, test.want)
+	}
+	for _, request := range []RangeRequest{
+		{Start: []byte("b"), End: []byte("a")}, {Start: []byte("a"), End: []byte("a")}, {Start: make([]byte, avlstar.MaxKeyBytes+1)},
+	} {
+		data, err := request.Marshal()
+		require.NoError(t, err)
+		_, _, err = provedRange(a, data)
+		require.ErrorIs(t, err, &tx.Error{Code: tx.CodeBadRequest})
+	}
+}
+
+// However large the values, an answer stays within a bound; one entry always fits.
+func TestQueryRangeBytes(t *testing.T) {
+	a := startChain(t, &memoryStore{}, `{"open": true}`)
+	for i := range 6 {
+		runBlock(t, a, []byte(fmt.Sprintf("k%d=%s", i, strings.Repeat("v", avlstar.MaxValueBytes))))
+	}
+	data, err := (&RangeRequest{Start: []byte("k")}).Marshal()
+	require.NoError(t, err)
+	entries, next, err := provedRange(a, data)
+	require.NoError(t, err)
+	require.Len(t, entries, 1) // with their keys two are more than 2 MiB
+	require.Equal(t, "k1", string(next))
+}

@@ -1,0 +1,154 @@
+package app
+
+import (
+	"encoding/hex"
+	"strconv"
+	"strings"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// How the scripts write transactions: see TestScripts.
+
+// transactions reads the command's lines.
+func (s *script) transactions(d *datadriven.TestData) [][]byte {
+	var raw [][]byte
+	earlier := map[string]uint64{}
+	for line := range strings.Lines(d.Input) {
+		line = strings.TrimSpace(line)
+		if line == "" {
+			continue
+		}
+		label, rest, labelled := strings.Cut(line, "] ")
+		if !labelled {
+			rest = line
+		}
+		raw = append(raw, s.transaction(d, rest, earlier))
+		if labelled {
+			s.sent[strings.TrimPrefix(label, "[")] = raw[len(raw)-1]
+		}
+	}
+	return raw
+}
+
+func (s *script) transaction(d *datadriven.TestData, line string, earlier map[string]uint64) []byte {
+	if text, ok := strings.CutPrefix(line, "text "); ok {
+		return s.word(text)
+	}
+	if text, ok := strings.CutPrefix(line, "raw "); ok {
+		raw, err := hex.DecodeString(text)
+		if err != nil {
+			d.Fatalf(s.t, "%v", err)
+		}
+		return raw
+	}
+	who, what, ok := strings.Cut(line, ":")
+	if !ok {
+		d.Fatalf(s.t, "no transaction: %s", line)
+	}
+	if who == "again" {
+		raw, ok := s.sent[strings.TrimSpace(what)]
+		if !ok {
+			d.Fatalf(s.t, "no transaction %s", what)
+		}
+		return raw
+	}
+	chain := testChain
+	if name, other, ok := strings.Cut(who, "@"); ok {
+		who, chain = name, other
+	}
+	name, number, explicit := strings.Cut(who, "#")
+	var nonce uint64
+	if explicit {
+		n, err := strconv.ParseUint(number, 10, 64)
+		if err != nil {
+			d.Fatalf(s.t, "%v", err)
+		}
+		nonce = n
+	} else {
+		_, v := s.app.Latest()
+		if v != nil {
+			nonce = committedNonce(v, account(name))
+		}
+		nonce += earlier[name]
+		earlier[name]++
+	}
+	var operations []tx.Operation
+	for text := range strings.SplitSeq(what, ";") {
+		operations = append(operations, s.operation(d, strings.Fields(text)))
+	}
+	return signFor(s.t, chain, name, nonce, operations...)
+}
+
+func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation {
+	w := func(i int) string {
+		if i >= len(words) {
+			d.Fatalf(s.t, "too few words: %v", words)
+		}
+		return string(s.word(words[i]))
+	}
+	number := func(i int) uint64 {
+		n, err := strconv.ParseUint(w(i), 10, 64)
+		if err != nil {
+			d.Fatalf(s.t, "%v", err)
+		}
+		return n
+	}
+	who := func(i int) []byte {
+		if w(i) == "*" {
+			return nil
+		}
+		return account(w(i))
+	}
+	switch words[0] {
+	case "put":
+		return put(w(1), w(2))
+	case "del":
+		return del(w(1))
+	case "cas":
+		expected := w(2)
+		if expected == "-" {
+			expected = ""
+		}
+		return cas(w(1), expected, w(3))
+	case "read":
+		return read(w(1))
+	case "read-nonce":
+		return read(string(NonceKey(who(1))))
+	case "grant":
+		quota := uint64(0)
+		if len(words) > 3 {
+			quota = number(3)
+		}
+		return grantOp(who(1), w(2), quota)
+	case "revoke":
+		return revokeOp(who(1), w(2))
+	case "validator":
+		return validatorOp(who(1), number(2))
+	case "admin", "unadmin":
+		return adminOp(who(1), words[0] == "unadmin")
+	}
+	d.Fatalf(s.t, "unknown operation %s", words[0])
+	return tx.Operation{}
+}
+
+func (s *script) word(text string) []byte {
+	if text == `""` {
+		return nil
+	}
+	if word, times, ok := strings.Cut(text, "*"); ok && word != "" {
+		if n, err := strconv.Atoi(times); err == nil {
+			return []byte(word[:len(word)-1] + strings.Repeat(word[len(word)-1:], n))
+		}
+	}
+	if strings.Contains(text, `\`) {
+		unquoted, err := strconv.Unquote(`"` + text + `"`)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return []byte(unquoted)
+	}
+	return []byte(text)
+}
