@@ -1,0 +1,64 @@
+package statesync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+)
+
+// errWrongLength: a chunk is not even as long as the manifest says.
+type errWrongLength struct {
+	got  int
+	want uint64
+}
+
+func (e errWrongLength) Error() string { return fmt.Sprintf("%d bytes, want %d", e.got, e.want) }
+
+// ApplySnapshotChunk answers the ABCI call. ACCEPT only means that the chunk was taken: verification runs beside, and a bad one
+// is named in refetch_chunks, its sender in reject_senders, of a later answer. (RETRY would present the same bytes again;
+// reject_senders alone would not bring back a chunk that was handed over already.)
+func (m *Manager) ApplySnapshotChunk(ctx context.Context, req *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
+	m.receiving.Lock()
+	defer m.receiving.Unlock()
+	s := m.receiving.session
+	if s == nil {
+		m.log.Error("State sync: a chunk came without an accepted snapshot", "chunk", req.Index)
+		return &abci.ResponseApplySnapshotChunk{Result: abci.ResponseApplySnapshotChunk_ABORT}, nil
+	}
+	a, err := s.present(ctx, job{req.Index, req.Chunk, req.Sender})
+	if err != nil {
+		return nil, err
+	}
+	resp := &abci.ResponseApplySnapshotChunk{
+		Result: abci.ResponseApplySnapshotChunk_ACCEPT, RefetchChunks: a.refetch, RejectSenders: a.reject,
+	}
+	switch {
+	case a.failed != nil:
+		err := errors.Join(a.failed, m.endSession())
+		m.log.Error("State sync cannot go on; the node stays empty", "err", err)
+		resp.Result = abci.ResponseApplySnapshotChunk_ABORT
+	case a.complete:
+		resp.Result = m.finish(s)
+	}
+	return resp, nil
+}
+
+// finish commits the restored state. The caller holds m.receiving.
+func (m *Manager) finish(s *session) abci.ResponseApplySnapshotChunk_Result {
+	m.receiving.session = nil
+	s.stop()
+	v, err := s.restorer.Commit()
+	switch {
+	case errors.Is(err, ErrWrongInterval):
+		m.log.Error("State sync: snapshot refused; the node stays empty", "height", s.restorer.height, "err", err)
+		return abci.ResponseApplySnapshotChunk_REJECT_SNAPSHOT
+	case err != nil:
+		m.log.Error("State sync failed; the node stays empty", "height", s.restorer.height, "err", err)
+		return abci.ResponseApplySnapshotChunk_ABORT
+	}
+	s.summary()
+	m.Committed(s.restorer.height, v) // it can be served on at once
+	return abci.ResponseApplySnapshotChunk_ACCEPT
+}

@@ -1,0 +1,124 @@
+package statesync
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cometbft/cometbft/libs/log"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// Format is the ABCI snapshot format that this package speaks.
+const Format = 1
+
+// Options of a Manager.
+type Options struct {
+	Logger   log.Logger // default: silent
+	Target   Target     // where a joining node's state goes; nil: offers are answered with ABORT
+	Interval int64      // snapshots are at its multiples and nowhere else; 0: not known yet, see SetInterval
+	Keep     int        // how many snapshots are offered, the newest; 0: none
+	Workers  int        // chunks verified at a time; default: one for each CPU
+	Metrics  *Metrics   // nil: none
+	// ProgressEvery is the time between two lines about a sync under way; default 5 s.
+	ProgressEvery time.Duration
+	// Hold is how long a snapshot that is not among the newest any more stays after it was last offered or a chunk of it was
+	// asked for: a joiner that chose it must be able to end. Default 3 minutes: CometBFT waits 2 minutes for a chunk.
+	Hold time.Duration
+	Now  func() time.Time // default: time.Now
+
+	beforeVerify func() // lets tests hold the pool back
+}
+
+// maxHeld bounds the snapshots that stay because they were asked for.
+const maxHeld = 128
+
+// Manager answers the snapshot calls of ABCI. All methods may be called concurrently; those that serve never wait for those
+// that receive.
+type Manager struct {
+	opts Options
+	log  log.Logger
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+
+	serving struct {
+		sync.Mutex
+		interval int64
+		pins     []*pin // ascending heights: the newest opts.Keep, and before them those that are held
+		tooLarge bool   // said once that snapshots are too large
+	}
+	receiving struct {
+		sync.Mutex          // held during a whole call: CometBFT makes one at a time
+		session    *session // the sync under way, or nil
+	}
+}
+
+// NewManager returns a Manager. Close stops what it started.
+func NewManager(opts Options) *Manager {
+	if opts.Logger == nil {
+		opts.Logger = log.NewNopLogger()
+	}
+	if opts.Workers <= 0 {
+		opts.Workers = runtime.GOMAXPROCS(0)
+	}
+	if opts.ProgressEvery <= 0 {
+		opts.ProgressEvery = 5 * time.Second
+	}
+	if opts.Hold <= 0 {
+		opts.Hold = 3 * time.Minute
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	m := &Manager{opts: opts, log: opts.Logger}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.serving.interval = opts.Interval
+	return m
+}
+
+// SetInterval makes the snapshot interval known, where it was not when the Manager was made: the chain's genesis or a
+// restored state says it.
+func (m *Manager) SetInterval(n int64) {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	m.serving.interval = n
+}
+
+func (m *Manager) interval() int64 {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	return m.serving.interval
+}
+
+// Close ends a sync that is under way, which leaves the target empty, and lets go of the pinned versions.
+func (m *Manager) Close() error {
+	m.cancel() // an answer that waits for the pool waits no longer
+	m.serving.Lock()
+	m.serving.pins = nil
+	m.serving.Unlock()
+	m.receiving.Lock()
+	defer m.receiving.Unlock()
+	return m.endSession()
+}
+
+// endSession ends the sync under way, if any. The caller holds m.receiving.
+func (m *Manager) endSession() error {
+	s := m.receiving.session
+	m.receiving.session = nil
+	if s == nil {
+		return nil
+	}
+	s.stop()
+	return s.restorer.Abort()
+}
+
+// pin keeps a version alive, so that it can be served.
+type pin struct {
+	height   int64
+	version  *avlstar.Version
+	manifest func() []byte // encoded at the first call
+	asked    time.Time     // when it was last offered, or a chunk of it asked for; guarded by serving
+}

@@ -1,0 +1,85 @@
+package statesync
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// progress counts what an operator wants to know of a sync.
+type progress struct {
+	totalChunks, chunks int
+	totalBytes, bytes   uint64
+	bad                 int
+	badPeers            map[string]bool
+}
+
+func newProgress(m *avlstar.Manifest) progress {
+	p := progress{totalChunks: len(m.Entries), badPeers: map[string]bool{}}
+	for _, e := range m.Entries {
+		p.totalBytes += e.Root.Bytes
+	}
+	return p
+}
+
+func (p *progress) verified(bytes int) {
+	p.chunks++
+	p.bytes += uint64(bytes)
+}
+
+// rejected counts a bad chunk, and says whether it is the first of its sender.
+func (p *progress) rejected(sender string) (newPeer bool) {
+	p.bad++
+	newPeer = sender != "" && !p.badPeers[sender]
+	if newPeer {
+		p.badPeers[sender] = true
+	}
+	return newPeer
+}
+
+// keyvals describes the sync after it has run for elapsed.
+func (p *progress) keyvals(elapsed time.Duration) []any {
+	rate := float64(p.bytes) / max(elapsed.Seconds(), 1e-3)
+	return []any{
+		"chunks", fmt.Sprintf("%d/%d", p.chunks, p.totalChunks), "bytes", fmt.Sprintf("%d/%d", p.bytes, p.totalBytes),
+		"chunks_rejected", p.bad, "peers_rejected", len(p.badPeers),
+		"seconds", fmt.Sprintf("%.1f", elapsed.Seconds()), "MB_per_s", fmt.Sprintf("%.2f", rate/1e6),
+	}
+}
+
+// left estimates the rest of the time; false while nothing has come yet.
+func (p *progress) left(elapsed time.Duration) (time.Duration, bool) {
+	if p.bytes == 0 {
+		return 0, false
+	}
+	return time.Duration(float64(elapsed) * float64(p.totalBytes-p.bytes) / float64(p.bytes)), true
+}
+
+// report says every few seconds how far the sync is, also when nothing arrives.
+func (s *session) report(every time.Duration) {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		elapsed := time.Since(s.started)
+		s.mu.Lock()
+		keyvals := s.mu.progress.keyvals(elapsed)
+		if left, known := s.mu.progress.left(elapsed); known {
+			keyvals = append(keyvals, "seconds_left", fmt.Sprintf("%.0f", left.Seconds()))
+		}
+		s.mu.Unlock()
+		s.log.Info("State sync: verifying chunks", append([]any{"height", s.restorer.height}, keyvals...)...)
+	}
+}
+
+// summary is the one line at the end.
+func (s *session) summary() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log.Info("State sync: state restored", append([]any{"height", s.restorer.height}, s.mu.progress.keyvals(time.Since(s.started))...)...)
+}

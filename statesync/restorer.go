@@ -1,0 +1,207 @@
+package statesync
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// Target is where a restored state goes. Begin comes first, Commit or Abort last; Write may be called concurrently, at most
+// once for each chunk, and never together with the others. Errors are failures of our own (a full disk), never a peer's.
+type Target interface {
+	// Begin forgets whatever state there is, whole or half restored, and gets ready for the one that m describes.
+	Begin(height int64, m *avlstar.Manifest) error
+	// Write takes verified chunk k. It need not be durable before Commit. Leaves gives the records to store.
+	Write(k uint32, c *avlstar.Chunk) error
+	// Commit makes v, put together from all chunks, the state of this node: durable and published when it returns nil. It may
+	// refuse with ErrWrongInterval; Abort follows every error.
+	Commit(height int64, v *avlstar.Version) error
+	// Abort forgets what was written, so that the node stays empty.
+	Abort() error
+}
+
+var (
+	// ErrWrongInterval is Target.Commit's answer to a state whose own parameters have another snapshot interval than its
+	// height allows: no honest peer offers that snapshot.
+	ErrWrongInterval = errors.New("the state's parameters allow no snapshot at this height")
+	// ErrOver: the restore was committed or aborted.
+	ErrOver = errors.New("the restore is over")
+	// ErrIncomplete: chunks are missing.
+	ErrIncomplete = errors.New("chunks are missing")
+)
+
+// Leaves yields the leaves of chunk k as a node stores them. Inside a chunk the first record has height 0; in the whole tree it
+// has its boundary height, which stands in the manifest.
+func Leaves(m *avlstar.Manifest, k uint32, c *avlstar.Chunk) iter.Seq[avlstar.Leaf] {
+	return func(yield func(avlstar.Leaf) bool) {
+		first := true
+		for leaf := range c.Leaves() {
+			if first && int(k) < len(m.Entries) {
+				leaf.Height = m.Entries[k].BoundaryHeight
+			}
+			first = false
+			if !yield(leaf) {
+				return
+			}
+		}
+	}
+}
+
+// Restorer turns the chunks of one snapshot into a state in a Target, all of it or nothing. It does not care where chunks come
+// from, nor in which order. Its methods may be called concurrently.
+type Restorer struct {
+	target   Target
+	height   int64
+	manifest *avlstar.Manifest
+	want     avlstar.Commitment
+
+	life sync.RWMutex // held for reading while a chunk is accepted, for writing to end the restore
+	mu   struct {
+		sync.Mutex
+		chunks  []*avlstar.Chunk // the verified ones; nil: missing
+		writing []bool           // being written to the target, or written
+		missing int
+		failed  error // of the target: nothing can be accepted any more
+		over    bool
+	}
+}
+
+// BeginRestore begins to restore the state after block height. m must have been verified against that state's app hash.
+func BeginRestore(target Target, height int64, m *avlstar.Manifest) (*Restorer, error) {
+	want, err := m.Commitment()
+	if err != nil {
+		return nil, fmt.Errorf("restoring height %d: %w", height, err)
+	}
+	if err := target.Begin(height, m); err != nil {
+		return nil, fmt.Errorf("restoring height %d: begin: %w", height, err)
+	}
+	r := &Restorer{target: target, height: height, manifest: m, want: want}
+	r.mu.chunks = make([]*avlstar.Chunk, len(m.Entries))
+	r.mu.writing = make([]bool, len(m.Entries))
+	r.mu.missing = len(m.Entries)
+	return r, nil
+}
+
+// Want says how long chunk k is; false if it is not missing. A chunk of another length is not worth looking at.
+func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
+	if int64(k) >= int64(len(r.manifest.Entries)) {
+		return 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.manifest.Entries[k].Root.Bytes, r.mu.chunks[k] == nil
+}
+
+// Missing returns how many chunks are still to come.
+func (r *Restorer) Missing() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.missing
+}
+
+// Accept verifies data as chunk k and hands it to the target; data must not be changed afterwards. An error that is
+// avlstar.ErrInvalidChunk means that these bytes are not that chunk, and costs nothing else; any other is our own failure and
+// ends the restore. A chunk that is already there is not looked at again: fresh is false.
+func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
+	r.life.RLock()
+	defer r.life.RUnlock()
+	if int64(k) >= int64(len(r.manifest.Entries)) {
+		return false, fmt.Errorf("chunk %d of %d: %w: no such index", k, len(r.manifest.Entries), avlstar.ErrInvalidChunk)
+	}
+	if open, err := r.accepting(k); !open {
+		return false, err
+	}
+	c, err := r.manifest.VerifyChunk(k, data)
+	if err != nil {
+		return false, fmt.Errorf("chunk %d of %d: %w", k, len(r.manifest.Entries), err)
+	}
+	if !r.claim(k) {
+		return false, nil
+	}
+	err = r.target.Write(k, c)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.mu.failed = fmt.Errorf("restoring height %d: write chunk %d: %w", r.height, k, err)
+		return false, r.mu.failed
+	}
+	r.mu.chunks[k] = c
+	r.mu.missing--
+	return true, nil
+}
+
+func (r *Restorer) accepting(k uint32) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.mu.over:
+		return false, fmt.Errorf("restoring height %d: %w", r.height, ErrOver)
+	case r.mu.failed != nil:
+		return false, r.mu.failed
+	}
+	return !r.mu.writing[k], nil
+}
+
+// claim makes the caller the one who writes chunk k: of two good copies that arrive together, one is dropped.
+func (r *Restorer) claim(k uint32) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.writing[k] {
+		return false
+	}
+	r.mu.writing[k] = true
+	return true
+}
+
+// Commit puts the tree together and makes it the state of the target. After an error the restore is over and the target empty.
+func (r *Restorer) Commit() (*avlstar.Version, error) {
+	r.life.Lock()
+	defer r.life.Unlock()
+	r.mu.Lock()
+	chunks, missing, failed, over := r.mu.chunks, r.mu.missing, r.mu.failed, r.mu.over
+	r.mu.Unlock()
+	switch {
+	case over:
+		return nil, fmt.Errorf("restoring height %d: %w", r.height, ErrOver)
+	case failed != nil:
+		return nil, failed
+	case missing > 0:
+		return nil, fmt.Errorf("restoring height %d: %w: %d of %d", r.height, ErrIncomplete, missing, len(chunks))
+	}
+	v, err := avlstar.Assemble(r.manifest, chunks)
+	if err == nil && v.Commitment() != r.want {
+		err = errors.New("the assembled tree is not the manifest's")
+	}
+	if err == nil {
+		err = r.target.Commit(r.height, v)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("restoring height %d: %w", r.height, err), r.end(r.target.Abort))
+	}
+	return v, r.end(nil)
+}
+
+// Abort leaves the target empty. After Commit or Abort it does nothing.
+func (r *Restorer) Abort() error {
+	r.life.Lock()
+	defer r.life.Unlock()
+	return r.end(r.target.Abort)
+}
+
+// end marks the restore as over, once, and lets go of the chunks. The caller holds r.life.
+func (r *Restorer) end(abort func() error) error {
+	r.mu.Lock()
+	over := r.mu.over
+	r.mu.over, r.mu.chunks = true, make([]*avlstar.Chunk, len(r.manifest.Entries))
+	r.mu.Unlock()
+	if over || abort == nil {
+		return nil
+	}
+	if err := abort(); err != nil {
+		return fmt.Errorf("restoring height %d: abort: %w", r.height, err)
+	}
+	return nil
+}

@@ -1,0 +1,239 @@
+package statesync
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cometbft/cometbft/libs/log"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// session is one sync under way, from an accepted offer to the last chunk: it keeps in step with CometBFT's chunk queue, which
+// it sees only through the chunks that are presented and the indices that it asks for again.
+//
+//	          presented            verified
+//	absent ─────────────► pending ──────────► there, for good
+//	  ▲                      │ bad
+//	  └── named in an answer ┴─ found: sender is to be rejected
+//	      (refetch_chunks)
+type session struct {
+	restorer *Restorer
+	log      log.Logger
+	metrics  *Metrics
+	started  time.Time
+	before   func() // called before each verification
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	jobs   chan job // at most as many raw chunks wait as there are workers
+	wg     sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		changed   sync.Cond // a job was done, or ctx
+		chunks    []presence
+		presented int       // chunks that the queue regards as handed over
+		inFlight  int       // jobs not yet done
+		findings  []finding // not yet named in an answer
+		failed    error     // our own failure
+		progress  progress
+	}
+}
+
+// presence is what we know about a chunk of the queue.
+type presence struct {
+	presented bool
+	pending   uint32 // copies being verified
+	verified  bool
+}
+
+type job struct {
+	index  uint32
+	data   []byte
+	sender string
+}
+
+// finding is a chunk that was not what the manifest says.
+type finding struct {
+	index  uint32
+	sender string
+}
+
+// answer is what ApplySnapshotChunk has to say.
+type answer struct {
+	refetch  []uint32
+	reject   []string
+	complete bool  // all chunks are verified
+	failed   error // our own failure
+}
+
+func (m *Manager) newSession(r *Restorer) *session {
+	s := &session{
+		restorer: r, log: m.log, metrics: m.opts.Metrics, started: time.Now(), before: m.opts.beforeVerify,
+		jobs: make(chan job, m.opts.Workers),
+	}
+	s.ctx, s.cancel = context.WithCancel(m.ctx)
+	s.mu.changed.L = &s.mu.Mutex
+	s.mu.chunks = make([]presence, len(r.manifest.Entries))
+	s.mu.progress = newProgress(r.manifest)
+	s.metrics.restoring(len(s.mu.chunks))
+	for range m.opts.Workers {
+		s.wg.Go(s.work)
+	}
+	s.wg.Go(func() { s.report(m.opts.ProgressEvery) })
+	s.log.Info("State sync: restoring", "height", r.height, "chunks", len(s.mu.chunks), "bytes", s.mu.progress.totalBytes)
+	return s
+}
+
+// stop ends the workers and returns when they are gone. Nothing reaches the restorer afterwards.
+func (s *session) stop() {
+	s.cancel()
+	s.wg.Wait()
+}
+
+func (s *session) work() {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case j := <-s.jobs:
+			if s.before != nil {
+				s.before()
+			}
+			fresh, err := s.restorer.Accept(j.index, j.data)
+			s.done(j, fresh, err)
+		}
+	}
+}
+
+// done records the outcome of a job.
+func (s *session) done(j job, fresh bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.mu.chunks[j.index]
+	c.pending--
+	s.mu.inFlight--
+	switch {
+	case errors.Is(err, avlstar.ErrInvalidChunk):
+		s.found(j, err)
+	case err != nil:
+		s.mu.failed = err
+	default:
+		c.verified = true
+		if fresh {
+			s.mu.progress.verified(len(j.data))
+			s.metrics.chunkVerified(len(j.data))
+		}
+	}
+	s.mu.changed.Broadcast()
+}
+
+// found records a bad chunk. The caller holds s.mu.
+func (s *session) found(j job, err error) {
+	s.mu.findings = append(s.mu.findings, finding{j.index, j.sender})
+	newPeer := s.mu.progress.rejected(j.sender)
+	s.metrics.chunkRejected(newPeer)
+	s.log.Info("State sync: bad chunk", "chunk", j.index, "sender", j.sender, "err", err)
+}
+
+// present takes a chunk and says what to answer. It returns at once, unless the pool is full or this was the last chunk that the
+// queue had: its answer is the last chance to name bad ones, so it waits for the pool.
+func (s *session) present(ctx context.Context, j job) (answer, error) {
+	if int64(j.index) >= int64(len(s.mu.chunks)) {
+		// CometBFT refuses such chunks itself. There is nothing that it could fetch again.
+		s.log.Error("State sync: chunk out of range", "chunk", j.index, "chunks", len(s.mu.chunks))
+	} else if s.admit(j) {
+		select {
+		case s.jobs <- j:
+		case <-ctx.Done():
+			s.retract(j)
+			return answer{}, ctx.Err()
+		case <-s.ctx.Done():
+			s.retract(j)
+		}
+	}
+	return s.answer(ctx)
+}
+
+// admit notes that the chunk was presented; true: it has to be verified.
+func (s *session) admit(j job) bool {
+	want, missing := s.restorer.Want(j.index)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.mu.chunks[j.index]
+	if !c.presented {
+		c.presented = true
+		s.mu.presented++
+	}
+	switch {
+	case !missing:
+		return false // a verified chunk stays, whatever comes under its number
+	case uint64(len(j.data)) != want:
+		s.found(j, errWrongLength{len(j.data), want})
+		return false
+	}
+	c.pending++
+	s.mu.inFlight++
+	return true
+}
+
+// retract undoes admit for a chunk that the pool did not take.
+func (s *session) retract(j job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.mu.chunks[j.index]
+	c.pending--
+	s.mu.inFlight--
+	if c.presented && c.pending == 0 && !c.verified {
+		c.presented = false
+		s.mu.presented--
+	}
+}
+
+func (s *session) answer(ctx context.Context) (answer, error) {
+	wake := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.mu.changed.Broadcast()
+	}
+	defer context.AfterFunc(ctx, wake)()
+	defer context.AfterFunc(s.ctx, wake)()
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.mu.presented == len(s.mu.chunks) && s.mu.inFlight > 0 && s.mu.failed == nil && ctx.Err() == nil && s.ctx.Err() == nil {
+		s.mu.changed.Wait()
+	}
+	switch {
+	case ctx.Err() != nil:
+		return answer{}, ctx.Err()
+	case s.mu.failed != nil:
+		return answer{failed: s.mu.failed}, nil
+	case s.ctx.Err() != nil:
+		return answer{failed: errors.New("the node is stopping")}, nil
+	}
+	a := s.name()
+	a.complete = s.mu.presented == len(s.mu.chunks) && s.restorer.Missing() == 0
+	return a, nil
+}
+
+// name turns the findings into indices to fetch again and senders to reject. The caller holds s.mu.
+func (s *session) name() (a answer) {
+	for _, f := range s.mu.findings {
+		if f.sender != "" && !slices.Contains(a.reject, f.sender) {
+			a.reject = append(a.reject, f.sender)
+		}
+		// Not where another copy is there, or is being verified: if that one is bad too, it has a finding of its own.
+		if c := &s.mu.chunks[f.index]; c.presented && c.pending == 0 && !c.verified {
+			c.presented = false
+			s.mu.presented--
+			a.refetch = append(a.refetch, f.index)
+		}
+	}
+	s.mu.findings = nil
+	return a
+}
