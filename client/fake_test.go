@@ -1,0 +1,389 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/proto/tendermint/crypto"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	cmtversion "github.com/cometbft/cometbft/proto/tendermint/version"
+	rpcclient "github.com/cometbft/cometbft/rpc/client"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+	rpctypes "github.com/cometbft/cometbft/rpc/jsonrpc/types"
+	"github.com/cometbft/cometbft/types"
+	"github.com/cometbft/cometbft/version"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+const fakeChainID = "fake-chain"
+
+// fakeChain is a chain in memory: blocks are made when a transaction comes (or by grow), signed by validators that can change.
+type fakeChain struct {
+	t  *testing.T
+	mu sync.Mutex
+
+	start      time.Time
+	validators []types.PrivValidator // of the next block
+	blocks     []*types.LightBlock   // blocks[i] has height i+1
+	versions   []*avlstar.Version    // versions[h] is the state after block h
+	nonces     map[string]uint64
+	found      map[string]*ctypes.ResultTx
+	events     []chan ctypes.ResultEvent
+	held       bool // transactions are taken, but no block comes
+	mempool    [][]byte
+}
+
+func newFakeChain(t *testing.T) *fakeChain {
+	empty, err := avlstar.Empty(1000)
+	require.NoError(t, err)
+	genesis, err := empty.Apply([]avlstar.Change{{Key: []byte{0, 'p'}, Value: []byte("params")}})
+	require.NoError(t, err)
+	c := &fakeChain{t: t, start: time.Now().Add(-time.Hour), versions: []*avlstar.Version{genesis}, nonces: map[string]uint64{}, found: map[string]*ctypes.ResultTx{}}
+	c.validators = fakeValidators("a", 4)
+	c.grow(2)
+	return c
+}
+
+func fakeValidators(name string, n int) []types.PrivValidator {
+	all := make([]types.PrivValidator, n)
+	for i := range all {
+		all[i] = types.NewMockPVWithParams(ed25519.GenPrivKeyFromSecret(fmt.Appendf(nil, "%s%d", name, i)), false, false)
+	}
+	return all
+}
+
+func validatorSet(t *testing.T, signers []types.PrivValidator) *types.ValidatorSet {
+	var list []*types.Validator
+	for _, s := range signers {
+		key, err := s.GetPubKey()
+		require.NoError(t, err)
+		list = append(list, types.NewValidator(key, 10))
+	}
+	return types.NewValidatorSet(list)
+}
+
+// genesis is the document that this chain started with.
+func (c *fakeChain) genesis() *types.GenesisDoc {
+	doc := &types.GenesisDoc{ChainID: fakeChainID, InitialHeight: 1, GenesisTime: c.start}
+	for _, v := range c.blocks[0].ValidatorSet.Validators {
+		doc.Validators = append(doc.Validators, types.GenesisValidator{PubKey: v.PubKey, Power: v.VotingPower})
+	}
+	return doc
+}
+
+// grow makes empty blocks.
+func (c *fakeChain) grow(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for range n {
+		c.block(nil)
+	}
+}
+
+// change makes the validators of the block after the next one others.
+func (c *fakeChain) change(to []types.PrivValidator) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sign(to)
+	c.validators = to
+	c.versions = append(c.versions, c.versions[len(c.versions)-1])
+}
+
+func (c *fakeChain) block(changes []avlstar.Change) {
+	c.sign(c.validators)
+	v, err := c.versions[len(c.versions)-1].Apply(changes)
+	require.NoError(c.t, err)
+	c.versions = append(c.versions, v)
+}
+
+// sign appends a header over the current state.
+func (c *fakeChain) sign(next []types.PrivValidator) {
+	height := int64(len(c.blocks) + 1)
+	appHash := c.versions[len(c.versions)-1].AppHash()
+	var last types.BlockID
+	if height > 1 {
+		last = c.blocks[height-2].Commit.BlockID
+	}
+	c.blocks = append(c.blocks, signBlock(c.t, height, c.start.Add(time.Duration(height-1)*time.Second), last, appHash[:], c.validators, next))
+}
+
+func signBlock(t *testing.T, height int64, at time.Time, last types.BlockID, appHash []byte, signers, next []types.PrivValidator) *types.LightBlock {
+	set := validatorSet(t, signers)
+	header := &types.Header{
+		Version: cmtversion.Consensus{Block: version.BlockProtocol}, ChainID: fakeChainID, Height: height, Time: at.UTC(), LastBlockID: last,
+		ValidatorsHash: set.Hash(), NextValidatorsHash: validatorSet(t, next).Hash(), ConsensusHash: make([]byte, 32),
+		AppHash: appHash, ProposerAddress: set.Validators[0].Address,
+	}
+	id := types.BlockID{Hash: header.Hash(), PartSetHeader: types.PartSetHeader{Total: 1, Hash: make([]byte, 32)}}
+	commit := &types.Commit{Height: height, BlockID: id, Signatures: make([]types.CommitSig, len(signers))}
+	for _, s := range signers {
+		key, err := s.GetPubKey()
+		require.NoError(t, err)
+		i, _ := set.GetByAddress(key.Address())
+		vote, err := types.MakeVote(s, fakeChainID, i, height, 0, cmtproto.PrecommitType, id, header.Time)
+		require.NoError(t, err)
+		commit.Signatures[i] = vote.CommitSig()
+	}
+	return &types.LightBlock{SignedHeader: &types.SignedHeader{Header: header, Commit: commit}, ValidatorSet: set}
+}
+
+// execute takes a transaction as the application would, a bit simpler: everybody may write everything.
+func (c *fakeChain) execute(raw []byte) *tx.Error {
+	decoded, err := tx.Decode(raw, fakeChainID)
+	if err != nil {
+		var refused *tx.Error
+		require.ErrorAs(c.t, err, &refused)
+		return refused
+	}
+	var (
+		result  tx.Result
+		changes []avlstar.Change
+		events  []abci.Event
+		state   = c.versions[len(c.versions)-1]
+		failed  *tx.Error
+	)
+	if decoded.Text != nil {
+		changes = []avlstar.Change{{Key: decoded.Text.Key, Value: decoded.Text.Value}}
+	} else {
+		if next := c.nonces[string(decoded.Body.Account)]; decoded.Body.Nonce != next {
+			return tx.Errorf(tx.CodeBadNonce, "nonce %d, next is %d", decoded.Body.Nonce, next)
+		}
+		c.nonces[string(decoded.Body.Account)]++
+		for _, op := range decoded.Body.Operations {
+			switch o := op.Op.(type) {
+			case *tx.Operation_Put:
+				result.Results = append(result.Results, tx.OperationResult{Found: state.Has(o.Put.Key)})
+				changes = append(changes, avlstar.Change{Key: o.Put.Key, Value: o.Put.Value})
+			case *tx.Operation_Delete:
+				result.Results = append(result.Results, tx.OperationResult{Found: state.Has(o.Delete.Key)})
+				changes = append(changes, avlstar.Change{Key: o.Delete.Key})
+			case *tx.Operation_Read:
+				value, ok := state.Get(o.Read.Key)
+				result.Results = append(result.Results, tx.OperationResult{Found: ok, Value: value})
+			case *tx.Operation_CompareAndPut:
+				value, ok := state.Get(o.CompareAndPut.Key)
+				if !slices.Equal(value, o.CompareAndPut.Expected) {
+					failed = tx.Errorf(tx.CodeCompareFailed, "other value")
+				}
+				result.Results = append(result.Results, tx.OperationResult{Found: ok})
+				changes = append(changes, avlstar.Change{Key: o.CompareAndPut.Key, Value: o.CompareAndPut.Value})
+			default:
+				failed = tx.Errorf(tx.CodeNotAdmin, "nobody is")
+			}
+		}
+	}
+	done := abci.ExecTxResult{}
+	if failed != nil {
+		changes, done.Code, done.Log = nil, uint32(failed.Code), failed.Reason
+	} else {
+		done.Data, err = result.Marshal()
+		require.NoError(c.t, err)
+		for _, change := range changes {
+			events = append(events, fakeEvent(change.Key, "put"))
+		}
+		done.Events = events
+	}
+	c.block(changes)
+	height := int64(len(c.blocks))
+	c.block(nil) // whose header proves the state
+	c.found[string(types.Tx(raw).Hash())] = &ctypes.ResultTx{Hash: types.Tx(raw).Hash(), Height: height, TxResult: done, Tx: raw}
+	for _, subscriber := range c.events {
+		subscriber <- ctypes.ResultEvent{Data: types.EventDataTx{TxResult: abci.TxResult{Height: height, Tx: raw, Result: done}}}
+	}
+	return nil
+}
+
+func fakeEvent(key []byte, kind string) abci.Event {
+	return abci.Event{Type: eventType, Attributes: []abci.EventAttribute{{Key: "key", Value: fmt.Sprintf("%x", key), Index: true}, {Key: "kind", Value: kind, Index: true}}}
+}
+
+// fakeNode serves a chain. lie may change each answer before it goes out, or replace it by an error.
+type fakeNode struct {
+	chain *fakeChain
+	name  string
+	lie   func(answer any) error
+}
+
+var _ RPC = (*fakeNode)(nil)
+
+func (n *fakeNode) Remote() string { return n.name }
+
+func answer[T any](ctx context.Context, n *fakeNode, make func() (T, error)) (T, error) {
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	n.chain.mu.Lock()
+	defer n.chain.mu.Unlock()
+	a, err := make()
+	if err != nil {
+		return none, err
+	}
+	if n.lie != nil {
+		if err := n.lie(a); err != nil {
+			return none, err
+		}
+	}
+	return a, nil
+}
+
+func (n *fakeNode) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
+	return answer(ctx, n, func() (*ctypes.ResultStatus, error) {
+		return &ctypes.ResultStatus{NodeInfo: p2p.DefaultNodeInfo{Network: fakeChainID}}, nil
+	})
+}
+
+func (n *fakeNode) ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, opts rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
+	return answer(ctx, n, func() (*ctypes.ResultABCIQuery, error) {
+		c := n.chain
+		height := opts.Height
+		if height == 0 {
+			height = int64(len(c.blocks)) - 1
+		}
+		if height >= int64(len(c.versions)) {
+			return &ctypes.ResultABCIQuery{Response: abci.ResponseQuery{Code: uint32(tx.CodeUnknownHeight), Log: "too high"}}, nil
+		}
+		v := c.versions[height]
+		r := abci.ResponseQuery{Height: height, Key: data}
+		switch path {
+		case "/key":
+			r.Value, _ = v.Get(data)
+			p, err := v.Prove(data)
+			require.NoError(c.t, err)
+			if opts.Prove {
+				r.ProofOps = &crypto.ProofOps{Ops: []crypto.ProofOp{{Type: avlstar.OpState, Key: data, Data: p.State}, {Type: avlstar.OpMap, Key: []byte(avlstar.MapKey), Data: p.Map}}}
+			}
+		case "/range":
+			start, end, limit := decodeRangeRequest(c.t, data)
+			entries, next, p, err := v.ProveRange(start, end, limit)
+			require.NoError(c.t, err)
+			r.Value = encodeRangeResponse(entries, next)
+			if opts.Prove {
+				r.ProofOps = &crypto.ProofOps{Ops: []crypto.ProofOp{{Type: avlstar.OpRange, Key: start, Data: p.Tree}, {Type: avlstar.OpMap, Key: []byte(avlstar.MapKey), Data: p.Map}}}
+			}
+		case "/nonce":
+			r.Value = nonceBytes(c.nonces[string(data)] + uint64(len(c.mempool)))
+		default:
+			r.Code, r.Log = uint32(tx.CodeUnknownPath), "no such path"
+		}
+		return &ctypes.ResultABCIQuery{Response: r}, nil
+	})
+}
+
+func (n *fakeNode) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.ResultBroadcastTx, error) {
+	return answer(ctx, n, func() (*ctypes.ResultBroadcastTx, error) {
+		c := n.chain
+		if _, known := c.found[string(raw.Hash())]; known || slices.ContainsFunc(c.mempool, func(b []byte) bool { return slices.Equal(b, raw) }) {
+			return nil, rpcError("tx already exists in cache")
+		}
+		if c.held {
+			c.mempool = append(c.mempool, raw)
+			return &ctypes.ResultBroadcastTx{Hash: raw.Hash()}, nil
+		}
+		return c.executed(raw), nil
+	})
+}
+
+// executed is the node's answer to a transaction that is executed at once.
+func (c *fakeChain) executed(raw types.Tx) *ctypes.ResultBroadcastTx {
+	if refused := c.execute(raw); refused != nil {
+		return &ctypes.ResultBroadcastTx{Code: uint32(refused.Code), Log: refused.Reason}
+	}
+	return &ctypes.ResultBroadcastTx{Hash: raw.Hash()}
+}
+
+// release lets the transactions that were held into blocks.
+func (c *fakeChain) release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held = false
+	for _, raw := range c.mempool {
+		require.Nil(c.t, c.execute(raw))
+	}
+	c.mempool = nil
+}
+
+func (n *fakeNode) Tx(ctx context.Context, hash []byte, _ bool) (*ctypes.ResultTx, error) {
+	return answer(ctx, n, func() (*ctypes.ResultTx, error) {
+		if found, ok := n.chain.found[string(hash)]; ok {
+			return found, nil
+		}
+		return nil, rpcError(fmt.Sprintf("tx (%X) not found", hash))
+	})
+}
+
+func (n *fakeNode) at(height *int64) (*types.LightBlock, error) {
+	blocks := n.chain.blocks
+	first := blocks[0].Height
+	if *height < first {
+		return blocks[0], nil // for a lie to change
+	}
+	if *height < first+int64(len(blocks)) {
+		return blocks[*height-first], nil
+	}
+	return nil, rpcError(fmt.Sprintf("height %d must be less than or equal to the current blockchain height %d", *height, len(n.chain.blocks)))
+}
+
+func (n *fakeNode) Commit(ctx context.Context, height *int64) (*ctypes.ResultCommit, error) {
+	return answer(ctx, n, func() (*ctypes.ResultCommit, error) {
+		b, err := n.at(height)
+		if err != nil {
+			return nil, err
+		}
+		header := *b.Header // a lie must not spread to other nodes
+		return &ctypes.ResultCommit{SignedHeader: types.SignedHeader{Header: &header, Commit: b.Commit.Clone()}, CanonicalCommit: true}, nil
+	})
+}
+
+func (n *fakeNode) Validators(ctx context.Context, height *int64, page, perPage *int) (*ctypes.ResultValidators, error) {
+	return answer(ctx, n, func() (*ctypes.ResultValidators, error) {
+		b, err := n.at(height)
+		if err != nil {
+			return nil, err
+		}
+		all := b.ValidatorSet.Copy().Validators
+		from := min((*page-1)**perPage, len(all))
+		part := all[from:min(from+*perPage, len(all))]
+		return &ctypes.ResultValidators{BlockHeight: *height, Validators: part, Count: len(part), Total: len(all)}, nil
+	})
+}
+
+func (n *fakeNode) Events(ctx context.Context, _ string) (<-chan ctypes.ResultEvent, error) {
+	return answer(ctx, n, func() (<-chan ctypes.ResultEvent, error) {
+		events := make(chan ctypes.ResultEvent, 100)
+		n.chain.events = append(n.chain.events, events)
+		return events, nil
+	})
+}
+
+// cut ends all subscriptions.
+func (c *fakeChain) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, events := range c.events {
+		close(events)
+	}
+	c.events = nil
+}
+
+func rpcError(text string) error {
+	return &rpctypes.RPCError{Code: -32603, Message: "Internal error", Data: text}
+}
+
+var (
+	errLost = errors.New("EOF")                                                // on the way, nobody knows which
+	errDial = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("refused")} // nothing was sent
+)

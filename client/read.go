@@ -1,0 +1,230 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"time"
+
+	"github.com/cometbft/cometbft/proto/tendermint/crypto"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// DefaultRangeLimit entries are asked for at once if the caller does not say.
+const DefaultRangeLimit = 1000
+
+// State says which state an answer is from.
+type State struct {
+	Height   int64 // the state after this block
+	Verified bool  // the proof leads to a header that is trusted; the fields below are set
+	AppHash  avlstar.Hash
+	Time     time.Time // of header Height+1, which holds AppHash: how old the answer is
+}
+
+// Value is what is at a key.
+type Value struct {
+	State
+	Key   []byte
+	Value []byte // nil where not Found
+	Found bool
+	Proof *avlstar.Proof // where asked for, or verified
+}
+
+// Page is a part of a range.
+type Page struct {
+	State
+	Entries []avlstar.KV
+	Next    []byte // start of the next page; nil: that was the last
+	Proof   *avlstar.RangeProof
+}
+
+// ReadOption says how to read.
+type ReadOption func(*readOptions)
+
+type readOptions struct {
+	height  int64
+	prove   bool
+	believe bool
+	limit   int
+}
+
+// AtHeight reads the state after this block, which the node must still keep.
+func AtHeight(height int64) ReadOption { return func(o *readOptions) { o.height = height } }
+
+// Prove asks for the proof even if nobody verifies it here.
+func Prove() ReadOption { return func(o *readOptions) { o.prove = true } }
+
+// Unverified believes the node this once.
+func Unverified() ReadOption { return func(o *readOptions) { o.believe = true } }
+
+// Limit bounds the entries of a page (DefaultRangeLimit); a node may return fewer.
+func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
+
+// Get reads a key from the latest state, or that of AtHeight. With verification it waits for the header that proves the answer, which is
+// the next block's.
+func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (*Value, error) {
+	if len(key) < 1 || len(key) > avlstar.MaxKeyBytes {
+		return nil, fmt.Errorf("client: a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(key))
+	}
+	o := c.readOptions(options)
+	answer, err := c.Query(ctx, "/key", key, o.height, o.prove)
+	if err != nil {
+		return nil, err
+	}
+	v := &Value{Key: key, Found: len(answer.Response.Value) > 0} // no value is empty
+	if v.Found {
+		v.Value = answer.Response.Value
+	}
+	if o.prove {
+		state, simpleMap, err := splitProof(answer.Response.ProofOps, avlstar.OpState, key)
+		if err != nil {
+			return nil, err
+		}
+		v.Proof = &avlstar.Proof{State: state, Map: simpleMap}
+	}
+	v.State, err = c.state(ctx, answer, o, func(appHash avlstar.Hash) error {
+		return avlstar.VerifyProof(appHash, key, v.Value, *v.Proof)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("key %q: %w", shorten(key), err)
+	}
+	return v, nil
+}
+
+// Range reads the keys from start on and below end, in order; an empty bound is open. Verified pages are complete: nothing between
+// two entries was left out.
+func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOption) (*Page, error) {
+	if len(end) > 0 && bytes.Compare(start, end) >= 0 {
+		return nil, errors.New("client: the range is empty: its start is not below its end")
+	}
+	o := c.readOptions(options)
+	answer, err := c.Query(ctx, "/range", encodeRangeRequest(start, end, o.limit), o.height, o.prove)
+	if err != nil {
+		return nil, err
+	}
+	page := new(Page)
+	page.Entries, page.Next, err = decodeRangeResponse(answer.Response.Value, o.limit)
+	if err != nil {
+		return nil, err
+	}
+	if o.prove {
+		tree, simpleMap, err := splitProof(answer.Response.ProofOps, avlstar.OpRange, start)
+		if err != nil {
+			return nil, err
+		}
+		page.Proof = &avlstar.RangeProof{Tree: tree, Map: simpleMap}
+	}
+	page.State, err = c.state(ctx, answer, o, func(appHash avlstar.Hash) error {
+		return avlstar.VerifyRange(appHash, start, end, o.limit, page.Entries, page.Next, *page.Proof)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("range from %q: %w", shorten(start), err)
+	}
+	// VerifyRange has checked that already; an unverified answer must not make Scan go in circles.
+	if page.Next != nil && bytes.Compare(page.Next, start) <= 0 {
+		return nil, errors.New("client: the node's next page does not lie behind this one")
+	}
+	return page, nil
+}
+
+// Scan reads a whole range page by page, all from the state of the first page. It ends after an error.
+func (c *Client) Scan(ctx context.Context, start, end []byte, options ...ReadOption) iter.Seq2[avlstar.KV, error] {
+	return func(yield func(avlstar.KV, error) bool) {
+		for {
+			page, err := c.Range(ctx, start, end, options...)
+			if err != nil {
+				yield(avlstar.KV{}, err)
+				return
+			}
+			for _, entry := range page.Entries {
+				if !yield(entry, nil) {
+					return
+				}
+			}
+			if page.Next == nil {
+				return
+			}
+			start = page.Next
+			options = append(options[:len(options):len(options)], AtHeight(page.Height))
+		}
+	}
+}
+
+// PrefixEnd is the least key above all that start with prefix; nil (open) if there is none. [prefix, PrefixEnd(prefix)) is the range
+// of a prefix.
+func PrefixEnd(prefix []byte) []byte {
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] < 0xff {
+			end := bytes.Clone(prefix[:i+1])
+			end[i]++
+			return end
+		}
+	}
+	return nil
+}
+
+func (c *Client) readOptions(options []ReadOption) readOptions {
+	o := readOptions{limit: DefaultRangeLimit}
+	for _, option := range options {
+		option(&o)
+	}
+	o.limit = max(o.limit, 1)
+	o.prove = o.prove || c.verifies(o)
+	return o
+}
+
+func (c *Client) verifies(o readOptions) bool { return c.verifier != nil && !o.believe }
+
+// state reads an answer's height and, if this client verifies, holds its proof to the app hash of the header that follows.
+func (c *Client) state(ctx context.Context, answer *ctypes.ResultABCIQuery, o readOptions, verify func(avlstar.Hash) error) (State, error) {
+	s := State{Height: answer.Response.Height}
+	if o.height != 0 && s.Height != o.height {
+		return State{}, fmt.Errorf("%w: it is from height %d, %d was asked for", ErrUnproved, s.Height, o.height)
+	}
+	if !c.verifies(o) {
+		return s, nil
+	}
+	if s.Height < 1 || s.Height == math.MaxInt64 {
+		return State{}, fmt.Errorf("%w: it is from height %d", ErrUnproved, s.Height)
+	}
+	header, err := c.verifier.await(ctx, s.Height+1)
+	if err != nil {
+		return State{}, err
+	}
+	if len(header.AppHash) != len(s.AppHash) {
+		return State{}, fmt.Errorf("%w: header %d has an app hash of %d bytes: not a chain of Starling", ErrUnproved, header.Height, len(header.AppHash))
+	}
+	s.AppHash, s.Time, s.Verified = avlstar.Hash(header.AppHash), header.Time, true
+	if err := verify(s.AppHash); err != nil {
+		return State{}, fmt.Errorf("%w by app hash %v at height %d, %s lies or is broken: %w", ErrUnproved, s.AppHash, s.Height, c.primary.Remote(), err)
+	}
+	return s, nil
+}
+
+// splitProof takes the two operators of a proof apart. Against the empty tree there is the map's alone.
+func splitProof(ops *crypto.ProofOps, kind string, key []byte) (state, simpleMap []byte, err error) {
+	if ops == nil {
+		return nil, nil, fmt.Errorf("%w: it has no proof", ErrUnproved)
+	}
+	list := ops.Ops
+	if len(list) == 2 && list[0].Type == kind && bytes.Equal(list[0].Key, key) && len(list[0].Data) > 0 {
+		state, list = list[0].Data, list[1:]
+	}
+	if len(list) != 1 || list[0].Type != avlstar.OpMap || string(list[0].Key) != avlstar.MapKey {
+		return nil, nil, fmt.Errorf("%w: its proof operators are not those of a Starling query", ErrUnproved)
+	}
+	return state, list[0].Data, nil
+}
+
+// shorten keeps long keys out of messages.
+func shorten(key []byte) []byte {
+	if len(key) > 64 {
+		return append(bytes.Clone(key[:61]), "..."...)
+	}
+	return key
+}

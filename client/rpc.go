@@ -1,0 +1,160 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
+	rpcclient "github.com/cometbft/cometbft/rpc/client"
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+	jsonrpc "github.com/cometbft/cometbft/rpc/jsonrpc/client"
+	"github.com/cometbft/cometbft/types"
+)
+
+// RPC is what a Client needs of a CometBFT node. All calls may run concurrently and end when their context does. An error
+// that is the node's own answer is an *rpctypes.RPCError.
+type RPC interface {
+	Status(ctx context.Context) (*ctypes.ResultStatus, error)
+	ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, opts rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error)
+	BroadcastTxSync(ctx context.Context, tx types.Tx) (*ctypes.ResultBroadcastTx, error)
+	Tx(ctx context.Context, hash []byte, prove bool) (*ctypes.ResultTx, error)
+	Commit(ctx context.Context, height *int64) (*ctypes.ResultCommit, error)
+	Validators(ctx context.Context, height *int64, page, perPage *int) (*ctypes.ResultValidators, error)
+
+	// Events subscribes: it returns when events that happen from now on will be delivered. The channel is closed when ctx ends
+	// or the subscription is lost.
+	Events(ctx context.Context, query string) (<-chan ctypes.ResultEvent, error)
+
+	// Remote names the node in messages.
+	Remote() string
+}
+
+const (
+	// callTimeout bounds one call, whatever the caller's context says: a node that takes longer is as good as gone.
+	callTimeout = 30 * time.Second
+	// maxAnswerBytes bounds what a node can make us read: more than the largest page of a range in base64 and its proof.
+	maxAnswerBytes = 64 << 20
+)
+
+// node is an RPC over HTTP, with events over a websocket.
+type node struct {
+	*rpchttp.HTTP
+	url *url.URL
+}
+
+var _ RPC = (*node)(nil)
+
+// NewRPC returns the RPC of a node at an address like 127.0.0.1:26657, http://…, https://…, or tcp://… as in config.toml. It does
+// not connect.
+func NewRPC(address string) (RPC, error) {
+	u, err := parseAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newHTTP(address, u)
+	if err != nil {
+		return nil, err
+	}
+	return &node{HTTP: c, url: u}, nil
+}
+
+// NewHTTP returns CometBFT's own client of a node, for the calls that RPC does not have. Time and length of answers are bounded as
+// they are for RPC; what is in them is as the node sent it, and checked by nobody: even pointers may be nil.
+func NewHTTP(address string) (*rpchttp.HTTP, error) {
+	u, err := parseAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	return newHTTP(address, u)
+}
+
+func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, error) {
+	hc, err := jsonrpc.DefaultHTTPClient(u.String())
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	hc.Timeout = callTimeout
+	if t, ok := hc.Transport.(*http.Transport); ok {
+		t.MaxIdleConnsPerHost = 32
+		t.IdleConnTimeout = time.Minute
+	}
+	hc.Transport = limitedTransport{hc.Transport}
+	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	return c, nil
+}
+
+// parseAddress brings the ways to write an RPC address to one URL.
+func parseAddress(address string) (*url.URL, error) {
+	s := strings.TrimSpace(address)
+	if !strings.Contains(s, "://") {
+		s = "http://" + s
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	switch u.Scheme {
+	case "tcp":
+		u.Scheme = "http"
+	case "http", "https":
+	default:
+		return nil, fmt.Errorf("address %q: scheme %q is none of http, https and tcp", address, u.Scheme)
+	}
+	if u.Host == "" {
+		return nil, fmt.Errorf("address %q has no host, write it as http://127.0.0.1:26657", address)
+	}
+	// A listen address names no host to connect to.
+	if host, port, err := net.SplitHostPort(u.Host); err == nil && (host == "" || net.ParseIP(host).IsUnspecified()) {
+		u.Host = net.JoinHostPort("127.0.0.1", port)
+	}
+	return u, nil
+}
+
+// Remote hides a password in the address.
+func (n *node) Remote() string { return n.url.Redacted() }
+
+// limitedTransport refuses answers that are too long to be honest.
+type limitedTransport struct{ http.RoundTripper }
+
+func (t limitedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := t.RoundTripper.RoundTrip(request)
+	if err == nil {
+		response.Body = &limitedBody{ReadCloser: response.Body, left: maxAnswerBytes}
+	}
+	return response, err
+}
+
+var errAnswerTooLong = fmt.Errorf("the node's answer is longer than %d bytes", maxAnswerBytes)
+
+type limitedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+func (b *limitedBody) Read(p []byte) (int, error) {
+	if int64(len(p)) > b.left+1 {
+		p = p[:b.left+1]
+	}
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, errAnswerTooLong
+	}
+	return n, err
+}
+
+// notSent reports whether err shows that a request never left this machine.
+func notSent(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
+}
