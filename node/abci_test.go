@@ -1,0 +1,225 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	abcicli "github.com/cometbft/cometbft/abci/client"
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/libs/log"
+	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/app"
+)
+
+// stuck is an application whose FinalizeBlock takes as long as it is let.
+type stuck struct {
+	abci.BaseApplication
+	entered, leave chan struct{}
+}
+
+func (s *stuck) FinalizeBlock(context.Context, *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
+	close(s.entered)
+	<-s.leave
+	return &abci.ResponseFinalizeBlock{}, nil
+}
+
+func TestNoCallWaitsForABlock(t *testing.T) {
+	application := &stuck{entered: make(chan struct{}), leave: make(chan struct{})}
+	creator := clientCreator{application}
+	consensus, err := creator.NewABCIClient()
+	require.NoError(t, err)
+	other, err := creator.NewABCIClient()
+	require.NoError(t, err)
+	finished := make(chan error, 1)
+	go func() {
+		_, err := consensus.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{})
+		finished <- err
+	}()
+	<-application.entered
+	for _, client := range []abcicli.Client{other, consensus} { // each of these would wait for ever
+		_, err = client.Query(t.Context(), &abci.RequestQuery{})
+		require.NoError(t, err)
+		_, err = client.CheckTx(t.Context(), &abci.RequestCheckTx{})
+		require.NoError(t, err)
+		_, err = client.Info(t.Context(), &abci.RequestInfo{})
+		require.NoError(t, err)
+		_, err = client.LoadSnapshotChunk(t.Context(), &abci.RequestLoadSnapshotChunk{})
+		require.NoError(t, err)
+		_, err = client.CheckTxAsync(t.Context(), &abci.RequestCheckTx{})
+		require.NoError(t, err)
+	}
+	close(application.leave)
+	require.NoError(t, <-finished)
+}
+
+func TestCheckTxAsyncCallsBack(t *testing.T) {
+	client, err := clientCreator{abci.NewBaseApplication()}.NewABCIClient()
+	require.NoError(t, err)
+	var all []string
+	client.SetResponseCallback(func(req *abci.Request, res *abci.Response) {
+		require.NotNil(t, res.GetCheckTx())
+		all = append(all, string(req.GetCheckTx().Tx))
+	})
+	answer, err := client.CheckTxAsync(t.Context(), &abci.RequestCheckTx{Tx: []byte("one")})
+	require.NoError(t, err)
+	called := false
+	answer.SetCallback(func(*abci.Response) { called = true })
+	require.True(t, called)
+	require.Equal(t, []string{"one"}, all)
+}
+
+// serve runs the application on a unix socket, and connects as CometBFT does.
+func serve(t *testing.T, opts ABCIOptions) (*ABCIServer, abcicli.Client) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "starling") // a unix socket's path must be short
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	opts.Address, opts.Config, opts.Logger = "unix://"+filepath.Join(dir, "s"), DefaultAppConfig(), log.NewNopLogger()
+	server, err := NewABCIServer(t.Context(), opts)
+	require.NoError(t, err)
+	client, err := abcicli.NewClient(opts.Address, opts.Transport, true)
+	require.NoError(t, err)
+	require.NoError(t, client.Start())
+	return server, client
+}
+
+func TestABCIServer(t *testing.T) {
+	home, _ := testHome(t, nil)
+	genesis := filepath.Join(home, "config", "genesis.json")
+	doc, err := LoadGenesis(genesis)
+	require.NoError(t, err)
+	for _, transport := range []string{"socket", "grpc"} {
+		for _, known := range []bool{true, false} {
+			if transport == "grpc" && !known {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, genesis known: %t", transport, known), func(t *testing.T) {
+				opts := ABCIOptions{Transport: transport, Home: t.TempDir()}
+				if known {
+					opts.GenesisFile = genesis
+				}
+				server, client := serve(t, opts)
+				params := doc.ConsensusParams.ToProto()
+				_, err := client.InitChain(t.Context(), &abci.RequestInitChain{
+					ChainId: doc.ChainID, AppStateBytes: doc.AppState, InitialHeight: 1, ConsensusParams: &params,
+					Validators: cmttypes.TM2PB.ValidatorUpdates(cmttypes.NewValidatorSet([]*cmttypes.Validator{
+						cmttypes.NewValidator(doc.Validators[0].PubKey, 10)})),
+				})
+				require.NoError(t, err)
+				res, err := client.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 1, Time: time.Now(), Txs: [][]byte{[]byte("a=1")}})
+				require.NoError(t, err)
+				require.Zero(t, res.TxResults[0].Code, res.TxResults[0].Log)
+				_, err = client.Commit(t.Context(), &abci.RequestCommit{})
+				require.NoError(t, err)
+				require.NoError(t, client.Stop())
+				require.NoError(t, server.Stop())
+
+				server, client = serve(t, opts)
+				info, err := client.Info(t.Context(), &abci.RequestInfo{})
+				require.NoError(t, err)
+				require.EqualValues(t, 1, info.LastBlockHeight)
+				require.Equal(t, res.AppHash, info.LastBlockAppHash)
+				require.NoError(t, client.Stop())
+				require.NoError(t, server.Stop())
+			})
+		}
+	}
+}
+
+// verbose answers with more events than a gRPC message holds.
+type verbose struct{ abci.BaseApplication }
+
+func (verbose) FinalizeBlock(context.Context, *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
+	long := strings.Repeat("x", grpcMessageBytes/2)
+	return &abci.ResponseFinalizeBlock{
+		AppHash: []byte{1},
+		TxResults: []*abci.ExecTxResult{
+			{Code: 3, Data: []byte("data"), Log: long},
+			{Events: []abci.Event{{Type: "starling", Attributes: []abci.EventAttribute{{Key: "key", Value: long}}}}},
+		},
+	}, nil
+}
+
+func TestResultsFitAGRPCMessage(t *testing.T) {
+	logs := new(logBuffer)
+	res, err := grpcApplication{verbose{}, logs.logger(t)}.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 5})
+	require.NoError(t, err)
+	require.Less(t, res.Size(), grpcMessageBytes-grpcEnvelope)
+	require.True(t, logs.has("do not fit a gRPC message"))
+	// What validators hash is left as it was.
+	original, err := verbose{}.FinalizeBlock(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, cmttypes.NewResults(original.TxResults).Hash(), cmttypes.NewResults(res.TxResults).Hash())
+	require.Equal(t, original.AppHash, res.AppHash)
+}
+
+func TestASnapshotNeverReplacesAState(t *testing.T) {
+	home, _ := testHome(t, nil)
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	target := &restoring{zone: &stateZone{state: n.application.state}, app: n.application.App}
+	require.ErrorContains(t, target.Begin(1, nil), "there is a state at height")
+	require.Error(t, target.Write(0, nil))
+	require.NoError(t, target.Abort())
+	put(t, rpcOf(t, home), "b", "2")
+}
+
+// `starlingd abci` was killed after a restore and before CometBFT knew: CometBFT begins anew, with the application's state there.
+func TestASnapshotReplacesWhatAnInterruptedJoinLeft(t *testing.T) {
+	home, _ := testHome(t, nil)
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	_, v := n.Application().Latest()
+	require.NoError(t, n.Stop())
+	asRestored(t, home)
+
+	a, err := NewApplication(ApplicationOptions{Dir: StateDir(filepath.Join(home, "data")), Config: DefaultAppConfig(), Logger: log.NewNopLogger()})
+	require.NoError(t, err)
+	defer a.Close()
+	height, _ := a.Latest()
+	require.Positive(t, height)
+	hash := v.AppHash()
+	offer := &abci.RequestOfferSnapshot{AppHash: hash[:], Snapshot: &abci.Snapshot{
+		Height: app.DefaultSnapshotInterval, Format: 1, Chunks: v.NumChunks(), Hash: hash[:], Metadata: v.Manifest().Encode(),
+	}}
+	answer, err := a.OfferSnapshot(t.Context(), offer)
+	require.NoError(t, err)
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, answer.Result)
+	height, _ = a.Latest()
+	require.Zero(t, height)
+	for k := range v.NumChunks() {
+		chunk, err := v.Chunk(k)
+		require.NoError(t, err)
+		answer, err := a.ApplySnapshotChunk(t.Context(), &abci.RequestApplySnapshotChunk{Index: k, Chunk: chunk, Sender: "peer"})
+		require.NoError(t, err)
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, answer.Result)
+	}
+	height, restored := a.Latest()
+	require.EqualValues(t, app.DefaultSnapshotInterval, height)
+	require.Equal(t, hash, restored.AppHash())
+}
+
+func TestResetKeepsWhatLiesInTheData(t *testing.T) {
+	home, _ := testHome(t, nil)
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	config := load(t, home).CometBFT
+	_, err := Reset(config)
+	require.ErrorContains(t, err, "nothing is removed")
+	require.NoError(t, n.Stop())
+
+	// Someone keeps the signing state inside a folder that goes.
+	moved := filepath.Join(home, "data", "cs.wal", "signed.json")
+	require.NoError(t, os.Rename(config.PrivValidatorStateFile(), moved))
+	config.PrivValidatorState = moved
+	_, err = Reset(config)
+	require.ErrorContains(t, err, "lies in it")
+	require.FileExists(t, moved)
+}

@@ -1,0 +1,59 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"syscall"
+
+	cfg "github.com/cometbft/cometbft/config"
+)
+
+// ErrAddress: an address to listen on cannot be had.
+var ErrAddress = errors.New("cannot listen")
+
+// checkAddresses tries every address that CometBFT will listen on, so that an occupied port is an error that names its setting
+// before anything is opened. (The metrics server would only log it.)
+func checkAddresses(ctx context.Context, c *cfg.Config) error {
+	wanted := []struct{ setting, addresses string }{
+		{"rpc.laddr", c.RPC.ListenAddress},
+		{"rpc.grpc_laddr", c.RPC.GRPCListenAddress},
+		{"rpc.pprof_laddr", c.RPC.PprofListenAddress},
+		{"p2p.laddr", c.P2P.ListenAddress},
+	}
+	if c.Instrumentation.Prometheus {
+		wanted = append(wanted, struct{ setting, addresses string }{"instrumentation.prometheus_listen_addr", c.Instrumentation.PrometheusListenAddr})
+	}
+	var held []net.Listener
+	defer func() {
+		for _, l := range held {
+			l.Close()
+		}
+	}()
+	for _, w := range wanted {
+		for _, address := range strings.FieldsFunc(w.addresses, func(r rune) bool { return r == ',' || r == ' ' }) {
+			network, host := "tcp", address
+			if before, after, ok := strings.Cut(address, "://"); ok {
+				network, host = before, after
+			}
+			if network != "tcp" {
+				continue // CometBFT replaces a unix socket
+			}
+			listener, err := new(net.ListenConfig).Listen(ctx, network, host)
+			if err != nil {
+				return addressError(w.setting, address, err)
+			}
+			held = append(held, listener) // until the end, so that two settings with one port are found too
+		}
+	}
+	return nil
+}
+
+func addressError(setting, address string, err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w on %s (%s): the port is in use: stop the program that holds it, or give --%s another address", ErrAddress, address, setting, setting)
+	}
+	return fmt.Errorf("%w on %s (%s): %w: correct --%s", ErrAddress, address, setting, err, setting)
+}

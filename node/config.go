@@ -1,0 +1,256 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/template"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+)
+
+// ErrNotInitialised: the folder is no home of a node.
+var ErrNotInitialised = errors.New("not a home folder of starlingd")
+
+// Config is all that a node is told: CometBFT's part and ours.
+type Config struct {
+	Home     string
+	CometBFT *cfg.Config
+	App      AppConfig
+}
+
+// AppConfig is config/app.toml.
+type AppConfig struct {
+	State     StateConfig     `mapstructure:"state"`
+	Snapshots SnapshotsConfig `mapstructure:"snapshots"`
+}
+
+// StateConfig is the section [state].
+type StateConfig struct {
+	KeepRecent   int   `mapstructure:"keep_recent"`   // versions that queries can ask for
+	RetainBlocks int64 `mapstructure:"retain_blocks"` // blocks that are kept, 0: all
+}
+
+// SnapshotsConfig is the section [snapshots].
+type SnapshotsConfig struct {
+	Keep int `mapstructure:"keep"` // snapshots that are served to joining nodes
+}
+
+// maxSnapshots is how many snapshots CometBFT advertises (statesync/reactor.go, recentSnapshots).
+const maxSnapshots = 10
+
+// DefaultAppConfig is what holds where app.toml is silent.
+func DefaultAppConfig() AppConfig {
+	return AppConfig{State: StateConfig{KeepRecent: 100}, Snapshots: SnapshotsConfig{Keep: 2}}
+}
+
+func (c AppConfig) validate() error {
+	switch {
+	case c.State.KeepRecent < 1:
+		return fmt.Errorf("state.keep_recent is %d, it must be 1 or more", c.State.KeepRecent)
+	case c.State.RetainBlocks < 0:
+		return fmt.Errorf("state.retain_blocks is %d, it must be 0 (keep all) or more", c.State.RetainBlocks)
+	case c.Snapshots.Keep < 0 || c.Snapshots.Keep > maxSnapshots:
+		return fmt.Errorf("snapshots.keep is %d, it must be from 0 (serve none) to %d", c.Snapshots.Keep, maxSnapshots)
+	}
+	return nil
+}
+
+// appTemplate is app.toml as init writes it.
+var appTemplate = template.Must(template.New("app.toml").Parse(`# Settings of Starling's application. Those of CometBFT are in config.toml beside this file.
+# Each can be overridden by a flag (--state.keep_recent) or an environment variable (STARLINGD_STATE_KEEP_RECENT).
+
+[state]
+
+# How many of the last states can be queried (at their heights, with proofs). At least 1: the last one.
+keep_recent = {{ .State.KeepRecent }}
+
+# How many of the last blocks CometBFT keeps; 0 keeps all. Blocks that a served snapshot needs are kept in any case.
+# A node that is further behind than all others' blocks reach can only come back by state sync.
+retain_blocks = {{ .State.RetainBlocks }}
+
+[snapshots]
+
+# How many snapshots are offered to joining nodes, the newest; 0 offers none. One that is being fetched stays some minutes longer.
+# A snapshot is a pinned version of the state: it costs the memory of what has changed since, nothing is written. Their interval is in the genesis file (snapshot_interval).
+keep = {{ .Snapshots.Keep }}
+`))
+
+// Sizes that init writes into config.toml so that the largest transaction passes everywhere (limits.go checks them).
+const (
+	defaultMaxBodyBytes = 8 << 20
+	defaultMaxTxBytes   = 4 << 20
+)
+
+// DefaultCometBFTConfig is CometBFT's default configuration with limits that fit our transactions.
+func DefaultCometBFTConfig() *cfg.Config {
+	c := cfg.DefaultConfig()
+	c.RPC.MaxBodyBytes = defaultMaxBodyBytes
+	c.Mempool.MaxTxBytes = defaultMaxTxBytes
+	c.StateSync.DiscoveryTime = minDiscovery
+	return c
+}
+
+func appFile(home string) string   { return filepath.Join(home, "config", "app.toml") }
+func cometFile(home string) string { return filepath.Join(home, "config", "config.toml") }
+
+// EnvPrefix starts the names of the environment variables.
+const EnvPrefix = "STARLINGD"
+
+// BindEnvironment makes v look at STARLINGD_… variables: for rpc.laddr, STARLINGD_RPC_LADDR.
+func BindEnvironment(v *viper.Viper) {
+	v.SetEnvPrefix(EnvPrefix)
+	v.SetEnvKeyReplacer(environmentLetters)
+	v.AutomaticEnv()
+}
+
+var environmentLetters = strings.NewReplacer(".", "_", "-", "_")
+
+// EnvironmentName is the variable of a setting or flag.
+func EnvironmentName(setting string) string {
+	return EnvPrefix + "_" + strings.ToUpper(environmentLetters.Replace(setting))
+}
+
+// shown are the settings whose flags are listed in the help text; all the others have flags too.
+var shown = map[string]string{
+	"moniker":                    "name of this node",
+	"log_level":                  "log level: debug, info, error, none, or module:level pairs",
+	"log_format":                 "log format: plain or json",
+	"rpc.laddr":                  "address for clients",
+	"p2p.laddr":                  "address for other nodes",
+	"p2p.external_address":       "address that other nodes are told to dial",
+	"p2p.persistent_peers":       "peers to stay connected to: id@host:port, comma-separated",
+	"p2p.seeds":                  "seeds to ask for peers: id@host:port, comma-separated",
+	"statesync.enable":           "join by state sync where there is no state yet",
+	"statesync.rpc_servers":      "two or more RPC addresses for the light client",
+	"statesync.trust_height":     "height of a header that is trusted",
+	"statesync.trust_hash":       "hash of that header, in hex",
+	"consensus.timeout_commit":   "pause between blocks",
+	"instrumentation.prometheus": "serve metrics for Prometheus",
+	"state.keep_recent":          "states that can be queried",
+	"state.retain_blocks":        "blocks that are kept, 0: all",
+	"snapshots.keep":             "snapshots served to joining nodes",
+}
+
+// AddFlags gives every setting of config.toml and app.toml a flag of the same name.
+func AddFlags(flags *pflag.FlagSet) {
+	addFlags(flags, append(fieldsOf(DefaultCometBFTConfig()), fieldsOf(DefaultAppConfig())...))
+}
+
+// AddAppFlags does so for app.toml and the log only.
+func AddAppFlags(flags *pflag.FlagSet) {
+	fields := fieldsOf(DefaultAppConfig())
+	for _, f := range fieldsOf(DefaultCometBFTConfig()) {
+		if strings.HasPrefix(f.name, "log_") {
+			fields = append(fields, f)
+		}
+	}
+	addFlags(flags, fields)
+}
+
+func addFlags(flags *pflag.FlagSet, fields []field) {
+	for _, f := range fields {
+		if !f.settable() {
+			continue
+		}
+		usage, listed := shown[f.name]
+		if !listed {
+			usage = "see config/config.toml"
+		}
+		f.addFlag(flags, usage)
+		flags.Lookup(f.name).Hidden = !listed
+	}
+}
+
+// LoadConfig reads the files of a home folder, under what v has from flags and environment. A field that is unknown or has a
+// value of the wrong kind is refused by name.
+func LoadConfig(home string, v *viper.Viper) (*Config, error) {
+	config := &Config{Home: home, CometBFT: cfg.DefaultConfig(), App: DefaultAppConfig()}
+	fields := fieldsOf(config.CometBFT)
+	file, err := readFile(cometFile(home), fields)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is %w (there is no %s): run `starlingd init --home %s` first, or give another --home",
+			home, ErrNotInitialised, cometFile(home), home)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := override(v, file, fields, config.CometBFT); err != nil {
+		return nil, fmt.Errorf("%s: %w", cometFile(home), err)
+	}
+	config.CometBFT.SetRoot(home)
+	if err := config.CometBFT.ValidateBasic(); err != nil {
+		return nil, fmt.Errorf("%s: %w", cometFile(home), err)
+	}
+	if config.App, err = LoadAppConfig(home, v); err != nil {
+		return nil, err
+	}
+	return config, nil
+}
+
+// LoadAppConfig reads app.toml alone; where there is none, defaults hold.
+func LoadAppConfig(home string, v *viper.Viper) (AppConfig, error) {
+	config := DefaultAppConfig()
+	fields := fieldsOf(config)
+	file, err := readFile(appFile(home), fields)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return AppConfig{}, err
+	}
+	if err := override(v, file, fields, &config); err != nil {
+		return AppConfig{}, fmt.Errorf("%s: %w", appFile(home), err)
+	}
+	if err := config.validate(); err != nil {
+		return AppConfig{}, fmt.Errorf("%s: %w", appFile(home), err)
+	}
+	return config, nil
+}
+
+// override decodes into target: flags and variables in v over file over the defaults in fields.
+func override(v, file *viper.Viper, fields []field, target any) error {
+	for _, f := range fields {
+		if f.settable() {
+			v.SetDefault(f.name, f.value.Interface()) // a variable is only looked up for a name that is known
+		}
+		if file != nil && file.IsSet(f.name) {
+			v.SetDefault(f.name, file.Get(f.name))
+		}
+	}
+	if err := v.Unmarshal(target); err != nil {
+		return fmt.Errorf("wrong value in a file, a flag or a %s_… variable: %w", EnvPrefix, err)
+	}
+	return nil
+}
+
+// RPCAddress is where a client reaches the node of a home folder: what its config.toml says, else CometBFT's default.
+func RPCAddress(home string) string {
+	v := viper.New()
+	v.SetConfigFile(cometFile(home))
+	v.SetDefault("rpc.laddr", cfg.DefaultRPCConfig().ListenAddress)
+	if err := v.ReadInConfig(); err != nil {
+		v.Set("rpc.laddr", cfg.DefaultRPCConfig().ListenAddress)
+	}
+	first, _, _ := strings.Cut(v.GetString("rpc.laddr"), ",")
+	host := strings.TrimPrefix(first, "tcp://")
+	for _, every := range []string{"0.0.0.0:", "[::]:", ":"} {
+		if port, ok := strings.CutPrefix(host, every); ok {
+			host = "127.0.0.1:" + port
+		}
+	}
+	if strings.Contains(host, "://") {
+		return host
+	}
+	return "http://" + host
+}
+
+func writeAppConfig(path string, c AppConfig) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(appTemplate.Execute(file, c), file.Close())
+}

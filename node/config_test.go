@@ -1,0 +1,136 @@
+package node
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// What init writes is read back as it was, so every name in CometBFT's template is known here.
+func TestConfigRoundTrip(t *testing.T) {
+	home, _ := testHome(t, func(o *InitOptions) { o.Edit = nil })
+	config := load(t, home)
+	want := DefaultCometBFTConfig()
+	want.SetRoot(home)
+	want.Moniker = "test"
+	want.StateSync.RPCServers = []string{}
+	require.Equal(t, want.RPC, config.CometBFT.RPC)
+	require.Equal(t, want.Mempool, config.CometBFT.Mempool)
+	require.Equal(t, want.StateSync, config.CometBFT.StateSync)
+	require.Equal(t, want.Consensus, config.CometBFT.Consensus)
+	require.Equal(t, want.BaseConfig, config.CometBFT.BaseConfig)
+	require.Equal(t, DefaultAppConfig(), config.App)
+	require.Equal(t, 5*time.Second, config.CometBFT.StateSync.DiscoveryTime)
+	require.NoError(t, checkConfigLimits(config.CometBFT))
+}
+
+func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
+	home, _ := testHome(t, nil)
+	writeFile(t, appFile(home), "[state]\nkeep_recent = 7\nretain_blocks = 70\n[snapshots]\nkeep = 3\n")
+	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "8")
+	t.Setenv("STARLINGD_STATE_RETAIN_BLOCKS", "80")
+	t.Setenv("STARLINGD_STATESYNC_RPC_SERVERS", "http://a:1,http://b:2")
+	t.Setenv("STARLINGD_CONSENSUS_TIMEOUT_COMMIT", "3s")
+	t.Setenv("STARLINGD_MONIKER", "env")
+	v := viper.New()
+	BindEnvironment(v)
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	AddFlags(flags)
+	require.NoError(t, flags.Parse([]string{"--state.keep_recent", "9", "--rpc.laddr", "tcp://127.0.0.1:1", "--log_format", "json",
+		"--p2p.persistent_peers", "a@b:1", "--instrumentation.prometheus", "--rpc.cors_allowed_origins", "x,y"}))
+	require.NoError(t, v.BindPFlags(flags))
+	config, err := LoadConfig(home, v)
+	require.NoError(t, err)
+	require.Equal(t, AppConfig{StateConfig{9, 80}, SnapshotsConfig{3}}, config.App)
+	require.Equal(t, []string{"http://a:1", "http://b:2"}, config.CometBFT.StateSync.RPCServers)
+	require.Equal(t, []string{"x", "y"}, config.CometBFT.RPC.CORSAllowedOrigins)
+	require.Equal(t, 3*time.Second, config.CometBFT.Consensus.TimeoutCommit)
+	require.Equal(t, "env", config.CometBFT.Moniker)
+	require.Equal(t, "json", config.CometBFT.LogFormat)
+	require.Equal(t, "tcp://127.0.0.1:1", config.CometBFT.RPC.ListenAddress)
+	require.Equal(t, "a@b:1", config.CometBFT.P2P.PersistentPeers)
+	require.True(t, config.CometBFT.Instrumentation.Prometheus)
+}
+
+func TestWrongConfigIsRefusedByName(t *testing.T) {
+	home, _ := testHome(t, nil)
+	comet, err := os.ReadFile(cometFile(home))
+	require.NoError(t, err)
+	for name, c := range map[string]struct{ app, from, to, want string }{
+		"unknown section":      {app: "[sate]\nkeep_recent = 1\n", want: "unknown field sate.keep_recent (did you mean state.keep_recent?)"},
+		"unknown field":        {app: "[state]\nkeep = 1\n", want: "unknown field state.keep (did you mean snapshots.keep?)"},
+		"fraction":             {app: "[state]\nkeep_recent = 1.5\n", want: "state.keep_recent must be a whole number"},
+		"wrong kind":           {app: "[snapshots]\nkeep = true\n", want: "snapshots.keep must be a whole number"},
+		"out of range":         {app: "[state]\nkeep_recent = 0\n", want: "state.keep_recent is 0, it must be 1 or more"},
+		"too many":             {app: "[snapshots]\nkeep = 11\n", want: "snapshots.keep is 11"},
+		"no TOML":              {app: "[state\n", want: "app.toml"},
+		"CometBFT's unknown":   {from: "timeout_commit =", to: "timeout_comit =", want: "unknown field consensus.timeout_comit"},
+		"CometBFT's kind":      {from: "pex = false", to: "pex = \"maybe\"", want: "p2p.pex must be true or false"},
+		"CometBFT's time":      {from: "timeout_commit = \"20ms\"", to: "timeout_commit = \"soon\"", want: "consensus.timeout_commit must be a time"},
+		"CometBFT's own check": {from: "max_body_bytes = 8388608", to: "max_body_bytes = -1", want: "max_body_bytes can't be negative"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			changed := string(comet)
+			if c.from != "" {
+				changed = strings.Replace(changed, c.from, c.to, 1)
+				require.NotEqual(t, string(comet), changed)
+			}
+			writeFile(t, cometFile(home), changed)
+			writeFile(t, appFile(home), c.app)
+			_, err := LoadConfig(home, viper.New())
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+func TestWrongVariableIsRefused(t *testing.T) {
+	home, _ := testHome(t, nil)
+	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "many")
+	v := viper.New()
+	BindEnvironment(v)
+	_, err := LoadConfig(home, v)
+	require.ErrorContains(t, err, "keep_recent")
+	require.ErrorContains(t, err, "STARLINGD_")
+}
+
+func TestLimitsMustFitTheLargestTransaction(t *testing.T) {
+	for setting, lower := range map[string]func(*cfg.Config){
+		"rpc.max_body_bytes":    func(c *cfg.Config) { c.RPC.MaxBodyBytes = 1_000_000 },
+		"mempool.max_tx_bytes":  func(c *cfg.Config) { c.Mempool.MaxTxBytes = tx.MaxBytes - 1 },
+		"mempool.max_txs_bytes": func(c *cfg.Config) { c.Mempool.MaxTxsBytes = tx.MaxBytes - 1 },
+	} {
+		c := DefaultCometBFTConfig()
+		require.NoError(t, checkConfigLimits(c))
+		lower(c)
+		err := checkConfigLimits(c)
+		require.ErrorIs(t, err, ErrLimits)
+		require.ErrorContains(t, err, setting)
+	}
+	c := DefaultCometBFTConfig()
+	c.Mempool.Type = cfg.MempoolTypeApp
+	require.ErrorContains(t, checkConfigLimits(c), "mempool.type")
+}
+
+func TestRPCAddress(t *testing.T) {
+	home, _ := testHome(t, nil)
+	for laddr, want := range map[string]string{
+		"tcp://127.0.0.1:5":              "http://127.0.0.1:5",
+		"tcp://0.0.0.0:5":                "http://127.0.0.1:5",
+		"tcp://:5,tcp://127.0.0.1:6":     "http://127.0.0.1:5",
+		"unix:///run/starling.sock":      "unix:///run/starling.sock",
+		"tcp://[::]:5":                   "http://127.0.0.1:5",
+		"tcp://starling.example.org:123": "http://starling.example.org:123",
+	} {
+		writeFile(t, cometFile(home), "[rpc]\nladdr = \""+laddr+"\"\n")
+		require.Equal(t, want, RPCAddress(home))
+	}
+	require.Equal(t, "http://127.0.0.1:26657", RPCAddress(t.TempDir()))
+}
