@@ -1,0 +1,301 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/starling-kv/starling/client"
+)
+
+const (
+	absentHelp = `The value goes to standard output. A key that is absent is a message on standard error
+and exit status 4.`
+
+	verifyHelp = `With --verify the answer is proved against a block header that validators signed. The
+chain of trust starts at the home's genesis.json, or at a header that you have from
+somebody you trust: --trust-height and --trust-hash. Name several nodes by --node, then
+all but the first are witnesses; with one node alone, a fork made by more than a third of
+the validators would not be seen.`
+)
+
+// absent has an exit status of its own, so that a script can ask whether a key is there.
+func absent(env *cliEnv, key []byte, height int64) error {
+	return absentError{fmt.Errorf("key %s is absent at height %d", formatBytes(env, key), height)}
+}
+
+func addReadFlags(flags *pflag.FlagSet) {
+	addCallFlags(flags)
+	addBytesFlags(flags)
+	flags.Int64("height", 0, "read the state after this block (default: the last)")
+	flags.Bool("prove", false, "ask for the proof and show it (--output json: all of it)")
+	flags.Bool("verify", false, "verify the proof against a signed block header")
+	flags.Int64("trust-height", 0, "with --verify: height of a header that is trusted")
+	flags.String("trust-hash", "", "with --verify: hash of that header, in hex")
+	flags.Duration("trust-period", client.DefaultTrustPeriod, "with --verify: age at which a header is no longer trusted")
+}
+
+// reader connects for a read, verified if --verify says so.
+func reader(ctx context.Context, env *cliEnv) (*client.Client, []client.ReadOption, error) {
+	var options []client.ReadOption
+	if h := env.V.GetInt64("height"); h != 0 {
+		options = append(options, client.AtHeight(h))
+	}
+	if env.V.GetBool("prove") {
+		options = append(options, client.Prove())
+	}
+	if !env.V.GetBool("verify") {
+		c, err := dial(ctx, env)
+		return c, options, err
+	}
+	trust, err := trustOf(env)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := dial(ctx, env, client.WithVerification(trust))
+	return c, options, err
+}
+
+func trustOf(env *cliEnv) (client.Trust, error) {
+	trust := client.Trust{Height: env.V.GetInt64("trust-height"), Period: env.V.GetDuration("trust-period")}
+	text := env.V.GetString("trust-hash")
+	if (trust.Height == 0) != (text == "") {
+		return trust, usagef("--trust-height and --trust-hash go together")
+	}
+	if text != "" {
+		var err error
+		if trust.Hash, err = hex.DecodeString(text); err != nil || len(trust.Hash) != 32 {
+			return trust, usagef("--trust-hash %q is not 32 bytes in hex", text)
+		}
+		return trust, nil
+	}
+	var err error
+	if trust.Genesis, err = homeGenesis(env); err != nil {
+		return trust, err
+	}
+	if trust.Genesis == nil {
+		return trust, usagef("nothing to verify against: %s holds no config/genesis.json; give --home, or --trust-height and --trust-hash", env.Home)
+	}
+	return trust, nil
+}
+
+type stateJSON struct {
+	Height   int64      `json:"height"`
+	Verified bool       `json:"verified"`
+	AppHash  string     `json:"app_hash,omitempty"`
+	Time     *time.Time `json:"time,omitempty"` // of the header that proves it
+}
+
+func toStateJSON(s client.State) stateJSON {
+	out := stateJSON{Height: s.Height, Verified: s.Verified}
+	if s.Verified {
+		out.AppHash, out.Time = s.AppHash.String(), &s.Time
+	}
+	return out
+}
+
+// noteState tells on standard error what an answer rests on.
+func noteState(env *cliEnv, s client.State, proofBytes int) {
+	if s.Verified {
+		fmt.Fprintf(env.Err, "verified: height %d, app hash %v, proved by the header of %s\n", s.Height, s.AppHash, s.Time.UTC().Format(time.RFC3339))
+	} else if proofBytes > 0 {
+		fmt.Fprintf(env.Err, "height %d, proof of %d bytes, not verified (--verify)\n", s.Height, proofBytes)
+	}
+}
+
+type entryJSON struct {
+	Key      *string `json:"key,omitempty"` // where it is printable text
+	KeyHex   string  `json:"key_hex"`
+	Value    *string `json:"value,omitempty"`
+	ValueHex string  `json:"value_hex,omitempty"`
+}
+
+// The operators' data in base64 (docs/spec/proofs.md).
+type proofJSON struct {
+	State []byte `json:"state,omitempty"`
+	Map   []byte `json:"map"`
+}
+
+type rangeProofJSON struct {
+	Tree []byte `json:"tree,omitempty"`
+	Map  []byte `json:"map"`
+}
+
+func toEntryJSON(key, value []byte) entryJSON {
+	e := entryJSON{Key: jsonText(key), KeyHex: hex.EncodeToString(key), ValueHex: hex.EncodeToString(value)}
+	if len(value) > 0 {
+		e.Value = jsonText(value)
+	}
+	return e
+}
+
+func newGetCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "get KEY",
+		Short: "Read a key, with a proof if asked for",
+		Long:  "Read a key.\n\n" + absentHelp + "\n\n" + verifyHelp,
+		Example: `  starlingd get fruit/apple
+  starlingd get fruit/apple --prove --verify
+  starlingd get 0x0070 --height 12 --output json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := parseBytes(env, "KEY", args[0])
+			if err != nil {
+				return err
+			}
+			ctx, cancel := callContext(cmd, env)
+			defer cancel()
+			c, options, err := reader(ctx, env)
+			if err != nil {
+				return explain(err)
+			}
+			v, err := c.Get(ctx, key, options...)
+			if err != nil {
+				return explain(err)
+			}
+			return printValue(env, v)
+		},
+	}
+	addReadFlags(cmd.Flags())
+	cmd.Flags().Bool("raw", false, "write the value's bytes and nothing else")
+	return cmd
+}
+
+func printValue(env *cliEnv, v *client.Value) (err error) {
+	switch {
+	case env.JSON():
+		err = writeJSON(env.Out, struct {
+			stateJSON
+			entryJSON
+			Found bool       `json:"found"`
+			Proof *proofJSON `json:"proof,omitempty"`
+		}{toStateJSON(v.State), toEntryJSON(v.Key, v.Value), v.Found, (*proofJSON)(v.Proof)})
+	case v.Found && env.V.GetBool("raw"):
+		_, err = env.Out.Write(v.Value)
+	case v.Found:
+		_, err = fmt.Fprintln(env.Out, formatBytes(env, v.Value))
+	}
+	if err != nil {
+		return err
+	}
+	if !env.JSON() {
+		proofBytes := 0
+		if v.Proof != nil {
+			proofBytes = len(v.Proof.State) + len(v.Proof.Map)
+		}
+		noteState(env, v.State, proofBytes)
+	}
+	if !v.Found {
+		return absent(env, v.Key, v.Height)
+	}
+	return nil
+}
+
+func newRangeCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "range [START] [END]",
+		Short: "List keys in order, from START on and below END",
+		Long: `List keys in order with their values, from START on and below END.
+
+One page of at most --limit entries is read. If there are more, the key to go on from is
+printed on standard error; give it as --cursor.
+
+` + verifyHelp + ` A verified page is complete: no key in it was left out.`,
+		Example: `  starlingd range --prefix fruit/
+  starlingd range a b --limit 10
+  starlingd range --prefix fruit/ --cursor fruit/pear --prove --verify`,
+		Args: cobra.MaximumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			start, end, err := rangeArgs(env, args)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := callContext(cmd, env)
+			defer cancel()
+			c, options, err := reader(ctx, env)
+			if err != nil {
+				return explain(err)
+			}
+			limit := env.V.GetInt("limit")
+			if limit < 1 {
+				return usagef("--limit is %d, it must be 1 or more", limit)
+			}
+			page, err := c.Range(ctx, start, end, append(options, client.Limit(limit))...)
+			if err != nil {
+				return explain(err)
+			}
+			return printPage(env, page)
+		},
+	}
+	addReadFlags(cmd.Flags())
+	cmd.Flags().Int("limit", client.DefaultRangeLimit, "most entries to list")
+	cmd.Flags().String("prefix", "", "list the keys that start so")
+	cmd.Flags().String("cursor", "", "go on from this key (at the --height of the page before, for one picture)")
+	return cmd
+}
+
+func rangeArgs(env *cliEnv, args []string) (start, end []byte, err error) {
+	if len(args) > 0 {
+		if start, err = parseBytes(env, "START", args[0]); err != nil {
+			return nil, nil, err
+		}
+	}
+	if len(args) > 1 {
+		if end, err = parseBytes(env, "END", args[1]); err != nil {
+			return nil, nil, err
+		}
+	}
+	if p := env.V.GetString("prefix"); p != "" {
+		if len(args) > 0 {
+			return nil, nil, usagef("give either START and END or --prefix")
+		}
+		if start, err = parseBytes(env, "--prefix", p); err != nil {
+			return nil, nil, err
+		}
+		end = client.PrefixEnd(start)
+	}
+	if cursor := env.V.GetString("cursor"); cursor != "" {
+		if start, err = parseBytes(env, "--cursor", cursor); err != nil {
+			return nil, nil, err
+		}
+	}
+	return start, end, nil
+}
+
+func printPage(env *cliEnv, page *client.Page) error {
+	if env.JSON() {
+		entries := make([]entryJSON, 0, len(page.Entries))
+		for _, e := range page.Entries {
+			entries = append(entries, toEntryJSON(e.Key, e.Value))
+		}
+		out := struct {
+			stateJSON
+			Entries []entryJSON     `json:"entries"`
+			Next    *string         `json:"next,omitempty"`
+			NextHex string          `json:"next_hex,omitempty"`
+			Proof   *rangeProofJSON `json:"proof,omitempty"`
+		}{stateJSON: toStateJSON(page.State), Entries: entries, NextHex: hex.EncodeToString(page.Next), Proof: (*rangeProofJSON)(page.Proof)}
+		if page.Next != nil {
+			out.Next = jsonText(page.Next)
+		}
+		return writeJSON(env.Out, out)
+	}
+	for _, e := range page.Entries {
+		if _, err := fmt.Fprintf(env.Out, "%s\t%s\n", formatBytes(env, e.Key), formatBytes(env, e.Value)); err != nil {
+			return err
+		}
+	}
+	proofBytes := 0
+	if page.Proof != nil {
+		proofBytes = len(page.Proof.Tree) + len(page.Proof.Map)
+	}
+	noteState(env, page.State, proofBytes)
+	if page.Next != nil {
+		fmt.Fprintf(env.Err, "there is more: --cursor %s --height %d\n", formatBytes(env, page.Next), page.Height)
+	}
+	return nil
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+const accountHelp = "an account is a key's name, or a public key in hex or base64"
+
+func newGrantCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "grant GRANTEE PREFIX",
+		Short: "Let an account write keys that start with PREFIX (for admins)",
+		Long: `Let an account write keys that start with PREFIX. An admin must sign.
+
+GRANTEE: ` + accountHelp + `, or
+"everyone". An empty PREFIX ("") covers all keys. A grant of the same pair replaces the
+one before.`,
+		Example: `  starlingd grant alice fruit/ --from root
+  starlingd grant everyone public/ --quota 1000000 --from root`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			grantee, prefix, err := granteeArgs(env, args)
+			if err != nil {
+				return err
+			}
+			return submit(cmd, env, tx.NewGrant(grantee, prefix, env.V.GetUint64("quota")))
+		},
+	}
+	addSignFlags(cmd.Flags())
+	addBytesFlags(cmd.Flags())
+	cmd.Flags().Uint64("quota", 0, "most bytes that all keys under PREFIX may take together (0: no limit)")
+	return cmd
+}
+
+func newRevokeCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "revoke GRANTEE PREFIX",
+		Short:   "Take a grant back (for admins); keys that were written stay",
+		Example: "  starlingd revoke alice fruit/ --from root",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			grantee, prefix, err := granteeArgs(env, args)
+			if err != nil {
+				return err
+			}
+			return submit(cmd, env, tx.NewRevoke(grantee, prefix))
+		},
+	}
+	addSignFlags(cmd.Flags())
+	addBytesFlags(cmd.Flags())
+	return cmd
+}
+
+// granteeArgs reads GRANTEE (nil: everyone) and PREFIX.
+func granteeArgs(env *cliEnv, args []string) (grantee, prefix []byte, err error) {
+	if args[0] != "everyone" && args[0] != "*" {
+		if grantee, err = parseAccount(env, "GRANTEE", args[0]); err != nil {
+			return nil, nil, err
+		}
+	}
+	prefix, err = parseBytes(env, "PREFIX", args[1])
+	return grantee, prefix, err
+}
+
+func newValidatorCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "validator",
+		RunE:  group,
+		Short: "Change the set of validators (for admins)",
+	}
+	set := &cobra.Command{
+		Use:   "set PUBKEY POWER",
+		Short: "Give a validator its voting power; 0 removes it",
+		Long: `Give a validator its voting power; 0 removes it. An admin must sign. PUBKEY is what
+"starlingd show-validator" prints on the validator's machine.`,
+		Example: "  starlingd validator set $(starlingd show-validator --home /other) 10 --from root",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := parseAccount(env, "PUBKEY", args[0])
+			if err != nil {
+				return err
+			}
+			power, err := strconv.ParseUint(args[1], 10, 64)
+			if err != nil {
+				return usagef("POWER %q is not a number from 0 on", args[1])
+			}
+			return submit(cmd, env, tx.NewSetValidator(key, power))
+		},
+	}
+	addSignFlags(set.Flags())
+	cmd.AddCommand(set)
+	return cmd
+}
+
+func newAdminCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "admin",
+		RunE:  group,
+		Short: "Change who is an admin (for admins)",
+	}
+	for _, c := range []struct {
+		name, short string
+		remove      bool
+	}{
+		{"add", "Make an account an admin", false},
+		{"remove", "Make an admin an ordinary account; the last one stays", true},
+	} {
+		sub := &cobra.Command{
+			Use:     c.name + " ACCOUNT",
+			Short:   c.short,
+			Long:    c.short + ". An admin must sign; " + accountHelp + ".",
+			Example: fmt.Sprintf("  starlingd admin %s alice --from root", c.name),
+			Args:    cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				account, err := parseAccount(env, "ACCOUNT", args[0])
+				if err != nil {
+					return err
+				}
+				return submit(cmd, env, tx.NewSetAdmin(account, c.remove))
+			},
+		}
+		addSignFlags(sub.Flags())
+		cmd.AddCommand(sub)
+	}
+	return cmd
+}

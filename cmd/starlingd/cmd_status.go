@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/client"
+)
+
+// statusTimeout bounds the questions to one node.
+const statusTimeout = 10 * time.Second
+
+// status is what `starlingd status` says about one node.
+type status struct {
+	Address     string            `json:"address"`
+	ChainID     string            `json:"chain_id"`
+	Moniker     string            `json:"moniker"`
+	NodeID      string            `json:"node_id"`
+	Version     string            `json:"version"` // of starlingd
+	Height      int64             `json:"height"`  // of the last block
+	BlockTime   time.Time         `json:"block_time"`
+	AppHeight   int64             `json:"app_height"` // after which the application's state is
+	AppHash     string            `json:"app_hash"`   // of that state
+	CatchingUp  bool              `json:"catching_up"`
+	Peers       int               `json:"peers"`
+	VotingPower int64             `json:"voting_power"` // of this node
+	Validators  []statusValidator `json:"validators"`
+}
+
+type statusValidator struct {
+	Address string `json:"address"`
+	PubKey  string `json:"pub_key"`
+	Power   int64  `json:"power"`
+}
+
+func newStatusCmd(env *cliEnv) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show height, state and validators of a running node",
+		Example: `  starlingd status
+  starlingd status --node http://127.0.0.1:26657 --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var errs []error
+			for _, address := range env.NodeAddrs() {
+				s, err := askStatus(cmd.Context(), address)
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				if env.JSON() {
+					err = writeJSON(env.Out, s)
+				} else {
+					err = s.write(env.Out)
+				}
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		},
+	}
+}
+
+func askStatus(ctx context.Context, address string) (status, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	failed := func(err error) (status, error) {
+		return status{}, fmt.Errorf("no answer from %s: %w: is the node running there? (--node names another address)", address, err)
+	}
+	rpc, err := client.NewHTTP(address)
+	if err != nil {
+		return failed(err)
+	}
+	node, err := rpc.Status(ctx)
+	if err != nil {
+		return failed(err)
+	}
+	info, err := rpc.ABCIInfo(ctx)
+	if err != nil {
+		return failed(err)
+	}
+	net, err := rpc.NetInfo(ctx)
+	if err != nil {
+		return failed(err)
+	}
+	s := status{
+		Address: address, ChainID: node.NodeInfo.Network, Moniker: node.NodeInfo.Moniker, NodeID: string(node.NodeInfo.ID()),
+		Version: info.Response.Version, Height: node.SyncInfo.LatestBlockHeight, BlockTime: node.SyncInfo.LatestBlockTime,
+		AppHeight: info.Response.LastBlockHeight, AppHash: hex.EncodeToString(info.Response.LastBlockAppHash),
+		CatchingUp: node.SyncInfo.CatchingUp, Peers: net.NPeers, VotingPower: node.ValidatorInfo.VotingPower,
+		Validators: []statusValidator{},
+	}
+	if s.Height == 0 {
+		return s, nil // no validator set is stored before the first block
+	}
+	const perPage = 100 // rpc/core, maxPerPage
+	for page := 1; ; page++ {
+		limit := perPage
+		answer, err := rpc.Validators(ctx, nil, &page, &limit)
+		if err != nil {
+			return failed(err)
+		}
+		for _, v := range answer.Validators {
+			if v == nil || v.PubKey == nil {
+				return failed(errors.New("it names a validator without a key"))
+			}
+			s.Validators = append(s.Validators, statusValidator{v.Address.String(), hex.EncodeToString(v.PubKey.Bytes()), v.VotingPower})
+		}
+		if len(answer.Validators) < perPage || len(s.Validators) >= answer.Total {
+			return s, nil
+		}
+	}
+}
+
+func (s status) write(w io.Writer) error {
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	line := func(name string, value any) { fmt.Fprintf(table, "%s\t%v\n", name, value) }
+	line("node", fmt.Sprintf("%s (%s) at %s", harmless(s.Moniker), harmless(s.NodeID), s.Address))
+	line("chain", harmless(s.ChainID))
+	line("version", harmless(s.Version))
+	line("height", s.Height)
+	if s.Height > 0 {
+		line("block time", s.BlockTime.UTC().Format(time.RFC3339))
+	}
+	line("state", fmt.Sprintf("height %d, app hash %s", s.AppHeight, s.AppHash))
+	line("catching up", map[bool]string{true: "yes", false: "no"}[s.CatchingUp])
+	line("peers", s.Peers)
+	line("voting power", s.VotingPower)
+	for i, v := range s.Validators {
+		name := ""
+		if i == 0 {
+			name = fmt.Sprintf("validators (%d)", len(s.Validators))
+		}
+		line(name, fmt.Sprintf("%s  key %s  power %d", v.Address, v.PubKey, v.Power))
+	}
+	return table.Flush()
+}
+
+// harmless keeps what a node chose to call itself from commanding the terminal.
+func harmless(s string) string {
+	if printable([]byte(s)) {
+		return s
+	}
+	return strconv.Quote(s)
+}

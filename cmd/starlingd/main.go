@@ -1,0 +1,18 @@
+// Command starlingd is a Starling node, and the tool to operate one.
+//
+//	starlingd init ──► home folder ──► starlingd start ──► a CometBFT node with the application inside
+//	                   config/           starlingd abci ──► the application alone, for a stock cometbft
+//	                     config.toml
+//	                     app.toml        starlingd status, tx, get, range, watch, … ──► RPC of a running node
+//	                     genesis.json
+//	                   data/
+//
+// Exit status: 0 done (start and abci: stopped by SIGTERM or SIGINT), 1 it failed, 2 wrong usage, 3 refused by the chain or by a
+// proof, 4 the key is absent. Results go to standard output, logs and errors to standard error.
+package main
+
+import "os"
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+
+	"github.com/starling-kv/starling/node"
+)
+
+// Exit statuses, listed in the package comment and in the help text.
+const (
+	exitOK      = 0
+	exitFailed  = 1
+	exitUsage   = 2
+	exitRefused = 3
+	exitAbsent  = 4
+)
+
+// usageError is a command line that makes no sense: exit status 2.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// usagef makes a usageError.
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// refusedError is a "no" that came from the chain or from a proof, not from a failure on the way: exit status 3.
+type refusedError struct{ error }
+
+func (e refusedError) Unwrap() error { return e.error }
+
+// absentError: the key that was asked for is not there: exit status 4.
+type absentError struct{ error }
+
+func (e absentError) Unwrap() error { return e.error }
+
+// cliEnv is what every command gets: where it works and where it writes.
+type cliEnv struct {
+	Home     string       // home folder, once flags are parsed
+	V        *viper.Viper // flags and STARLINGD_… variables
+	Out, Err io.Writer
+}
+
+// JSON tells whether results are to be written as JSON.
+func (env *cliEnv) JSON() bool { return env.V.GetString("output") == "json" }
+
+// NodeAddrs are the RPC addresses to talk to: --node, else what the home's config.toml says, else CometBFT's default.
+func (env *cliEnv) NodeAddrs() []string {
+	if given := splitList(env.V.GetString("node")); len(given) > 0 {
+		for i, address := range given {
+			if !strings.Contains(address, "://") {
+				given[i] = "http://" + address
+			}
+		}
+		return given
+	}
+	return []string{node.RPCAddress(env.Home)}
+}
+
+func splitList(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+const rootHelp = `Starling is a Byzantine-fault-tolerant key-value store whose new nodes join by
+chunks of the state that they verify one by one.
+
+Every flag can also be set by an environment variable: --rpc.laddr is
+STARLINGD_RPC_LADDR. Flags go before variables, variables before files.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 refused by the chain or by a
+proof, 4 the key is absent.`
+
+const rootExample = `  starlingd init alice --chain-id demo-1 --open
+  starlingd start
+  starlingd status`
+
+func newRootCmd(env *cliEnv) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "starlingd",
+		Short:         "Starling node",
+		Long:          rootHelp,
+		Example:       rootExample,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.ArbitraryArgs, // so that an unknown command reaches RunE, and with it our exit status
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			err := usagef("unknown command %q", args[0])
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				err = usagef("unknown command %q: did you mean %q?", args[0], near[0])
+			}
+			return err
+		},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := env.V.BindPFlags(cmd.Flags()); err != nil {
+				return fmt.Errorf("flags: %w", err)
+			}
+			if err := fromEnvironment(cmd.Flags()); err != nil {
+				return err
+			}
+			env.Home = env.V.GetString("home")
+			if env.Home == "" {
+				return usagef("no home folder: give --home")
+			}
+			if out := env.V.GetString("output"); out != "text" && out != "json" {
+				return usagef("--output is %q, it must be text or json", out)
+			}
+			return nil
+		},
+	}
+	root.SuggestionsMinimumDistance = 2
+	flags := root.PersistentFlags()
+	flags.String("home", defaultHome(), "home folder")
+	flags.String("node", "", "RPC addresses, comma-separated (default: rpc.laddr of the home's config.toml, else http://127.0.0.1:26657)")
+	flags.String("output", "text", "how to write results: text or json")
+	root.SetOut(env.Out)
+	root.SetErr(env.Err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.CompletionOptions.HiddenDefaultCmd = true
+
+	root.AddCommand(
+		newInitCmd(env), newStartCmd(env), newABCICmd(env), newResetCmd(env),
+		newStatusCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
+	)
+	root.AddCommand(clientCommands(env)...)
+	for _, cmd := range root.Commands() {
+		wrapArgs(cmd)
+	}
+	return root
+}
+
+// wrapArgs makes wrong arguments of cmd and its subcommands usage errors.
+func wrapArgs(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return usageError{fmt.Errorf("%w: see `%s --help`", err, cmd.CommandPath())}
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		wrapArgs(sub)
+	}
+}
+
+func defaultHome() string {
+	dir, err := os.UserHomeDir()
+	if err != nil {
+		return "" // then --home is required
+	}
+	return filepath.Join(dir, ".starling")
+}
+
+// fromEnvironment gives flags that are not on the command line the value of their variable, under the rules of the flag: viper takes
+// what it cannot read for zero, and STARLINGD_VERIFY=yes for "do not verify".
+func fromEnvironment(flags *pflag.FlagSet) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := node.EnvironmentName(f.Name)
+		value := os.Getenv(name)
+		if f.Changed || value == "" || err != nil {
+			return
+		}
+		if wrong := f.Value.Set(value); wrong != nil { // and Changed stays false: nobody typed it
+			err = usagef("%s is %q, which --%s does not take: %w", name, value, f.Name, wrong)
+		}
+	})
+	return err
+}
+
+func newEnv(out, err io.Writer) *cliEnv {
+	v := viper.New()
+	node.BindEnvironment(v)
+	return &cliEnv{V: v, Out: out, Err: err}
+}
+
+// run executes one command line and returns the exit status.
+func run(args []string, out, errOut io.Writer) int {
+	root := newRootCmd(newEnv(out, errOut))
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(errOut, "starlingd: %v\n", err)
+	return exitStatus(err)
+}
+
+func exitStatus(err error) int {
+	var (
+		usage   usageError
+		refused refusedError
+		absent  absentError
+	)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.As(err, &refused):
+		return exitRefused
+	case errors.As(err, &absent):
+		return exitAbsent
+	default:
+		return exitFailed
+	}
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// patience bounds every wait for a node.
+const patience = 60 * time.Second
+
+// programVariable makes the test binary behave as starlingd, for tests that start it by hand.
+const programVariable = "STARLING_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programVariable) != "" {
+		main()
+	}
+	testscript.Main(m, map[string]func(){"starlingd": main})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"freeports":  freePortsCmd,
+			"waitheight": waitHeightCmd,
+			"listen":     listenCmd,
+			"jsonset":    jsonSetCmd,
+			"killed":     killedSocketCmd,
+			"waitsocket": waitSocketCmd,
+			"status":     statusCmd,
+			"term":       termCmd,
+		},
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("HOME", env.WorkDir)
+			env.Setenv("STARLINGD_CONSENSUS_TIMEOUT_COMMIT", "20ms")
+			env.Setenv("STARLINGD_P2P_PEX", "false")
+			env.Setenv("STARLINGD_LOG_LEVEL", "consensus:error,state:error,p2p:error,*:info")
+			return nil
+		},
+	})
+}
+
+func listenLoopback() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") }
+
+// freeports NAME… sets variables to free ports of loopback.
+func freePortsCmd(ts *testscript.TestScript, _ bool, names []string) {
+	for _, name := range names {
+		l, err := listenLoopback()
+		ts.Check(err)
+		defer l.Close()
+		ts.Setenv(name, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+	}
+}
+
+// listen NAME occupies a port until the end of the script.
+func listenCmd(ts *testscript.TestScript, _ bool, args []string) {
+	l, err := listenLoopback()
+	ts.Check(err)
+	ts.Defer(func() { l.Close() })
+	ts.Setenv(args[0], strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+}
+
+// killed PATH leaves a unix socket behind that nobody listens on, as a killed process does.
+func killedSocketCmd(ts *testscript.TestScript, _ bool, args []string) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: ts.MkAbs(args[0]), Net: "unix"})
+	ts.Check(err)
+	l.SetUnlinkOnClose(false)
+	ts.Check(l.Close())
+}
+
+// waitsocket PATH waits until somebody listens on a unix socket.
+func waitSocketCmd(ts *testscript.TestScript, _ bool, args []string) {
+	for deadline := time.Now().Add(patience); ; {
+		conn, err := net.Dial("unix", ts.MkAbs(args[0]))
+		if err == nil {
+			conn.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("nobody listens on %s: %v", args[0], err)
+		}
+	}
+}
+
+// term sends SIGTERM to what runs in the background.
+func termCmd(ts *testscript.TestScript, _ bool, _ []string) {
+	for _, cmd := range ts.BackgroundCmds() {
+		ts.Check(cmd.Process.Signal(syscall.SIGTERM))
+	}
+}
+
+// status N ARGS… runs starlingd and compares its exit status.
+func statusCmd(ts *testscript.TestScript, _ bool, args []string) {
+	err := ts.Exec("starlingd", args[1:]...)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if strconv.Itoa(got) != args[0] {
+		ts.Fatalf("exit status %d, want %s", got, args[0])
+	}
+}
+
+// waitheight PORT HEIGHT waits until the node whose RPC is at the port has the block.
+func waitHeightCmd(ts *testscript.TestScript, _ bool, args []string) {
+	height, err := strconv.ParseInt(args[1], 10, 64)
+	ts.Check(err)
+	ts.Check(waitHeight("http://127.0.0.1:"+args[0], height))
+}
+
+func waitHeight(address string, height int64) error {
+	client, err := rpchttp.New(address, "/websocket")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		status, err := client.Status(ctx)
+		if err == nil && status.SyncInfo.LatestBlockHeight >= height {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s did not reach height %d: %w", address, height, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// jsonset FILE PATH VALUE changes a field of a JSON file: PATH has dots, VALUE is JSON.
+func jsonSetCmd(ts *testscript.TestScript, _ bool, args []string) {
+	var object map[string]any
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &object))
+	var value any
+	ts.Check(json.Unmarshal([]byte(args[2]), &value))
+	at, path := object, strings.Split(args[1], ".")
+	for _, name := range path[:len(path)-1] {
+		at = at[name].(map[string]any)
+	}
+	at[path[len(path)-1]] = value
+	raw, err := json.Marshal(object)
+	ts.Check(err)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), raw, 0o600))
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestStatusOfALiar: a node's answers neither break the command nor command the terminal.
+func TestStatusOfALiar(t *testing.T) {
+	answers := map[string]string{
+		"status":     `{"node_info": {"network": "demo", "moniker": "\u001b]0;owned\u0007", "version": "1"}, "sync_info": {"latest_block_height": "7"}}`,
+		"abci_info":  `{"response": {"version": "v1\u001b[2J", "last_block_height": "7"}}`,
+		"net_info":   `{"n_peers": "0"}`,
+		"validators": `{"block_height": "7", "validators": [{"address": "00", "pub_key": {"type": "tendermint/PubKeyEd25519", "value": "AAAA"}, "voting_power": "1"}], "count": "1", "total": "1000000"}`,
+	}
+	asked := 0
+	liar := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var request struct {
+			ID     json.RawMessage
+			Method string
+		}
+		if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
+			return
+		}
+		if request.Method == "validators" {
+			asked++
+		}
+		if answers[request.Method] == "endless" {
+			spaces := bytes.Repeat([]byte(" "), 1<<20)
+			for {
+				if _, err := w.Write(spaces); err != nil {
+					return
+				}
+			}
+		}
+		fmt.Fprintf(w, `{"jsonrpc": "2.0", "id": %s, "result": %s}`, request.ID, answers[request.Method])
+	}))
+	defer liar.Close()
+	status := func() (string, string, int) {
+		var out, errOut bytes.Buffer
+		code := run([]string{"status", "--home", t.TempDir(), "--node", liar.URL}, &out, &errOut)
+		return out.String(), errOut.String(), code
+	}
+
+	out, _, code := status()
+	require.Zero(t, code)
+	require.NotContains(t, out, "\x1b")
+	require.Contains(t, out, `"\x1b]0;owned\a"`)
+	require.Contains(t, out, "validators (1)")
+	require.Equal(t, 1, asked, "it was asked for a page after one that was not full")
+
+	for name, validators := range map[string]string{
+		"none":   `{"validators": [null], "total": "1"}`,
+		"no key": `{"validators": [{"address": "00", "voting_power": "1"}], "total": "1"}`,
+	} {
+		answers["validators"] = validators
+		_, errOut, code := status()
+		require.Equal(t, exitFailed, code, name)
+		require.Contains(t, errOut, "a validator without a key", name)
+	}
+	answers["validators"] = "endless"
+	_, errOut, code := status()
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, errOut, "answer is longer than")
+}
