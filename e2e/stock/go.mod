@@ -1,3 +1,7 @@
+// The stock CometBFT that the end-to-end tests run beside `starlingd abci`, of the line before the one that starlingd is built with.
+// A module of its own, so that two versions can be had.
+//
+//	go build -C e2e/stock -o cometbft github.com/cometbft/cometbft/cmd/cometbft
 module github.com/starling-kv/starling/e2e/stock
 
 go 1.26

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+func TestDatasetIsTheSeeds(t *testing.T) {
+	one, same, other := dataset{1, 2000}, dataset{1, 2000}, dataset{2, 2000}
+	keys := map[string]bool{}
+	for i := range one.n {
+		key, value := one.at(i)
+		again, valueAgain := same.at(i)
+		require.Equal(t, key, again)
+		require.Equal(t, value, valueAgain)
+		require.NotEmpty(t, value)
+		require.True(t, strings.HasPrefix(key, prefix))
+		keys[key] = true
+	}
+	require.Len(t, keys, one.n, "keys differ")
+	key, _ := one.at(0)
+	otherKey, _ := other.at(0)
+	require.NotEqual(t, key, otherKey)
+	require.NotEqual(t, one.writerKey(0), one.writerKey(1))
+	require.Equal(t, one.writerKey(3), same.writerKey(3))
+}
+
+// However few keys, there are enough chunks for every liar to be asked for one.
+func TestThereAreEnoughChunks(t *testing.T) {
+	for _, n := range []int{minKeys, 3000, 20_000} {
+		data := dataset{seed: 1, n: n}
+		version, err := avlstar.Empty(data.chunkBytes())
+		require.NoError(t, err)
+		var changes []avlstar.Change
+		for i := range n {
+			key, value := data.at(i)
+			changes = append(changes, avlstar.Change{Key: []byte(key), Value: value})
+		}
+		version, err = version.Apply(changes)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, version.NumChunks(), uint32(100), "%d keys, chunks of %d bytes", n, data.chunkBytes())
+		require.LessOrEqual(t, version.NumChunks(), uint32(900), "%d keys: in-band state sync hands chunks over one by one", n)
+	}
+}
+
+func TestSummary(t *testing.T) {
+	good := summary{Validators: 4, Liars: 2, Keys: 20_000, Height: 41, Chunks: 404, ChunksRejected: 6, PeersRejected: 2, JoinSeconds: 11.1,
+		AppHashEqual: true, JoinerHeight: 41}
+	require.NoError(t, good.verdict())
+	for want, change := range map[string]func(*summary){
+		"did not join":          func(s *summary) { s.JoinerHeight = 0 },
+		"app hash differs":      func(s *summary) { s.AppHashEqual = false },
+		"no chunk was rejected": func(s *summary) { s.ChunksRejected = 0 },
+	} {
+		bad := good
+		change(&bad)
+		require.ErrorContains(t, bad.verdict(), want)
+	}
+	honest := good
+	honest.Liars, honest.ChunksRejected = 0, 0
+	require.NoError(t, honest.verdict())
+
+	path := filepath.Join(t.TempDir(), "out.json")
+	require.NoError(t, good.write(path))
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"validators": 4, "liars": 2, "keys": 20000, "height": 41, "chunks": 404, "chunks_rejected": 6, "peers_rejected": 2,
+		"join_seconds": 11.1, "app_hash_equal": true, "joiner_height": 41}`, string(content))
+	require.True(t, json.Valid(content))
+	require.ErrorContains(t, good.write(filepath.Join(t.TempDir(), "no", "such", "folder")), "--json")
+
+	var out bytes.Buffer
+	good.table(&out, details{SnapshotHeight: 20, SnapshotBytes: 2_300_000, Compared: []int64{41, 42, 43}, VerifiedKey: "demo/x"})
+	for _, want := range []string{"20,000", "404 chunks", "6 damaged chunks from 2 peers", "equal at heights 41, 42 and 43", "demo/x"} {
+		require.Contains(t, out.String(), want)
+	}
+}
+
+func TestWordsForNumbers(t *testing.T) {
+	require.Equal(t, "1 peer", count(1, "peer", "peers"))
+	require.Equal(t, "0 peers", count(0, "peer", "peers"))
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 20_000: "20,000", 1_234_567: "1,234,567", -1234: "-1,234", -123: "-123"} {
+		require.Equal(t, want, group(n))
+	}
+}
+
+func TestFlags(t *testing.T) {
+	var got options
+	cmd := command(func(_ context.Context, o options) error { got = o; return nil })
+	cmd.SetArgs([]string{"--validators", "3", "--liars", "1", "--keys", "500", "--exit", "--json", "f", "--seed", "9", "--dir", "d", "--keep",
+		"--starlingd", "s", "--byzantine", "b", "--lie", "junk,swap", "--timeout", "7s"})
+	require.NoError(t, cmd.Execute())
+	require.Equal(t, options{Validators: 3, Liars: 1, Keys: 500, Exit: true, JSON: "f", Seed: 9, Dir: "d", Keep: true, Starlingd: "s",
+		Byzantine: "b", Lie: "junk,swap", Timeout: 7 * time.Second}, got)
+	require.Equal(t, []string{"junk", "swap"}, got.lies())
+
+	got = options{}
+	cmd = command(func(_ context.Context, o options) error { got = o; return nil })
+	cmd.SetArgs(nil)
+	require.NoError(t, cmd.Execute())
+	require.Equal(t, 4, got.Validators, "the README's figures")
+	require.Equal(t, 2, got.Liars)
+	require.Equal(t, 20_000, got.Keys)
+}
+
+// Where there is no terminal, progress comes in plain lines, not too many.
+func TestMeterInALog(t *testing.T) {
+	var out bytes.Buffer
+	s := &screen{out: &out, start: time.Now()}
+	m := s.meter("chunks verified", 400)
+	m.next = time.Time{} // the next line is due
+	for n := range int64(400) {
+		m.set(n, 400, "1 chunk rejected")
+	}
+	m.end()
+	require.Equal(t, 1, strings.Count(out.String(), "\n"))
+	require.Contains(t, out.String(), "chunks verified: 0 of 400, 1 chunk rejected")
+	require.NotContains(t, out.String(), "\r")
+}
+
+func TestFolder(t *testing.T) {
+	dir, temporary, err := folder(options{})
+	require.NoError(t, err)
+	require.True(t, temporary)
+	require.NoError(t, os.Remove(dir))
+	mine := filepath.Join(t.TempDir(), "a", "b")
+	dir, temporary, err = folder(options{Dir: mine})
+	require.NoError(t, err)
+	require.False(t, temporary)
+	require.Equal(t, mine, dir)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "x"), nil, 0o644))
+	_, _, err = folder(options{Dir: mine})
+	require.ErrorContains(t, err, "is not empty")
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+const (
+	chainID = "localnet"
+
+	// A snapshot every 15 blocks of somewhat more than half a second. CometBFT dials its peers in the first three seconds and asks each
+	// for its snapshots at that moment; the interval is long enough that a joiner started right after a snapshot hears of the same newest
+	// one from all of them, liars and honest.
+	snapshotInterval = 15
+	blockPause       = 400 * time.Millisecond
+
+	// keepSnapshots is how many snapshots a node serves: one must outlive the download, whatever the machine.
+	keepSnapshots = 5
+
+	// stopGrace is how long a node may take to stop cleanly.
+	stopGrace = 10 * time.Second
+)
+
+// network is the nodes of the demonstration. validators, liars and joiner are all homes that there are.
+type network struct {
+	options
+	screen    *screen
+	processes *runner.Processes
+	programs  programs
+	dir       string
+
+	validators, liars []*runner.Home
+	joiner            *runner.Home
+	chunkBytes        uint64
+}
+
+// programs are the paths of what is started.
+type programs struct{ starlingd, byzantine string }
+
+// build builds what the command line does not name, into build/localnet of the module.
+func build(ctx context.Context, o options, s *screen) (programs, error) {
+	p := programs{o.Starlingd, o.Byzantine}
+	var todo []struct{ pkg, out string }
+	for _, program := range []struct {
+		path *string
+		pkg  string
+	}{{&p.starlingd, "./cmd/starlingd"}, {&p.byzantine, "./e2e/byzantine"}} {
+		if *program.path != "" {
+			continue
+		}
+		root, err := runner.Root(ctx)
+		if err != nil {
+			return p, err
+		}
+		*program.path = filepath.Join(root, "build", "localnet", filepath.Base(program.pkg))
+		todo = append(todo, struct{ pkg, out string }{filepath.Join(root, program.pkg), *program.path})
+	}
+	if len(todo) == 0 {
+		return p, nil
+	}
+	s.plain("Building starlingd and the lying node (a minute or two the first time; not counted below) …")
+	start := time.Now()
+	for _, b := range todo {
+		if err := runner.Build(ctx, filepath.Dir(filepath.Dir(b.pkg)), b.pkg, b.out); err != nil {
+			return p, err
+		}
+	}
+	s.plain("Built in %.1f s.", time.Since(start).Seconds())
+	return p, nil
+}
+
+// make makes all homes and one genesis file.
+func (n *network) make(ctx context.Context, data dataset) error {
+	names := []string{"joiner"}
+	for i := range n.Liars {
+		names = append(names, fmt.Sprintf("liar-%d", i))
+	}
+	for i := range n.Validators {
+		names = append(names, fmt.Sprintf("validator-%d", i))
+	}
+	homes := make([]*runner.Home, len(names))
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() {
+			dir := filepath.Join(n.dir, name)
+			homes[i], errs[i] = runner.NewHome(ctx, name, dir, n.programs.starlingd,
+				"init", name, "--chain-id", chainID, "--home", dir)
+		})
+	}
+	wg.Wait()
+	n.joiner, n.liars, n.validators = homes[0], homes[1:1+n.Liars], homes[1+n.Liars:]
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	n.chunkBytes = data.chunkBytes()
+	_, err := runner.Genesis(n.validators, homes[:1+n.Liars], chainID, app.Genesis{
+		ChunkBytes:       n.chunkBytes,
+		SnapshotInterval: snapshotInterval,
+		Open:             true, // so that the newcomer can try `curl …/broadcast_tx_commit?tx="name=value"`
+		Admins:           []string{},
+		Grants:           []app.GenesisGrant{{Grantee: app.Everyone, Prefix: prefix}},
+	})
+	if err != nil {
+		return err
+	}
+	for i, h := range n.validators {
+		if err := h.Configure(func(c *cfg.Config) {
+			c.Consensus.TimeoutCommit = blockPause
+			// One of two dials the other: two that dial each other at once may both fail, and then wait for seconds.
+			c.P2P.PersistentPeers = runner.Peers(n.validators[:i]...)
+		}); err != nil {
+			return err
+		}
+	}
+	for _, h := range n.liars {
+		if err := h.Configure(func(c *cfg.Config) { c.P2P.PersistentPeers = runner.Peers(n.validators...) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start starts one node.
+func (n *network) start(h *runner.Home, program string, args ...string) error {
+	h.Release()
+	_, err := n.processes.Start(runner.Spec{
+		Name: h.Name, Path: program, Args: args, Log: h.Log(),
+		Env: []string{fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP=%d", keepSnapshots)},
+	})
+	return err
+}
+
+func (n *network) startValidators(ctx context.Context) error {
+	for _, h := range n.validators {
+		if err := n.start(h, n.programs.starlingd, "start", "--home", h.Dir); err != nil {
+			return err
+		}
+	}
+	return n.reach(ctx, n.validators, 1)
+}
+
+func (n *network) startLiars() error {
+	for i, h := range n.liars {
+		err := n.start(h, n.programs.byzantine, "--home", h.Dir, "--lie", n.lies()[i%len(n.lies())], "--seed", fmt.Sprint(n.Seed+uint64(i)))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reach waits until the applications of all homes have executed the block at height.
+func (n *network) reach(ctx context.Context, homes []*runner.Home, height int64) error {
+	for _, h := range homes {
+		err := runner.Poll(ctx, fmt.Sprintf("%s to reach height %d", h.Name, height), func() bool {
+			at, err := h.AppInfo(ctx)
+			return err == nil && at.Height >= height
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// height is that of the most advanced validator.
+func (n *network) height(ctx context.Context) int64 {
+	var height int64
+	for _, h := range n.validators {
+		if at, err := h.AppInfo(ctx); err == nil {
+			height = max(height, at.Height)
+		}
+	}
+	return height
+}
+
+// folder makes the folder for the homes; temporary says that nobody asked for it to stay.
+func folder(o options) (dir string, temporary bool, err error) {
+	if o.Dir == "" {
+		dir, err = os.MkdirTemp("", "starling-localnet-")
+		return dir, !o.Keep, err
+	}
+	if dir, err = filepath.Abs(o.Dir); err != nil {
+		return "", false, err
+	}
+	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+		return "", false, fmt.Errorf("--dir %s is not empty: name a new folder, or remove it", o.Dir)
+	}
+	return dir, false, os.MkdirAll(dir, 0o755)
+}

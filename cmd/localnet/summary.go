@@ -1,0 +1,92 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+)
+
+// summary is what --json writes.
+type summary struct {
+	Validators     int     `json:"validators"`
+	Liars          int     `json:"liars"`
+	Keys           int     `json:"keys"`
+	Height         int64   `json:"height"`          // of the network, when the joiner had arrived
+	Chunks         int64   `json:"chunks"`          // of the snapshot that it joined by
+	ChunksRejected int64   `json:"chunks_rejected"` // damaged ones that it received and refused
+	PeersRejected  int64   `json:"peers_rejected"`  // that it refused to hear any more
+	JoinSeconds    float64 `json:"join_seconds"`    // from the start of its process to the network's height
+	AppHashEqual   bool    `json:"app_hash_equal"`  // its application and the validators' headers, at every height compared
+	JoinerHeight   int64   `json:"joiner_height"`
+}
+
+// verdict says what is wrong, nil if nothing is.
+func (s summary) verdict() error {
+	switch {
+	case s.JoinerHeight == 0:
+		return fmt.Errorf("the node did not join")
+	case !s.AppHashEqual:
+		return fmt.Errorf("the joiner's app hash differs from the validators'")
+	case s.Liars > 0 && s.ChunksRejected == 0:
+		return fmt.Errorf("no chunk was rejected although there were liars: they were not asked for any")
+	}
+	return nil
+}
+
+func (s summary) write(path string) error {
+	content, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, append(content, '\n'), 0o644); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	return nil
+}
+
+// details are shown but not written to the file.
+type details struct {
+	SnapshotHeight int64
+	SnapshotBytes  int64
+	Compared       []int64 // heights at which app hashes were compared
+	VerifiedKey    string  // read from the joiner with a proof
+}
+
+func (s summary) table(out io.Writer, d details) {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	row("network", "%s, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Liars, "lying peer", "lying peers"))
+	row("keys", "%s", group(int64(s.Keys)))
+	row("snapshot", "height %d, %s chunks, %s KB, each chunk verified on arrival", d.SnapshotHeight, group(s.Chunks), group(d.SnapshotBytes/1000))
+	row("rejected", "%s from %s", count(int(s.ChunksRejected), "damaged chunk", "damaged chunks"), count(int(s.PeersRejected), "peer", "peers"))
+	row("joined in", "%.1f s (5 s of it CometBFT's discovery of snapshots)", s.JoinSeconds)
+	row("heights", "network %d, joiner %d", s.Height, s.JoinerHeight)
+	if s.AppHashEqual {
+		row("app hash", "equal at heights %s", list(d.Compared))
+	} else {
+		row("app hash", "DIFFERS")
+	}
+	if d.VerifiedKey != "" {
+		row("proved read", "%s, from the joiner, checked against a light client's header", d.VerifiedKey)
+	}
+	_ = w.Flush() // of a write to a terminal or a log
+}
+
+func list(heights []int64) string {
+	text := ""
+	for i, h := range heights {
+		switch {
+		case i == 0:
+		case i == len(heights)-1:
+			text += " and "
+		default:
+			text += ", "
+		}
+		text += fmt.Sprint(h)
+	}
+	return text
+}

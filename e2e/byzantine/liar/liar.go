@@ -1,0 +1,136 @@
+package liar
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+)
+
+// maxOversize bounds what Oversize adds: CometBFT drops a peer whose message exceeds 16 MB, and a liar that is dropped is none.
+const maxOversize = 64 << 10
+
+// Liar is an application that lies about its snapshots. Safe for concurrent use where the wrapped application is.
+type Liar struct {
+	abci.Application // the honest one
+	mode             Mode
+	seed             uint64
+	lies             atomic.Int64
+	onLie            func(mode Mode, height uint64, chunk uint32)
+}
+
+// Wrap makes honest lie in one way. The same seed tells the same lies. onLie, if not nil, hears of every chunk lied about; it may be
+// called concurrently.
+func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(mode Mode, height uint64, chunk uint32)) *Liar {
+	if onLie == nil {
+		onLie = func(Mode, uint64, uint32) {}
+	}
+	return &Liar{Application: honest, mode: mode, seed: seed, onLie: onLie}
+}
+
+// Lies counts the chunks lied about.
+func (l *Liar) Lies() int64 { return l.lies.Load() }
+
+// ListSnapshots offers what the honest application offers, changed by Alias and Lone.
+func (l *Liar) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
+	honest, err := l.Application.ListSnapshots(ctx, req)
+	if err != nil || honest == nil || len(honest.Snapshots) == 0 {
+		return honest, err
+	}
+	offers := make([]*abci.Snapshot, 0, len(honest.Snapshots)+1)
+	for _, snapshot := range honest.Snapshots {
+		if l.mode == Alias {
+			snapshot = alias(snapshot)
+		}
+		offers = append(offers, snapshot)
+	}
+	if l.mode == Lone {
+		newest := slices.MaxFunc(honest.Snapshots, func(a, b *abci.Snapshot) int { return int(int64(a.Height) - int64(b.Height)) })
+		lone := *newest
+		lone.Height++ // one past a multiple of the interval; CometBFT prefers the highest offer
+		offers = append(offers, &lone)
+	}
+	return &abci.ResponseListSnapshots{Snapshots: offers}, nil
+}
+
+// alias moves a byte over the border between hash and metadata, which CometBFT's key of a snapshot does not show
+// (statesync/snapshots.go, snapshot.Key): the altered offer counts as the same snapshot.
+func alias(snapshot *abci.Snapshot) *abci.Snapshot {
+	if len(snapshot.Metadata) == 0 {
+		return snapshot
+	}
+	moved := *snapshot
+	moved.Hash = append(bytes.Clone(snapshot.Hash), snapshot.Metadata[0])
+	moved.Metadata = snapshot.Metadata[1:]
+	return &moved
+}
+
+// LoadSnapshotChunk answers with something else than the chunk asked for.
+func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnapshotChunk) (*abci.ResponseLoadSnapshotChunk, error) {
+	honest, err := l.Application.LoadSnapshotChunk(ctx, req)
+	if err != nil || honest == nil || len(honest.Chunk) == 0 {
+		return honest, err // it has no such chunk: no lie is needed
+	}
+	mode := l.mode
+	if mode == Mix || mode == Alias || mode == Lone {
+		mode = mixed[(l.seed+uint64(req.Chunk))%uint64(len(mixed))]
+	}
+	l.lies.Add(1)
+	l.onLie(mode, req.Height, req.Chunk)
+	switch mode {
+	case Withhold:
+		return &abci.ResponseLoadSnapshotChunk{}, nil
+	case Empty:
+		return &abci.ResponseLoadSnapshotChunk{Chunk: []byte{}}, nil
+	case Swap:
+		if other := l.other(ctx, req, honest.Chunk); other != nil {
+			return &abci.ResponseLoadSnapshotChunk{Chunk: other}, nil
+		}
+		mode = Corrupt // the snapshot has one chunk only
+	}
+	random := rand.New(rand.NewPCG(l.seed, req.Height<<32|uint64(req.Chunk)))
+	return &abci.ResponseLoadSnapshotChunk{Chunk: damage(mode, honest.Chunk, random)}, nil
+}
+
+// other returns the bytes of a neighbouring chunk, nil if there is none.
+func (l *Liar) other(ctx context.Context, req *abci.RequestLoadSnapshotChunk, chunk []byte) []byte {
+	for _, number := range []uint32{req.Chunk + 1, req.Chunk - 1} { // past the end, and -1 wrapped around: there is no such chunk
+		resp, err := l.Application.LoadSnapshotChunk(ctx, &abci.RequestLoadSnapshotChunk{
+			Height: req.Height, Format: req.Format, Chunk: number,
+		})
+		if err == nil && resp != nil && len(resp.Chunk) > 0 && !bytes.Equal(resp.Chunk, chunk) {
+			return resp.Chunk
+		}
+	}
+	return nil
+}
+
+// damage returns bytes that differ from chunk, which is not empty and stays as it is.
+func damage(mode Mode, chunk []byte, random *rand.Rand) []byte {
+	switch mode {
+	case Truncate:
+		return bytes.Clone(chunk[:random.IntN(len(chunk))/2+len(chunk)/2]) // a half to all but the last byte
+	case Oversize:
+		more := make([]byte, min(len(chunk), maxOversize))
+		fill(more, random)
+		return append(bytes.Clone(chunk), more...)
+	case Junk:
+		junk := make([]byte, len(chunk))
+		fill(junk, random)
+		junk[0] = chunk[0] ^ 1 // so that it differs, however short the chunk
+		return junk
+	default: // Corrupt
+		damaged := bytes.Clone(chunk)
+		damaged[random.IntN(len(damaged))] ^= byte(1 + random.IntN(255))
+		return damaged
+	}
+}
+
+func fill(b []byte, random *rand.Rand) {
+	for i := range b {
+		b[i] = byte(random.Uint32())
+	}
+}

@@ -1,0 +1,134 @@
+package e2e_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The demonstration, with fewer keys and more ways to lie. The README's test runs it as it is.
+func TestLocalnet(t *testing.T) {
+	summary := filepath.Join(t.TempDir(), "out.json")
+	homes := filepath.Join(t.TempDir(), "homes")
+	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "2", "--liars", "3", "--lie", "mix,alias,lone",
+		"--keys", "3000", "--exit",
+		"--json", summary, "--dir", homes, "--starlingd", starlingd, "--byzantine", byzantine, "--timeout", "2m").CombinedOutput()
+	t.Logf("%s", out)
+	require.NoError(t, err)
+
+	content, err := os.ReadFile(summary)
+	require.NoError(t, err)
+	var got map[string]any
+	require.NoError(t, json.Unmarshal(content, &got))
+	names := []string{"validators", "liars", "keys", "height", "chunks", "chunks_rejected", "peers_rejected", "join_seconds",
+		"app_hash_equal", "joiner_height"}
+	require.Len(t, got, len(names))
+	for _, name := range names {
+		require.Contains(t, got, name)
+	}
+	require.EqualValues(t, 2, got["validators"])
+	require.EqualValues(t, 3, got["liars"])
+	require.EqualValues(t, 3000, got["keys"])
+	require.Equal(t, true, got["app_hash_equal"])
+	require.Greater(t, got["chunks"], 100.0)
+	require.Greater(t, got["chunks_rejected"], 0.0)
+	require.GreaterOrEqual(t, got["peers_rejected"], 1.0)
+	require.LessOrEqual(t, got["peers_rejected"], 3.0, "liars, and nobody else")
+	require.Equal(t, got["height"], got["joiner_height"])
+
+	// --dir keeps the homes.
+	for _, node := range []string{"validator-0", "validator-1", "liar-2", "joiner"} {
+		require.FileExists(t, filepath.Join(homes, node, "node.log"))
+	}
+}
+
+func TestLocalnetRefusesWrongFlags(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--validators", "0"}, "--validators is 0, it must be from 1 to 32"},
+		{[]string{"--liars", "-1"}, "--liars is -1"},
+		{[]string{"--keys", "5"}, "--keys is 5, it must be from 100"},
+		{[]string{"--timeout", "0s"}, "--timeout is 0s"},
+		{[]string{"--lie", "gossip"}, `"gossip" is no way to lie`},
+		{[]string{"--starlingd", "/does/not/exist", "--byzantine", byzantine}, "/does/not/exist"},
+		{[]string{"--dir", ".", "--starlingd", starlingd, "--byzantine", byzantine}, "is not empty"},
+		{[]string{"seven"}, "unknown command"},
+	} {
+		out, err := exec.CommandContext(t.Context(), localnet, c.args...).CombinedOutput()
+		require.Error(t, err, "%v", c.args)
+		require.Contains(t, string(out), c.want, "%v", c.args)
+	}
+}
+
+// A node that dies early is named, with the last lines of its log and the folder to look into, and takes the others with it.
+func TestLocalnetTellsWhoDied(t *testing.T) {
+	homes := filepath.Join(t.TempDir(), "homes")
+	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "1", "--liars", "1", "--keys", "100", "--exit", "--dir", homes,
+		"--starlingd", starlingd, "--byzantine", "/bin/false").CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "liar-0 ended early (exit status 1)")
+	require.Contains(t, string(out), homes)
+}
+
+// However the demonstration ends before its time, it leaves no node behind: on Ctrl-C it stops them, and where it is killed itself the
+// kernel does (on Linux).
+func TestLocalnetLeavesNobodyBehind(t *testing.T) {
+	for _, sig := range []os.Signal{os.Interrupt, os.Kill} {
+		homes := filepath.Join(t.TempDir(), "homes")
+		cmd := exec.CommandContext(t.Context(), localnet, "--validators", "2", "--liars", "0", "--keys", "100", "--exit", "--dir", homes,
+			"--starlingd", starlingd, "--byzantine", byzantine)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		lines := bufio.NewScanner(stdout)
+		for lines.Scan() && !strings.Contains(lines.Text(), "making blocks") {
+		}
+		require.Len(t, commandLinesWith(t, homes), 1+2, "the demonstration and its validators")
+		require.NoError(t, cmd.Process.Signal(sig))
+		_, _ = io.Copy(io.Discard, stdout)
+		require.Error(t, cmd.Wait())
+		if sig == os.Interrupt {
+			require.Equal(t, 1, cmd.ProcessState.ExitCode())
+			require.Equal(t, "localnet: interrupted\n", stderr.String())
+			require.Empty(t, commandLinesWith(t, homes))
+			continue
+		}
+		require.Eventually(t, func() bool { return len(commandLinesWith(t, homes)) == 0 }, 30*time.Second, 50*time.Millisecond)
+	}
+}
+
+// commandLinesWith lists the running processes that have text in their command line.
+func commandLinesWith(t *testing.T, text string) (found []string) {
+	t.Helper()
+	var lines []string
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	for _, file := range files {
+		line, _ := os.ReadFile(file) // the process may have ended since
+		lines = append(lines, string(line))
+	}
+	if len(files) == 0 { // not Linux
+		out, err := exec.Command("ps", "-A", "-ww", "-o", "args=").Output()
+		require.NoError(t, err)
+		lines = strings.Split(string(out), "\n")
+	}
+	for _, line := range lines {
+		if strings.Contains(line, text) {
+			found = append(found, line)
+		}
+	}
+	return found
+}

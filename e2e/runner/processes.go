@@ -1,0 +1,221 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// tailLines is how much of a log is shown where its process died.
+const tailLines = 15
+
+// Spec says what to start.
+type Spec struct {
+	Name string   // for messages
+	Path string   // of the program
+	Args []string // without the program's name
+	Env  []string // beside this process's own, without the variables that configure nodes
+	Dir  string   // to run in; empty: here
+	Log  string   // file that its output is appended to
+	Ends bool     // it is meant to end by itself: then it does not die early, whatever its exit status
+}
+
+// Processes owns the processes that it started. Its methods may be called concurrently.
+type Processes struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	starts chan func()
+
+	mu       sync.Mutex
+	all      []*Process // in the order of their start
+	stopping bool
+}
+
+// Process is one that was started.
+type Process struct {
+	spec Spec
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended and err is set
+	err  error
+
+	mu    sync.Mutex
+	asked bool // to end
+}
+
+// DiedError is the cause of Processes.Context once a process ended without having been asked to.
+type DiedError struct {
+	Name string
+	Err  error // nil: exit status 0
+	Log  string
+	Tail []string // of its log
+}
+
+func (e *DiedError) Error() string {
+	how := "exit status 0"
+	if e.Err != nil {
+		how = e.Err.Error()
+	}
+	if len(e.Tail) == 0 {
+		return fmt.Sprintf("%s ended early (%s) and wrote nothing to %s", e.Name, how, e.Log)
+	}
+	return fmt.Sprintf("%s ended early (%s); the last lines of %s:\n  %s", e.Name, how, e.Log, strings.Join(e.Tail, "\n  "))
+}
+
+func (e *DiedError) Unwrap() error { return e.Err }
+
+// NewProcesses returns a supervisor without processes. Its Context ends with parent, and when a process dies.
+func NewProcesses(parent context.Context) *Processes {
+	ctx, cancel := context.WithCancelCause(parent)
+	p := &Processes{ctx: ctx, cancel: cancel, starts: make(chan func())}
+	go func() {
+		// The thread that starts a process must outlive it (see attributes): this one never returns to the pool, and ends with
+		// this goroutine, in Stop.
+		runtime.LockOSThread()
+		for start := range p.starts {
+			start()
+		}
+	}()
+	return p
+}
+
+// Context is done when the parent context is, or when a process ended unasked: then context.Cause is a *DiedError. Whoever waits
+// for a node waits under it.
+func (p *Processes) Context() context.Context { return p.ctx }
+
+// Start starts a process.
+func (p *Processes) Start(spec Spec) (*Process, error) {
+	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("the log of %s: %w", spec.Name, err)
+	}
+	defer log.Close()                                                         // the process has a descriptor of its own
+	cmd := exec.CommandContext(context.Background(), spec.Path, spec.Args...) // Stop ends it, not a context
+	cmd.Env = append(environment(), spec.Env...)
+	cmd.Dir = spec.Dir
+	cmd.Stdout, cmd.Stderr = log, log // a file, so that Wait waits for nobody who inherited it
+	cmd.SysProcAttr = attributes()
+	proc := &Process{spec: spec, cmd: cmd, done: make(chan struct{})}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopping {
+		return nil, fmt.Errorf("%s is not started: the network is being stopped", spec.Name)
+	}
+	started := make(chan error)
+	p.starts <- func() { started <- cmd.Start() }
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("%s does not start: %w", spec.Name, err)
+	}
+	p.all = append(p.all, proc)
+	go func() {
+		proc.err = cmd.Wait()
+		proc.mu.Lock()
+		unasked := !proc.asked
+		proc.asked = true // its process group is no longer ours to signal
+		proc.mu.Unlock()
+		close(proc.done)
+		if unasked && !spec.Ends {
+			p.cancel(&DiedError{Name: spec.Name, Err: proc.err, Log: spec.Log, Tail: Tail(spec.Log, tailLines)})
+		}
+	}()
+	return proc, nil
+}
+
+// Stop ends all processes: SIGTERM, and after grace SIGKILL. It returns when all have ended, naming those that had to be killed.
+// Nothing can be started afterwards. A second call does nothing.
+func (p *Processes) Stop(grace time.Duration) error {
+	p.mu.Lock()
+	again := p.stopping
+	p.stopping = true
+	all := p.all
+	p.mu.Unlock()
+	if again {
+		return nil
+	}
+	var (
+		wg   sync.WaitGroup
+		errs = make([]error, len(all))
+	)
+	for i, proc := range all {
+		wg.Go(func() { errs[i] = proc.Stop(grace) })
+	}
+	wg.Wait()
+	p.cancel(context.Canceled)
+	close(p.starts)
+	return errors.Join(errs...)
+}
+
+// Name returns what the process is called in messages.
+func (p *Process) Name() string { return p.spec.Name }
+
+// Log returns the file with its output.
+func (p *Process) Log() string { return p.spec.Log }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Stop ends the process: SIGTERM to its group and, where it does not end within grace, SIGKILL and an error that says so.
+// A process that had ended before is no error.
+func (p *Process) Stop(grace time.Duration) error { return p.stop(syscall.SIGTERM, grace) }
+
+// Interrupt is Stop with SIGINT, as Ctrl-C sends it.
+func (p *Process) Interrupt(grace time.Duration) error { return p.stop(syscall.SIGINT, grace) }
+
+func (p *Process) stop(sig syscall.Signal, grace time.Duration) error {
+	p.signal(sig)
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return nil
+	case <-timer.C:
+	}
+	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	<-p.done
+	return fmt.Errorf("%s did not end within %v of being asked to (%v) and was killed; its log: %s", p.spec.Name, grace, sig, p.spec.Log)
+}
+
+// ExitError returns how the process ended, nil for exit status 0. It waits for the end.
+func (p *Process) ExitError() error {
+	<-p.done
+	return p.err
+}
+
+func (p *Process) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.asked {
+		p.asked = true
+		_ = syscall.Kill(-p.cmd.Process.Pid, sig)
+	}
+}
+
+// environment is this process's, without what would override the configuration of every node alike: STARLINGD_HOME, which the reader of
+// the README has set, would make them all one.
+func environment() []string {
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		return strings.HasPrefix(variable, "STARLINGD_") || strings.HasPrefix(variable, "CMT") || strings.HasPrefix(variable, "TMHOME")
+	})
+}
+
+// Tail returns the last n lines of a file, fewer where it is shorter or cannot be read.
+func Tail(path string, n int) []string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	text := strings.TrimRight(string(content), "\n")
+	if text == "" {
+		return nil
+	}
+	lines := strings.Split(text, "\n")
+	return lines[max(0, len(lines)-n):]
+}

@@ -1,0 +1,142 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// pollEvery is how often a condition is looked at: often enough to not be seen in a network whose blocks take half a second.
+const pollEvery = 50 * time.Millisecond
+
+// Poll calls done until it returns true, or ctx ends: then the error is the cause of that end, which names a node that died, with
+// what was waited for.
+func Poll(ctx context.Context, what string, done func() bool) error {
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	for {
+		if done() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, context.Cause(ctx))
+		case <-ticker.C:
+		}
+	}
+}
+
+// App is what the application of a node says of itself (ABCI Info).
+type App struct {
+	Height int64
+	Hash   []byte
+}
+
+// AppInfo asks a node's application for its height and hash. They belong together: the application publishes both at once.
+func (h *Home) AppInfo(ctx context.Context) (App, error) {
+	client, err := h.client()
+	if err != nil {
+		return App{}, err
+	}
+	info, err := client.ABCIInfo(ctx)
+	if err != nil {
+		return App{}, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return App{info.Response.LastBlockHeight, info.Response.LastBlockAppHash}, nil
+}
+
+// Status is what a node's consensus says of itself.
+type Status struct {
+	Earliest   int64 // oldest block that it has: above 1 after a state sync
+	Height     int64 // newest block
+	CatchingUp bool
+}
+
+// Status asks a node how far it is.
+func (h *Home) Status(ctx context.Context) (Status, error) {
+	client, err := h.client()
+	if err != nil {
+		return Status{}, err
+	}
+	status, err := client.Status(ctx)
+	if err != nil {
+		return Status{}, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return Status{status.SyncInfo.EarliestBlockHeight, status.SyncInfo.LatestBlockHeight, status.SyncInfo.CatchingUp}, nil
+}
+
+// Header is what a light client trusts: a block's height, its hash, and the hash of the application's state *before* it.
+type Header struct {
+	Height  int64
+	Hash    []byte
+	AppHash []byte
+}
+
+// Header asks a node for the header of a height.
+func (h *Home) Header(ctx context.Context, height int64) (Header, error) {
+	client, err := h.client()
+	if err != nil {
+		return Header{}, err
+	}
+	commit, err := client.Commit(ctx, &height)
+	if err != nil {
+		return Header{}, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return Header{commit.Height, commit.Hash(), commit.AppHash}, nil
+}
+
+// client returns an RPC client that makes a connection for each call, and closes it: a node makes its RPC server anew when it has
+// joined, and a connection from before goes on being answered by the old one.
+func (h *Home) client() (*rpchttp.HTTP, error) {
+	transport := &http.Transport{DisableKeepAlives: true}
+	client, err := rpchttp.NewWithClient(h.RPC(), "/websocket", &http.Client{Transport: transport, Timeout: 5 * time.Second})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return client, nil
+}
+
+// MetricValues are a node's Prometheus metrics by name, each summed over its labels.
+type MetricValues map[string]float64
+
+// Scrape reads a node's Prometheus endpoint.
+func (h *Home) Scrape(ctx context.Context) (MetricValues, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.Metrics(), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("metrics of %s: %w", h.Name, err)
+	}
+	defer resp.Body.Close()
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("metrics of %s: %w", h.Name, err)
+	}
+	values := MetricValues{}
+	for name, family := range families {
+		for _, metric := range family.Metric {
+			values[name] += metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + metric.GetUntyped().GetValue()
+		}
+	}
+	return values, nil
+}
+
+// Starling returns a metric of ours, by its name without the prefix, 0 where the node has not counted anything yet.
+func (m MetricValues) Starling(name string) int64 {
+	for _, suffix := range []string{"", "_total"} {
+		if value, ok := m["starling_"+name+suffix]; ok {
+			return int64(value)
+		}
+	}
+	return 0
+}

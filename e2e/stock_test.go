@@ -1,0 +1,125 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/tx"
+)
+
+const (
+	stockChain = "stock"
+	stockKeys  = 600
+)
+
+// Two nodes that are a stock cometbft (v0.39.4, see stock/go.mod) with `starlingd abci` beside it: the first holds data, the second
+// joins by CometBFT's own state sync through our snapshots.
+func TestStockCometBFT(t *testing.T) {
+	p, ctx := processes(t, 100*time.Second)
+	validator, joiner := stockHome(t, ctx, "validator"), stockHome(t, ctx, "joiner")
+	_, err := runner.Genesis([]*runner.Home{validator}, []*runner.Home{joiner}, stockChain, map[string]any{
+		"chunk_bytes": 1024, "snapshot_interval": 10, "open": false, "admins": []string{},
+		"grants": []map[string]any{{"grantee": "*", "prefix": "stock/"}},
+	})
+	require.NoError(t, err)
+	startStock(t, p, ctx, validator)
+	await(t, ctx, validator, 1)
+
+	key := ed25519.GenPrivKeyFromSecret([]byte("stock"))
+	c, err := client.Dial(ctx, []string{validator.RPC()}, client.WithChainID(stockChain), client.WithKey(key))
+	require.NoError(t, err)
+	var operations []tx.Operation
+	for i := range stockKeys {
+		operations = append(operations, tx.NewPut(fmt.Appendf(nil, "stock/%04d", i), fmt.Appendf(nil, "value %d of many", i)))
+	}
+	written, err := c.Submit(ctx, operations...)
+	require.NoError(t, err)
+
+	snapshot := (written.Height + 9) / 10 * 10
+	await(t, ctx, validator, snapshot+2) // the light client needs two more blocks
+	trusted, err := validator.Header(ctx, snapshot)
+	require.NoError(t, err)
+	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
+		c.P2P.PersistentPeers = validator.Peer()
+		c.StateSync.Enable = true
+		c.StateSync.RPCServers = []string{validator.RPC(), validator.RPC()}
+		c.StateSync.TrustHeight = trusted.Height
+		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
+		c.StateSync.DiscoveryTime = 5 * time.Second
+	}))
+	startStock(t, p, ctx, joiner)
+	await(t, ctx, joiner, snapshot)
+
+	// It holds the state of the snapshot without ever having had the blocks before it.
+	var earliest int64
+	require.NoError(t, runner.Poll(ctx, "the joiner's first block", func() bool {
+		status, err := joiner.Status(ctx)
+		earliest = status.Earliest
+		return err == nil && earliest > 0
+	}))
+	require.Greater(t, earliest, snapshot)
+	network, err := validator.AppInfo(ctx)
+	require.NoError(t, err)
+	await(t, ctx, joiner, network.Height)
+	for range 3 {
+		at, err := joiner.AppInfo(ctx)
+		require.NoError(t, err)
+		await(t, ctx, validator, at.Height+1)
+		header, err := validator.Header(ctx, at.Height+1)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("%X", header.AppHash), fmt.Sprintf("%X", at.Hash), "height %d", at.Height)
+		await(t, ctx, joiner, at.Height+1)
+	}
+
+	trusted, err = validator.Header(ctx, earliest)
+	require.NoError(t, err)
+	reader, err := client.Dial(ctx, []string{joiner.RPC(), validator.RPC()}, client.WithChainID(stockChain),
+		client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
+	require.NoError(t, err)
+	value, err := reader.Get(ctx, []byte("stock/0042"))
+	require.NoError(t, err)
+	require.True(t, value.Verified)
+	require.Equal(t, "value 42 of many", string(value.Value))
+}
+
+func stockHome(t *testing.T, ctx context.Context, name string) *runner.Home {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", stockChain, "--home", dir)
+	require.NoError(t, err)
+	require.NoError(t, home.Configure(func(c *cfg.Config) {
+		c.ProxyApp = "unix://" + filepath.Join(dir, "app.sock")
+		c.Consensus.TimeoutCommit = 400 * time.Millisecond
+	}))
+	return home
+}
+
+// startStock starts the application and the cometbft of one home. (cometbft waits for the socket.)
+func startStock(t *testing.T, p *runner.Processes, ctx context.Context, home *runner.Home) {
+	t.Helper()
+	start(t, p, runner.Spec{
+		Name: home.Name + "'s application", Path: starlingd, Log: filepath.Join(home.Dir, "app.log"),
+		Args: []string{"abci", "--address", "unix://" + filepath.Join(home.Dir, "app.sock"), "--home", home.Dir, "--snapshots.keep", "10"},
+	})
+	home.Release()
+	start(t, p, runner.Spec{
+		Name: home.Name + "'s cometbft", Path: cometbft, Log: home.Log(), Args: []string{"start", "--home", home.Dir},
+	})
+}
+
+func await(t *testing.T, ctx context.Context, home *runner.Home, height int64) {
+	t.Helper()
+	require.NoError(t, runner.Poll(ctx, fmt.Sprintf("%s to reach height %d", home.Name, height), func() bool {
+		at, err := home.AppInfo(ctx)
+		return err == nil && at.Height >= height
+	}))
+}
