@@ -39,7 +39,7 @@ oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so th
 	cd avlstar/oracle && $(GO) test -timeout 10m ./...
 
 e2e: ## networks of real processes on loopback: localnet, a stock CometBFT, the README's commands
-	$(GO) test -count=1 -timeout 20m $(E2E_PACKAGES)
+	$(GO) test -count=1 -p 1 -timeout 20m $(E2E_PACKAGES)
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
 	$(TOOLS)/golangci-lint-$(GOLANGCI) run ./...
@@ -51,7 +51,7 @@ $(TOOLS)/golangci-lint-$(GOLANGCI):
 fuzz: ## run every fuzz target for FUZZTIME (30s)
 	@set -e; for pkg in $$($(GO) list ./...); do \
 	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
-	    echo "== $$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg; \
+	    echo "== $$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $$pkg; \
 	  done; done
 
 proto: ## regenerate the protobuf code (needs protoc)

@@ -24,14 +24,15 @@ var arrows = map[string]struct {
 	"avlstar":            {nil, "the tree is a library of its own, without chain, disk or network"},
 	"storage":            {nil, "zones store bytes; what they mean is the business of node"},
 	"app":                {[]string{"tx", "avlstar"}, "the state machine reaches disk and snapshots through its own interfaces"},
-	"statesync":          {[]string{"avlstar", "transport", "statesync/scheduler"}, "restoring reaches disk and app through its own interface"},
+	"statesync":          {[]string{"avlstar"}, "restoring reaches disk and app through its own interface"},
 	"client":             {[]string{"tx", "avlstar"}, "a client must not link a node"},
 	"node":               {[]string{"tx", "app", "avlstar", "storage", "statesync"}, "node wires the parts together"},
-	"cmd/starlingd":      {[]string{"node", "client", "tx", "app", "avlstar"}, "commands are thin over node and client"},
-	"cmd/localnet":       {[]string{"client", "tx", "app", "node", "avlstar"}, "the demonstration drives processes from outside"},
-	"e2e":                {[]string{"client", "tx", "avlstar"}, "end-to-end tests are black-box"},
+	"cmd/starlingd":      {[]string{"node", "client", "tx", "app"}, "commands are thin over node and client"},
+	"cmd/localnet":       {[]string{"client", "tx", "app", "avlstar", "e2e/runner", "e2e/byzantine/liar"}, "the demonstration drives processes from outside"},
+	"e2e":                {nil, "end-to-end tests are black-box"},
+	"e2e/runner":         {nil, "it starts and watches processes, whatever they are"},
 	"e2e/byzantine":      {[]string{"node", "e2e/byzantine/liar"}, "the liar is a node whose application is wrapped"},
-	"e2e/byzantine/liar": {[]string{"avlstar"}, "the wrapper only needs the formats it damages"},
+	"e2e/byzantine/liar": {nil, "it damages bytes and must not know how to make good ones"},
 }
 
 type goPackage struct {
