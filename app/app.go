@@ -31,6 +31,8 @@ type Snapshots interface {
 	Committed(height int64, v *avlstar.Version)
 	// OldestServed returns the lowest height of a snapshot that is offered, whose blocks must be kept; 0: none.
 	OldestServed() int64
+	// Offered describes the snapshots that are offered, newest first. Unlike ListSnapshots it is no joiner's question.
+	Offered() []SnapshotInfo
 
 	ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error)
 	OfferSnapshot(context.Context, *abci.RequestOfferSnapshot) (*abci.ResponseOfferSnapshot, error)

@@ -244,6 +244,10 @@ func (f *fakeSnapshots) Committed(height int64, _ *avlstar.Version) {
 
 func (f *fakeSnapshots) OldestServed() int64 { return f.oldest }
 
+func (f *fakeSnapshots) Offered() []SnapshotInfo {
+	return []SnapshotInfo{{Height: 8, Format: 1, Chunks: 2, Hash: "ab"}}
+}
+
 func (f *fakeSnapshots) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	return &abci.ResponseListSnapshots{Snapshots: []*abci.Snapshot{{Height: 8, Format: 1, Chunks: 2, Hash: []byte{0xab}, Metadata: []byte("m")}}}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/proto/tendermint/crypto"
@@ -37,7 +36,7 @@ type SnapshotInfo struct {
 }
 
 // Query answers from a committed state, by default the last one.
-func (a *App) Query(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
+func (a *App) Query(_ context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
 	var (
 		res *abci.ResponseQuery
 		err *tx.Error
@@ -50,7 +49,7 @@ func (a *App) Query(ctx context.Context, req *abci.RequestQuery) (*abci.Response
 	case PathNonce:
 		res, err = a.queryNonce(req)
 	case PathSnapshots:
-		res, err = a.querySnapshots(ctx)
+		res, err = a.querySnapshots()
 	default:
 		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s and %s", shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots)
 	}
@@ -192,14 +191,10 @@ func (a *App) queryNonce(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error
 	return &abci.ResponseQuery{Key: req.Data, Value: encodeUint64(next), Height: a.published.Load().height}, nil
 }
 
-func (a *App) querySnapshots(ctx context.Context) (*abci.ResponseQuery, *tx.Error) {
-	list, err := a.ListSnapshots(ctx, &abci.RequestListSnapshots{})
-	if err != nil {
-		return nil, tx.Errorf(tx.CodeBadRequest, "list the snapshots: %v", err)
-	}
-	infos := make([]SnapshotInfo, 0, len(list.Snapshots))
-	for _, s := range list.Snapshots {
-		infos = append(infos, SnapshotInfo{Height: s.Height, Format: s.Format, Chunks: s.Chunks, Hash: fmt.Sprintf("%x", s.Hash)})
+func (a *App) querySnapshots() (*abci.ResponseQuery, *tx.Error) {
+	infos := []SnapshotInfo{}
+	if s := a.snapshots.Load(); s != nil {
+		infos = append(infos, (*s).Offered()...)
 	}
 	value, err := json.Marshal(infos)
 	if err != nil {

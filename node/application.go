@@ -116,6 +116,14 @@ type snapshots struct {
 
 var _ app.Snapshots = (*snapshots)(nil)
 
+func (s *snapshots) Offered() []app.SnapshotInfo {
+	var infos []app.SnapshotInfo
+	for _, o := range s.List() {
+		infos = append(infos, app.SnapshotInfo{Height: uint64(o.Height), Format: statesync.Format, Chunks: o.Chunks, Hash: o.AppHash.String()})
+	}
+	return infos
+}
+
 func (s *snapshots) Committed(height int64, v *avlstar.Version) {
 	if !s.known {
 		if params, err := app.ReadParams(v); err == nil {

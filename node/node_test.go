@@ -266,6 +266,9 @@ func TestJoinByStateSync(t *testing.T) {
 		list, err := n.Application().ListSnapshots(t.Context(), nil)
 		return err == nil && len(list.Snapshots) > 0 && int64(list.Snapshots[0].Height) > keysAt && list.Snapshots[0].Chunks > 5
 	})
+	listed, err := client.ABCIQuery(t.Context(), "/snapshots", nil)
+	require.NoError(t, err)
+	require.Regexp(t, `^\[\{"height":\d+,"format":1,"chunks":\d+,"hash":"[0-9a-f]{64}"\},`, string(listed.Response.Value))
 	trusted := n.Comet().BlockStore().LoadBlockMeta(1)
 
 	joiner, _ := testHome(t, func(o *InitOptions) {

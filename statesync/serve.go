@@ -110,20 +110,16 @@ func (m *Manager) OldestServed() int64 {
 
 // Snapshot describes a snapshot that this node offers.
 type Snapshot struct {
-	Height  int64  `json:"height"`
-	Format  uint32 `json:"format"`
-	Chunks  uint32 `json:"chunks"`
-	Bytes   uint64 `json:"bytes"`
-	AppHash string `json:"app_hash"`
+	Height  int64
+	Chunks  uint32
+	AppHash avlstar.Hash
 }
 
 // List describes the snapshots that this node offers, newest first.
 func (m *Manager) List() []Snapshot {
 	list := []Snapshot{}
 	for _, p := range m.offered() {
-		list = append(list, Snapshot{
-			Height: p.height, Format: Format, Chunks: p.version.NumChunks(), Bytes: p.version.Root().Bytes, AppHash: p.version.AppHash().String(),
-		})
+		list = append(list, Snapshot{Height: p.height, Chunks: p.version.NumChunks(), AppHash: p.version.AppHash()})
 	}
 	return list
 }

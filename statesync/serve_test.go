@@ -3,7 +3,6 @@ package statesync
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -116,13 +115,8 @@ func TestServedSnapshots(t *testing.T) {
 	for _, c := range [][3]uint64{{30, 1, 0}, {0, 1, 0}, {20, 0, 0}, {20, 2, 0}, {20, 1, uint64(v.NumChunks())}, {20, 1, 1<<32 - 1}, {1<<64 - 10, 1, 0}} {
 		require.Nil(t, load(t, m, c[0], uint32(c[1]), uint32(c[2])), "not even an empty chunk: %v", c)
 	}
-	encoded, err := json.Marshal(m.List()[1])
-	require.NoError(t, err)
-	require.JSONEq(t, fmt.Sprintf(`{"height":10,"format":1,"chunks":%d,"bytes":%d,"app_hash":"%v"}`,
-		v.NumChunks(), v.Root().Bytes, v.AppHash()), string(encoded))
-	encoded, err = json.Marshal(NewManager(Options{}).List())
-	require.NoError(t, err)
-	require.Equal(t, "[]", string(encoded))
+	require.Equal(t, Snapshot{Height: 10, Chunks: v.NumChunks(), AppHash: v.AppHash()}, m.List()[1])
+	require.Empty(t, NewManager(Options{}).List())
 }
 
 // With one leaf to a chunk, a manifest grows by some 70 bytes for each key.
