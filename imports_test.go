@@ -30,6 +30,7 @@ var arrows = map[string]struct {
 	"cmd/starlingd":      {[]string{"node", "client", "tx", "app"}, "commands are thin over node and client"},
 	"cmd/localnet":       {[]string{"client", "tx", "app", "avlstar", "e2e/runner", "e2e/byzantine/liar"}, "the demonstration drives processes from outside"},
 	"e2e":                {nil, "end-to-end tests are black-box"},
+	"internal/hexruns":   {nil, "it is for the vectors of any package"},
 	"e2e/runner":         {nil, "it starts and watches processes, whatever they are"},
 	"e2e/byzantine":      {[]string{"node", "e2e/byzantine/liar"}, "the liar is a node whose application is wrapped"},
 	"e2e/byzantine/liar": {nil, "it damages bytes and must not know how to make good ones"},

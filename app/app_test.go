@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strings"
@@ -258,16 +259,17 @@ func TestRetainHeight(t *testing.T) {
 func TestDecoderForgets(t *testing.T) {
 	var d decoder
 	raw := sign(t, "alice", 0, put("a", strings.Repeat("x", 1<<20)))
-	first, err := d.decode(raw, testChain)
+	first, err := d.decode(sha256.Sum256(raw), raw, testChain)
 	require.Nil(t, err)
-	again, err := d.decode(raw, testChain)
+	again, err := d.decode(sha256.Sum256(raw), raw, testChain)
 	require.Nil(t, err)
 	require.Same(t, first, again)
-	_, err = d.decode(raw, "other")
+	_, err = d.decode(sha256.Sum256(raw), raw, "other")
 	require.NotNil(t, err)
 	require.Equal(t, tx.CodeBadSignature, err.Code)
 	for i := range uint64(30) {
-		_, err := d.decode(sign(t, "alice", i, put("a", strings.Repeat("x", 1<<20))), testChain)
+		large := sign(t, "alice", i, put("a", strings.Repeat("x", 1<<20)))
+		_, err := d.decode(sha256.Sum256(large), large, testChain)
 		require.Nil(t, err)
 		require.LessOrEqual(t, d.mu.cost, maxDecoderCost)
 		require.LessOrEqual(t, len(d.mu.recent)+len(d.mu.older), 16)

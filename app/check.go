@@ -127,7 +127,7 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 	if from, ok := a.check.admittedEarlier(id); ok && again {
 		return a.check.admit(id, from)
 	}
-	t, refused := a.decoder.decode(req.Tx, params.ChainId)
+	t, refused := a.decoder.decode(id, req.Tx, params.ChainId)
 	if refused != nil {
 		return refused
 	}

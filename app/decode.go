@@ -25,8 +25,8 @@ type decoder struct {
 // maxDecoderCost bounds each of the two generations, in bytes.
 const maxDecoderCost = 8 << 20
 
-func (d *decoder) decode(raw []byte, chainID string) (*tx.Tx, *tx.Error) {
-	id := sha256.Sum256(raw)
+// decode decodes the transaction raw, whose SHA-256 is id.
+func (d *decoder) decode(id [sha256.Size]byte, raw []byte, chainID string) (*tx.Tx, *tx.Error) {
 	if t := d.lookup(id, chainID); t != nil {
 		return t, nil
 	}
@@ -88,7 +88,7 @@ func (d *decoder) decodeAll(raw [][]byte, chainID string) []decoded {
 	for range min(runtime.GOMAXPROCS(0), len(raw)) {
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(raw); i = int(next.Add(1)) - 1 {
-				all[i].tx, all[i].err = d.decode(raw[i], chainID)
+				all[i].tx, all[i].err = d.decode(sha256.Sum256(raw[i]), raw[i], chainID)
 			}
 		})
 	}

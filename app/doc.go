@@ -16,4 +16,4 @@
 // interfaces Store and Snapshots.
 package app
 
-//go:generate ./generate.sh
+//go:generate ../scripts/generate-proto.sh app

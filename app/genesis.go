@@ -21,8 +21,8 @@ type Genesis struct {
 	ChunkBytes       uint64         `json:"chunk_bytes,omitempty"`       // B, 1 to 15,000,000; default 1 MiB
 	SnapshotInterval int64          `json:"snapshot_interval,omitempty"` // 1 or more; default DefaultSnapshotInterval
 	Open             bool           `json:"open"`                        // text transactions are accepted
-	Admins           []string       `json:"admins,omitempty"`            // ed25519 public keys, hex or base64
-	Grants           []GenesisGrant `json:"grants,omitempty"`
+	Admins           []string       `json:"admins"`                      // ed25519 public keys, hex or base64
+	Grants           []GenesisGrant `json:"grants"`
 }
 
 // GenesisGrant lets Grantee write under a prefix, given as text or in hex.

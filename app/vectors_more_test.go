@@ -1,74 +1,21 @@
 package app
 
 import (
-	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/hexruns"
 	"github.com/starling-kv/starling/tx"
 )
 
-// runsOf writes bytes in hex, repetitions short: words with spaces between, each hex or hex*N, which is the bytes N times.
-func runsOf(b []byte) string {
-	const longestUnit, worthIt = 32, 128
-	var words []string
-	plain := 0 // where the bytes begin that no word holds yet
-	flush := func(end int) {
-		if plain < end {
-			words = append(words, hex.EncodeToString(b[plain:end]))
-		}
-	}
-	for i := 0; i < len(b); {
-		unit, times := 0, 0
-		for n := 1; n <= longestUnit && unit == 0; n++ {
-			same := 0
-			for i+n+same < len(b) && b[i+same] == b[i+n+same] {
-				same++
-			}
-			if same >= worthIt {
-				unit, times = n, 1+same/n
-			}
-		}
-		if unit == 0 {
-			i++
-			continue
-		}
-		flush(i)
-		words = append(words, fmt.Sprintf("%x*%d", b[i:i+unit], times))
-		i += unit * times
-		plain = i
-	}
-	flush(len(b))
-	return strings.Join(words, " ")
-}
-
-func parseRuns(t *testing.T, text string) []byte {
-	b := []byte{}
-	for _, word := range strings.Fields(text) {
-		unit, times, repeated := strings.Cut(word, "*")
-		raw, err := hex.DecodeString(unit)
-		require.NoError(t, err)
-		n := 1
-		if repeated {
-			n, err = strconv.Atoi(times)
-			require.NoError(t, err)
-		}
-		b = append(b, bytes.Repeat(raw, n)...)
-	}
+func parseRuns(t testing.TB, text string) []byte {
+	b, err := hexruns.Decode(text)
+	require.NoError(t, err)
 	return b
-}
-
-func TestRuns(t *testing.T) {
-	for _, b := range []string{"", "a", strings.Repeat("a", 5000), "x" + strings.Repeat("abc", 400) + "ab", strings.Repeat("ab", 100) + strings.Repeat("cd", 100)} {
-		require.Equal(t, b, string(parseRuns(t, runsOf([]byte(b)))))
-		require.Less(t, len(runsOf([]byte(b))), 50)
-	}
 }
 
 // chainScript writes one of moreChains.
@@ -110,7 +57,7 @@ func moreChains(t *testing.T) []*vectorFile {
 			AppState:   json.RawMessage(withAccounts(appState)),
 		}}
 		write(s)
-		s.file.fill(t, s.blocks, runsOf)
+		s.file.fill(t, s.blocks, hexruns.Encode)
 		for i, b := range s.file.Blocks {
 			var got []string
 			for _, r := range b.Results {

@@ -12,6 +12,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/hexruns"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -31,7 +32,7 @@ type vectorFile struct {
 	GenesisAppHash   string            `json:"genesis_app_hash"`
 	GenesisState     []vectorRecord    `json:"genesis_state"`
 	Blocks           []vectorBlock     `json:"blocks"`
-	MoreChains       []*vectorFile     `json:"more_chains,omitempty"` // bytes in runs (see runsOf); no chains within
+	MoreChains       []*vectorFile     `json:"more_chains,omitempty"` // bytes in runs (see internal/hexruns); no chains within
 }
 
 type vectorValidator struct {
@@ -88,7 +89,7 @@ func TestVectors(t *testing.T) {
 		if i == 0 {
 			replay(t, &got, blocks, hex.EncodeToString)
 		} else {
-			replay(t, &got, blocks, runsOf)
+			replay(t, &got, blocks, hexruns.Encode)
 		}
 		require.Equal(t, *want, got)
 	}

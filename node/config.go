@@ -77,7 +77,8 @@ retain_blocks = {{ .State.RetainBlocks }}
 [snapshots]
 
 # How many snapshots are offered to joining nodes, the newest; 0 offers none. One that is being fetched stays some minutes longer.
-# A snapshot is a pinned version of the state: it costs the memory of what has changed since, nothing is written. Their interval is in the genesis file (snapshot_interval).
+# A snapshot is a pinned version of the state: it costs the memory of what has changed since, nothing is written. Their
+# interval is in the genesis file (snapshot_interval).
 keep = {{ .Snapshots.Keep }}
 `))
 

@@ -10,4 +10,4 @@
 // that clients read one list. The binding description for other implementations is docs/spec/transactions.md.
 package tx
 
-//go:generate ./generate.sh
+//go:generate ../scripts/generate-proto.sh tx

@@ -34,7 +34,7 @@ type vector struct {
 	Nonce      uint64            `json:"nonce,omitempty"`
 	Operations []json.RawMessage `json:"operations,omitempty"` // bytes are hex
 	SignBytes  string            `json:"sign_bytes,omitempty"`
-	Tx         string            `json:"tx"`   // from moreVectors on in runs, see runsOf
+	Tx         string            `json:"tx"`   // from moreVectors on in runs, see internal/hexruns
 	Code       Code              `json:"code"` // of Decode on chain_id
 }
 

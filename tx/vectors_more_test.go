@@ -3,62 +3,16 @@ package tx
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
-	"fmt"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/hexruns"
 )
 
-// runsOf writes bytes in hex, repetitions short: words with spaces between, each hex or hex*N, which is the bytes N times.
-func runsOf(b []byte) string {
-	const longestUnit, worthIt = 32, 128
-	var words []string
-	plain := 0 // where the bytes begin that no word holds yet
-	flush := func(end int) {
-		if plain < end {
-			words = append(words, hex.EncodeToString(b[plain:end]))
-		}
-	}
-	for i := 0; i < len(b); {
-		unit, times := 0, 0
-		for n := 1; n <= longestUnit && unit == 0; n++ {
-			same := 0
-			for i+n+same < len(b) && b[i+same] == b[i+n+same] {
-				same++
-			}
-			if same >= worthIt {
-				unit, times = n, 1+same/n
-			}
-		}
-		if unit == 0 {
-			i++
-			continue
-		}
-		flush(i)
-		words = append(words, fmt.Sprintf("%x*%d", b[i:i+unit], times))
-		i += unit * times
-		plain = i
-	}
-	flush(len(b))
-	return strings.Join(words, " ")
-}
-
 func parseRuns(t testing.TB, text string) []byte {
-	b := []byte{}
-	for word := range strings.FieldsSeq(text) {
-		unit, times, repeated := strings.Cut(word, "*")
-		raw, err := hex.DecodeString(unit)
-		require.NoError(t, err)
-		n := 1
-		if repeated {
-			n, err = strconv.Atoi(times)
-			require.NoError(t, err)
-		}
-		b = append(b, bytes.Repeat(raw, n)...)
-	}
+	b, err := hexruns.Decode(text)
+	require.NoError(t, err)
 	return b
 }
 
@@ -104,7 +58,7 @@ func moreVectors(t *testing.T) []vector {
 	var all []vector
 	add := func(name string, code Code, b []byte) {
 		require.Equal(t, code, codeOf(t, b, vectorChain), name)
-		all = append(all, vector{Name: name, ChainID: vectorChain, Tx: runsOf(b), Code: code})
+		all = append(all, vector{Name: name, ChainID: vectorChain, Tx: hexruns.Encode(b), Code: code})
 	}
 	fill := func(s string, n int) []byte { return bytes.Repeat([]byte(s), n) }
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -147,19 +146,9 @@ func newReadCmd(env *cliEnv) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			signKey, err := signer(env)
+			result, err := execute(cmd, env, tx.NewRead(key))
 			if err != nil {
 				return err
-			}
-			ctx, cancel := callContext(cmd, env)
-			defer cancel()
-			c, err := dial(ctx, env, client.WithKey(signKey))
-			if err != nil {
-				return explain(err)
-			}
-			result, err := c.Submit(ctx, tx.NewRead(key))
-			if err != nil {
-				return explain(err)
 			}
 			if env.JSON() {
 				err = printResult(env, result)

@@ -108,21 +108,30 @@ func signer(env *cliEnv) (ed25519.PrivKey, error) {
 
 // submit signs operations with --from, waits for the block and prints what came of it.
 func submit(cmd *cobra.Command, env *cliEnv, operations ...tx.Operation) error {
-	key, err := signer(env)
+	result, err := execute(cmd, env, operations...)
 	if err != nil {
 		return err
+	}
+	return printResult(env, result)
+}
+
+// execute signs operations with --from and waits for the block.
+func execute(cmd *cobra.Command, env *cliEnv, operations ...tx.Operation) (*client.TxResult, error) {
+	key, err := signer(env)
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := callContext(cmd, env)
 	defer cancel()
 	c, err := dial(ctx, env, client.WithKey(key))
 	if err != nil {
-		return explain(err)
+		return nil, explain(err)
 	}
 	result, err := c.Submit(ctx, operations...)
 	if err != nil {
-		return explain(err)
+		return nil, explain(err)
 	}
-	return printResult(env, result)
+	return result, nil
 }
 
 // explain adds what to do, and sorts refusals from failures.

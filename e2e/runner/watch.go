@@ -90,11 +90,9 @@ func (h *Home) Header(ctx context.Context, height int64) (Header, error) {
 	return Header{commit.Height, commit.Hash(), commit.AppHash}, nil
 }
 
-// client returns an RPC client that makes a connection for each call, and closes it: a node makes its RPC server anew when it has
-// joined, and a connection from before goes on being answered by the old one.
+// client returns an RPC client. All share their connections.
 func (h *Home) client() (*rpchttp.HTTP, error) {
-	transport := &http.Transport{DisableKeepAlives: true}
-	client, err := rpchttp.NewWithClient(h.RPC(), "/websocket", &http.Client{Transport: transport, Timeout: 5 * time.Second})
+	client, err := rpchttp.NewWithClient(h.RPC(), "/websocket", &http.Client{Timeout: 5 * time.Second})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}

@@ -1,0 +1,66 @@
+// Package hexruns writes bytes of test vectors as hex in which repetitions are short.
+//
+//	00ff 61*1048576        00 ff, then "a" 1,048,576 times
+package hexruns
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Encode writes bytes in hex, repetitions short: words with spaces between, each hex or hex*N, which is the bytes N times.
+func Encode(b []byte) string {
+	const longestUnit, worthIt = 32, 128
+	var words []string
+	plain := 0 // where the bytes begin that no word holds yet
+	flush := func(end int) {
+		if plain < end {
+			words = append(words, hex.EncodeToString(b[plain:end]))
+		}
+	}
+	for i := 0; i < len(b); {
+		unit, times := 0, 0
+		for n := 1; n <= longestUnit && unit == 0; n++ {
+			same := 0
+			for i+n+same < len(b) && b[i+same] == b[i+n+same] {
+				same++
+			}
+			if same >= worthIt {
+				unit, times = n, 1+same/n
+			}
+		}
+		if unit == 0 {
+			i++
+			continue
+		}
+		flush(i)
+		words = append(words, fmt.Sprintf("%x*%d", b[i:i+unit], times))
+		i += unit * times
+		plain = i
+	}
+	flush(len(b))
+	return strings.Join(words, " ")
+}
+
+// Decode is the inverse of Encode. It is for vectors, which are trusted: what a word may grow to is not bounded.
+func Decode(text string) ([]byte, error) {
+	b := []byte{}
+	for word := range strings.FieldsSeq(text) {
+		unit, times, repeated := strings.Cut(word, "*")
+		raw, err := hex.DecodeString(unit)
+		if err != nil {
+			return nil, fmt.Errorf("word %q: %w", word, err)
+		}
+		n := 1
+		if repeated {
+			if n, err = strconv.Atoi(times); err != nil || n < 0 {
+				return nil, fmt.Errorf("word %q: the number of repetitions is none", word)
+			}
+		}
+		b = append(b, bytes.Repeat(raw, n)...)
+	}
+	return b, nil
+}
