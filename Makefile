@@ -17,7 +17,7 @@ else
 RACE          := -race
 endif
 
-.PHONY: help build install test unit oracle e2e lint fuzz proto vectors clean
+.PHONY: help build install test unit oracle e2e lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -34,6 +34,7 @@ unit: ## vet and unit tests, under the race detector where there is a C compiler
 	$(GO) vet ./...
 	@test -n '$(RACE)' || echo 'NOT RUN: the race detector (no C compiler here); the tests run without it'
 	$(GO) test $(RACE) -timeout 20m $(RACE_PACKAGES)
+	@$(GO) test -count=1 -v -run '^TestAbsent$$' ./avlstar/sha256mb | grep -o 'NOT RUN: .*' || true
 
 oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so that iavl never reaches the node)
 	cd avlstar/oracle && $(GO) test -timeout 10m ./...
@@ -56,6 +57,9 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 
 proto: ## regenerate the protobuf code (needs protoc)
 	$(GO) generate ./tx ./app
+
+kernels: ## regenerate the assembly of sha256mb (its generator is a module of its own, so that avo never reaches the node)
+	$(GO) generate ./avlstar/sha256mb
 
 vectors: ## regenerate our own test vectors; a change of a frozen format shows up in git diff
 	$(GO) test ./avlstar ./tx ./app -run Vectors -update

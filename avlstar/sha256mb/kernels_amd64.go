@@ -1,0 +1,63 @@
+//go:build amd64 && !purego
+
+package sha256mb
+
+import (
+	"slices"
+
+	"github.com/klauspost/cpuid/v2"
+)
+
+// With how few messages a kernel still pays, measured with BenchmarkFew on a Sapphire Rapids for one and two blocks. In groups that are
+// not full a kernel costs what it costs in full ones: 560 ns for two blocks (avx512), 125 (shani), 710 (avx2). One message costs
+// crypto/sha256 127 ns with the SHA instructions and 320 without.
+const (
+	minAVX512      = 9 // eight are four pairs of shani
+	minAVX512NoSHA = 2
+	minSHANI       = 2
+	minAVX2        = 3 // without the SHA instructions; with them it is never reached
+)
+
+func init() {
+	// cpuid reports a feature only if the operating system keeps the registers that it needs (XCR0).
+	kernels, best, absent = detect(func(f cpuid.FeatureID) bool { return cpuid.CPU.Supports(f) })
+}
+
+// detect is which kernels a CPU with these features runs, how they share a sum, and what it lacks.
+func detect(supports func(cpuid.FeatureID) bool) (kernels []*Kernel, tiers []tier, absent []string) {
+	min512 := minAVX512
+	if !supports(cpuid.SHA) {
+		min512 = minAVX512NoSHA
+	}
+	for _, k := range []struct {
+		*Kernel
+		needs []cpuid.FeatureID
+		min   int
+	}{
+		{newKernel("avx512", avx512, 16), []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512BW}, min512},
+		{newKernel("shani", shani, 2), []cpuid.FeatureID{cpuid.SHA, cpuid.SSSE3, cpuid.SSE4}, minSHANI},
+		{newKernel("avx2", avx2, 8), []cpuid.FeatureID{cpuid.AVX2}, minAVX2},
+	} {
+		if i := slices.IndexFunc(k.needs, func(f cpuid.FeatureID) bool { return !supports(f) }); i >= 0 {
+			absent = append(absent, k.Name+": the CPU lacks "+k.needs[i].String())
+			continue
+		}
+		kernels = append(kernels, k.Kernel)
+		tiers = append(tiers, tier{k.code, k.Lanes, k.min})
+	}
+	kernels = append(kernels, newKernel("portable", portable, 1))
+	tiers = append(tiers, tier{portable, 1, 1})
+	return kernels, tiers, absent
+}
+
+// run hashes groups × lanes messages. Calls are direct, so that the compiler sees that the arguments do not escape.
+func (j *job) run(c code, out *[32]byte, msgs *[]byte, groups int) {
+	switch c {
+	case avx512:
+		sumAVX512(out, msgs, uint64(groups), j.full, j.tail, &j.pad)
+	case shani:
+		sumSHANI(out, msgs, uint64(groups), j.full, j.tail, &j.pad)
+	case avx2:
+		sumAVX2(out, msgs, uint64(groups), j.full, j.tail, &j.pad)
+	}
+}

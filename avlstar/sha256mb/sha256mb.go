@@ -1,0 +1,217 @@
+// Package sha256mb computes SHA-256 (FIPS 180-4) of many messages of one length, side by side in the lanes of vector registers.
+//
+//	msgs[0] ──▶ ┌────────┐ ──▶ out[0]     avx512    16 lanes
+//	msgs[1] ──▶ │ kernel │ ──▶ out[1]     avx2       8 lanes
+//	   ⋮        │        │       ⋮        shani      2 lanes, interleaved in the SHA instructions
+//	msgs[l] ──▶ └────────┘ ──▶ out[l]     portable   1, crypto/sha256
+//
+//	Sum: full groups and a nearly full rest to the kernel with most lanes, a smaller rest to the next that this CPU has, and so on
+//
+// Messages are read where they lie. A kernel reads whole blocks, so a message whose capacity ends before its padding would is copied
+// first; what lies behind a message within its capacity is masked out and never written. The assembly is made by the module in gen.
+package sha256mb
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+)
+
+//go:generate go run -C gen . -out ../sha256_amd64.s -stubs ../stubs_amd64.go -pkg sha256mb
+
+const (
+	blockSize = sha256.BlockSize
+	maxLanes  = 16
+	// maxCopied is the largest padded length that is copied when a message cannot be read in place; longer messages are hashed one by
+	// one. maxLanes of them lie on the stack.
+	maxCopied = 256
+)
+
+// Kernel is one implementation, e.g. for tests and benchmarks. Sum of this package picks among them.
+type Kernel struct {
+	Name  string
+	Lanes int
+
+	code  code
+	tiers []tier
+}
+
+// code says which assembly a kernel is.
+type code uint8
+
+const (
+	portable code = iota
+	shani
+	avx2
+	avx512
+)
+
+// tier is a kernel and the fewest messages for which it pays. The tiers of a sum go from many lanes to few; the last has min 1.
+type tier struct {
+	code  code
+	lanes int
+	min   int
+}
+
+// The kernels of this CPU, fastest in bulk first, what it lacks, and what Sum uses.
+var (
+	kernels []*Kernel
+	absent  []string
+	best    []tier
+)
+
+func newKernel(name string, c code, lanes int) *Kernel {
+	return &Kernel{Name: name, Lanes: lanes, code: c, tiers: []tier{{c, lanes, 1}}}
+}
+
+// Kernels are those that this CPU can run, the fastest in bulk first. The last is the portable one.
+func Kernels() []*Kernel { return append([]*Kernel(nil), kernels...) }
+
+// Best is the kernel that is fastest in bulk.
+func Best() *Kernel { return kernels[0] }
+
+// Absent names the kernels that this CPU cannot run, and why, e.g. "avx512: the CPU lacks AVX512BW".
+func Absent() []string { return append([]string(nil), absent...) }
+
+// Sum writes SHA-256 of msgs[i] to out[i]. All messages have one length; it panics otherwise, and where out is shorter than msgs.
+//
+// A message whose capacity reaches the end of its padded length (its length plus 9, rounded up to 64) is read in place, up to there; it
+// may do that concurrently with other readers. Other messages are copied first, and if they are long, hashed one by one.
+func Sum(out [][32]byte, msgs [][]byte) { sum(best, out, msgs) }
+
+// Sum is like the function Sum, with this kernel alone: a rest of fewer messages than lanes repeats a message in idle lanes.
+func (k *Kernel) Sum(out [][32]byte, msgs [][]byte) { sum(k.tiers, out, msgs) }
+
+func sum(tiers []tier, out [][32]byte, msgs [][]byte) {
+	if len(out) < len(msgs) {
+		panic("sha256mb: fewer results than messages")
+	}
+	if len(msgs) == 0 {
+		return
+	}
+	length := len(msgs[0])
+	size := padded(length)
+	inPlace := true
+	for i := range msgs {
+		if len(msgs[i]) != length {
+			panic("sha256mb: messages of different lengths")
+		}
+		if cap(msgs[i]) < size {
+			inPlace = false
+		}
+	}
+	if !slices.ContainsFunc(tiers, func(t tier) bool { return t.code != portable && len(msgs) >= t.min }) {
+		sumPortable(out, msgs) // without the cost of preparing for others
+		return
+	}
+	var j job
+	j.prepare(length)
+	switch {
+	case inPlace:
+		j.sum(tiers, out, msgs)
+	case size <= maxCopied:
+		j.sumCopied(tiers, out, msgs, size)
+	default:
+		for i := 0; i < len(msgs); {
+			if cap(msgs[i]) < size {
+				out[i] = sha256.Sum256(msgs[i])
+				i++
+				continue
+			}
+			from := i
+			for i < len(msgs) && cap(msgs[i]) >= size {
+				i++
+			}
+			j.sum(tiers, out[from:i], msgs[from:i])
+		}
+	}
+}
+
+// padded is the length of a message with its padding, FIPS 180-4 section 5.1.1: a one bit, zeros, the length in 64 bits.
+func padded(length int) int { return (length + 9 + blockSize - 1) / blockSize * blockSize }
+
+// job is what is the same for all messages of a sum: how many blocks are full, and how the one or two after them are padded.
+type job struct {
+	full, tail uint64
+	pad        [4 * blockSize]byte // two blocks of and masks, two of or masks
+}
+
+// ones and zeros, from which the and mask of any length is cut.
+var onesZeros = func() (b [2 * blockSize]byte) {
+	for i := range blockSize {
+		b[i] = 0xff
+	}
+	return b
+}()
+
+func (j *job) prepare(length int) {
+	rest := length % blockSize
+	j.full, j.tail = uint64(length/blockSize), 1
+	if rest+9 > blockSize {
+		j.tail = 2
+	}
+	copy(j.pad[:blockSize], onesZeros[blockSize-rest:])
+	or := j.pad[2*blockSize:]
+	or[rest] = 0x80
+	binary.BigEndian.PutUint64(or[j.tail*blockSize-8:], uint64(length)*8)
+}
+
+// sum hashes messages that can be read in place.
+func (j *job) sum(tiers []tier, out [][32]byte, msgs [][]byte) {
+	for _, t := range tiers {
+		if t.code == portable {
+			sumPortable(out, msgs)
+			return
+		}
+		if groups := len(msgs) / t.lanes; groups > 0 {
+			j.run(t.code, &out[0], &msgs[0], groups)
+			out, msgs = out[groups*t.lanes:], msgs[groups*t.lanes:]
+		}
+		if len(msgs) >= t.min && len(msgs) > 0 {
+			j.sumFew(t, out, msgs)
+			return
+		}
+		if len(msgs) == 0 {
+			return
+		}
+	}
+}
+
+// sumFew hashes fewer messages than lanes. Idle lanes repeat the first message.
+func (j *job) sumFew(t tier, out [][32]byte, msgs [][]byte) {
+	var headers [maxLanes][]byte
+	var digests [maxLanes][32]byte
+	for i := range t.lanes { // not by copy(): with it, what the messages point to would escape
+		headers[i] = msgs[0]
+		if i < len(msgs) {
+			headers[i] = msgs[i]
+		}
+	}
+	j.run(t.code, &digests[0], &headers[0], 1)
+	copy(out, digests[:len(msgs)])
+}
+
+// sumCopied hashes messages of which some must be copied because blocks may not be read to their end.
+//
+//go:noinline
+func (j *job) sumCopied(tiers []tier, out [][32]byte, msgs [][]byte, size int) {
+	var scratch [maxLanes][maxCopied]byte
+	var headers [maxLanes][]byte
+	for len(msgs) > 0 {
+		n := min(len(msgs), maxLanes)
+		for i, m := range msgs[:n] {
+			if cap(m) < size {
+				m = scratch[i][:copy(scratch[i][:], m)]
+			}
+			headers[i] = m
+		}
+		j.sum(tiers, out[:n], headers[:n])
+		out, msgs = out[n:], msgs[n:]
+	}
+}
+
+func sumPortable(out [][32]byte, msgs [][]byte) {
+	for i, m := range msgs {
+		out[i] = sha256.Sum256(m)
+	}
+}
