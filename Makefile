@@ -34,6 +34,8 @@ unit: ## vet and unit tests, under the race detector where there is a C compiler
 	$(GO) vet ./...
 	@test -n '$(RACE)' || echo 'NOT RUN: the race detector (no C compiler here); the tests run without it'
 	$(GO) test $(RACE) -timeout 20m $(RACE_PACKAGES)
+	$(GO) test -tags purego ./avlstar/... # without assembly
+	$(GO) test -tags avlstardebug -timeout 20m ./avlstar # every version checked as a whole
 	@$(GO) test -count=1 -v -run '^TestAbsent$$' ./avlstar/sha256mb | grep -o 'NOT RUN: .*' || true
 
 oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so that iavl never reaches the node)

@@ -11,23 +11,29 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
 )
 
 // Store keeps the state durably. The application calls it from one goroutine at a time.
+//
+// Versions are counted references (avlstar.Version), and one rule says whose they are, here and everywhere in this program: a version
+// that is passed as an argument is valid during the call, and who keeps it longer retains it; one that is returned comes with a
+// reference, which the caller releases.
 type Store interface {
-	// Load returns the state that was committed last: height 0 and nil where there is none.
+	// Load returns the state that was committed last, which the caller releases: height 0 and nil where there is none.
 	Load() (height int64, v *avlstar.Version, err error)
 
 	// Commit makes v the state at height. When it returns nil, all of it is durable, after an error nothing or all of it. base is
 	// the version before and changes what differs from it, in ascending key order; base is nil at the first commit, which carries
-	// every key. After an error the application goes on no further: the node must stop.
+	// every key. Neither the versions nor the slices of changes may be used after it returns, unless v and base are retained. After
+	// an error the application goes on no further: the node must stop.
 	Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
 }
 
 // Snapshots offers and receives snapshots (package statesync). The last four are those of abci.Application. All methods may be
 // called at any time, concurrently, and without a lock of the application being held.
 type Snapshots interface {
-	// Committed tells of every committed version, in ascending order of height. It must not block.
+	// Committed tells of every committed version, in ascending order of height. It retains v where it keeps it. It must not block.
 	Committed(height int64, v *avlstar.Version)
 	// OldestServed returns the lowest height of a snapshot that is offered, whose blocks must be kept; 0: none.
 	OldestServed() int64
@@ -67,22 +73,23 @@ type App struct {
 		sync.Mutex
 		height   int64            // committed; 0: none yet
 		initial  int64            // height of the first block, known from InitChain
-		version  *avlstar.Version // after block height, or of genesis; nil before InitChain
+		version  *avlstar.Version // after block height, or of genesis; nil before InitChain; holds a reference (see replace)
 		params   *Params          // of version
-		pending  *pending         // a finalized block that is not committed yet
+		pending  *pending         // a finalized block that is not committed yet (see giveUp)
 		failures error            // a failed commit: nothing goes on after it
 	}
 }
 
 var _ abci.Application = (*App)(nil)
 
-// published is what queries see. It is never changed, only replaced.
+// published is what queries see. It is never changed, only replaced; then what the new one has not is released. So who found a
+// version here may be too late for it: acquire.
 type published struct {
-	height  int64
-	version *avlstar.Version // nil: no block is committed
-	recent  []committed      // ascending, the last is (height, version)
+	height int64       // 0: no block is committed
+	recent []committed // ascending, the last is of height; each holds a reference, which goes from one published to the next
 }
 
+// committed is a version after a block. Where it is a result, its reference belongs to the caller.
 type committed struct {
 	height  int64
 	version *avlstar.Version
@@ -112,6 +119,7 @@ func New(options Options) (*App, error) {
 	if height == 0 {
 		return a, nil
 	}
+	defer v.Release()
 	if err := a.adopt(height, v); err != nil {
 		return nil, err
 	}
@@ -119,7 +127,7 @@ func New(options Options) (*App, error) {
 	return a, nil
 }
 
-// adopt makes a durable state the one to go on from.
+// adopt makes a durable state the one to go on from, and retains it.
 func (a *App) adopt(height int64, v *avlstar.Version) error {
 	if height < 1 || v == nil {
 		return fmt.Errorf("a state at height %d cannot be gone on from", height)
@@ -137,33 +145,59 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 	if a.block.height > 0 {
 		return fmt.Errorf("there is a state already, at height %d", a.block.height)
 	}
-	a.block.height, a.block.version, a.block.params, a.block.pending = height, v, &params, nil
+	v.Retain()
+	a.replace(height, v, &params)
 	a.publish(nil, false)
 	return nil
+}
+
+// replace makes v the state to go on from and takes over a reference to it. The state before is released, and a block that waits for
+// its commit is given up. block is locked.
+func (a *App) replace(height int64, v *avlstar.Version, params *Params) {
+	a.giveUp()
+	if a.block.version != nil {
+		a.block.version.Release()
+	}
+	a.block.height, a.block.version, a.block.params = height, v, params
 }
 
 // publish shows the committed state to queries and CheckTx. block is locked. The arguments are those of checker.reset.
 func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
 	height, v := a.block.height, a.block.version
-	old := a.published.Load()
-	keep := old.recent[max(0, len(old.recent)-a.options.KeepRecent+1):]
-	recent := append(make([]committed, 0, len(keep)+1), keep...)
-	recent = append(recent, committed{height, v})
-	a.published.Store(&published{height: height, version: v, recent: recent})
+	v.Retain()
+	old := a.published.Load().recent
+	drop := max(0, len(old)-a.options.KeepRecent+1)
+	recent := append(make([]committed, 0, len(old)-drop+1), old[drop:]...)
+	a.published.Store(&published{height: height, recent: append(recent, committed{height, v})})
+	for _, c := range old[:drop] { // not before they are out of published: see acquire
+		c.version.Release()
+	}
 	a.check.reset(v, a.block.params, rewritten, sameRights)
 	a.options.Metrics.committed(height, v)
+}
+
+// acquire finds the version after block height (0: the last one) among those kept. The caller releases it.
+func (a *App) acquire(height int64) (committed, *tx.Error) {
+	for {
+		c, refused := a.published.Load().at(height)
+		if refused != nil || c.version.TryRetain() {
+			return c, refused
+		}
+		// It was released since it was found, so published is another one by now.
+	}
 }
 
 // SetSnapshots connects the snapshots, once, before the first block. They are told of the state that is there.
 func (a *App) SetSnapshots(s Snapshots) {
 	a.snapshots.Store(&s)
-	if p := a.published.Load(); p.version != nil {
-		s.Committed(p.height, p.version)
+	if height, v := a.Latest(); v != nil {
+		defer v.Release()
+		s.Committed(height, v)
 	}
 }
 
 // Restored makes a complete, verified and durable state that came as a snapshot the one to go on from. It is for an application
-// that has none. Snapshots.Committed is not called for it.
+// that has none. The application retains v, and applies the next block to it: nobody else may. Snapshots.Committed is not called.
 func (a *App) Restored(height int64, v *avlstar.Version) error {
 	if err := a.adopt(height, v); err != nil {
 		return fmt.Errorf("restored state: %w", err)
@@ -177,21 +211,30 @@ func (a *App) Restored(height int64, v *avlstar.Version) error {
 func (a *App) Forget() {
 	a.block.Lock()
 	defer a.block.Unlock()
-	a.block.height, a.block.version, a.block.params, a.block.pending = 0, nil, nil, nil
-	a.published.Store(&published{})
+	a.replace(0, nil, nil)
+	for _, c := range a.published.Swap(&published{}).recent {
+		c.version.Release()
+	}
 	a.check.reset(nil, nil, nil, false)
 }
 
-// Latest returns the state that was committed last: height 0 and nil where there is none.
+// Latest returns the state that was committed last, which the caller releases: height 0 and nil where there is none.
 func (a *App) Latest() (height int64, v *avlstar.Version) {
-	p := a.published.Load()
-	return p.height, p.version
+	c, refused := a.acquire(0)
+	if refused != nil {
+		return 0, nil
+	}
+	return c.height, c.version
 }
+
+// Height returns the height of the block that was committed last, 0 where there is none.
+func (a *App) Height() int64 { return a.published.Load().height }
 
 // Info tells CometBFT from where to replay blocks. It is answered from what is durable.
 func (a *App) Info(context.Context, *abci.RequestInfo) (*abci.ResponseInfo, error) {
 	info := &abci.ResponseInfo{Data: "starling", Version: a.options.Version, AppVersion: AppVersion}
 	if height, v := a.Latest(); v != nil {
+		defer v.Release()
 		hash := v.AppHash()
 		info.LastBlockHeight, info.LastBlockAppHash = height, hash[:]
 	}

@@ -90,7 +90,7 @@ func TestFinalizeBlockAgain(t *testing.T) {
 	require.Zero(t, checked.Code)
 
 	require.NoError(t, commitBlock(a))
-	_, v := a.Latest()
+	v := latest(t, a)
 	require.False(t, v.Has([]byte("a")))
 	require.ErrorContains(t, commitBlock(a), "commit without a finalized block")
 }
@@ -112,8 +112,8 @@ func TestCommitFails(t *testing.T) {
 	require.ErrorIs(t, commitBlock(a), broken)
 	_, err = a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: 2})
 	require.ErrorIs(t, err, broken)
-	height, v := a.Latest()
-	require.Equal(t, int64(1), height)
+	v := latest(t, a)
+	require.Equal(t, int64(1), a.Height())
 	value, _ := v.Get([]byte("a"))
 	require.Equal(t, "1", string(value))
 
@@ -171,7 +171,8 @@ func TestRestored(t *testing.T) {
 	validator := startChain(t, &memoryStore{}, aliceOwnsA)
 	runBlock(t, validator, sign(t, "alice", 0, put("a1", "1"), put("a2", "2")))
 	runBlock(t, validator, sign(t, "root", 0, validatorOp(account("v2"), 3)))
-	height, v := validator.Latest()
+	height := validator.Height()
+	v := copyOf(t, latest(t, validator)) // the validator goes on with its own
 
 	store := &memoryStore{}
 	require.NoError(t, store.Commit(height, v, nil, everything(v)))
@@ -185,10 +186,25 @@ func TestRestored(t *testing.T) {
 	joiner.options.Store = store // what the restore wrote, after New saw an empty store
 	require.NoError(t, joiner.Restored(height, v))
 	require.ErrorContains(t, joiner.Restored(height, v), "there is a state already")
+	v.Release() // the joiner has a reference of its own
 	for i := range uint64(3) {
 		block := [][]byte{sign(t, "alice", i+1, put("a", fmt.Sprint(i)), read(string(ParamsKey()))), sign(t, "root", i+1, validatorOp(account("v2"), i))}
 		require.Equal(t, runBlock(t, validator, block...), runBlock(t, joiner, block...))
 	}
+}
+
+// copyOf makes another tree of the same leaves: a tree has one history.
+func copyOf(t testing.TB, v *avlstar.Version) *avlstar.Version {
+	t.Helper()
+	c, err := avlstar.FromLeaves(v.ChunkBytes(), func(yield func(avlstar.Leaf, error) bool) {
+		for l := range v.Leaves() {
+			if !yield(l, nil) {
+				return
+			}
+		}
+	})
+	require.NoError(t, err)
+	return c
 }
 
 func TestSnapshotsAreTold(t *testing.T) {

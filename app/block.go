@@ -17,8 +17,8 @@ import (
 // pending is a block that was executed and waits for its commit.
 type pending struct {
 	height    int64
-	version   *avlstar.Version
-	changes   []avlstar.Change
+	version   *avlstar.Version // holds a reference, until commit hands it to App.block or giveUp releases it
+	changes   []avlstar.Change // refer to the transactions, not to a version
 	results   []*abci.ExecTxResult
 	rewritten map[[sha256.Size]byte]struct{}
 }
@@ -61,6 +61,7 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 
 	var err error
 	done.changes = x.changes()
+	a.giveUp() // only the latest version of a tree can be changed
 	if done.version, err = a.block.version.Apply(done.changes); err != nil {
 		return nil, fmt.Errorf("block %d: %w", req.Height, err)
 	}
@@ -70,6 +71,14 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 	done.results = res.TxResults
 	a.block.pending = done
 	return res, nil
+}
+
+// giveUp releases the finalized block that waits for its commit, if there is one. block is locked.
+func (a *App) giveUp() {
+	if p := a.block.pending; p != nil {
+		p.version.Release()
+		a.block.pending = nil
+	}
 }
 
 func execResult(o outcome) *abci.ExecTxResult {
@@ -100,6 +109,7 @@ func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit
 		a.logger.Error("the state cannot be saved, the node must stop", "err", err)
 		return nil, err
 	}
+	defer v.Release()
 	var oldest int64
 	if s := a.snapshots.Load(); s != nil {
 		(*s).Committed(height, v)
@@ -108,6 +118,7 @@ func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit
 	return &abci.ResponseCommit{RetainHeight: retainHeight(height, a.options.RetainBlocks, oldest)}, nil
 }
 
+// commit returns the version that is the state now, which the caller releases.
 func (a *App) commit() (int64, *avlstar.Version, error) {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -125,12 +136,15 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	start := time.Now()
 	if err := a.options.Store.Commit(p.height, p.version, base, changes); err != nil {
 		a.block.failures = fmt.Errorf("save the state of block %d: %w (nothing is lost: once the cause is mended, start the node again)", p.height, err)
+		a.giveUp()
 		return 0, nil, a.block.failures
 	}
 	a.options.Metrics.CommitSeconds.Observe(time.Since(start).Seconds())
 	a.options.Metrics.executed(p.results)
-	a.block.height, a.block.version, a.block.pending = p.height, p.version, nil
+	a.block.pending = nil // its reference is the state's now
+	a.replace(p.height, p.version, a.block.params)
 	a.publish(p.rewritten, !changeRights(p.changes))
+	p.version.Retain()
 	return p.height, p.version, nil
 }
 
@@ -149,7 +163,7 @@ func changeRights(changes []avlstar.Change) bool {
 	return false
 }
 
-// everything lists a whole state as changes.
+// everything lists a whole state as changes, which are v's own memory: until v is released.
 func everything(v *avlstar.Version) []avlstar.Change {
 	changes := make([]avlstar.Change, 0, v.Len())
 	for key, value := range v.Ascend(nil, nil) {

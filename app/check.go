@@ -16,7 +16,7 @@ import (
 type checker struct {
 	mu struct {
 		sync.Mutex
-		version   *avlstar.Version // committed, or of genesis; nil: none
+		version   *avlstar.Version // committed, or of genesis; nil: none; holds a reference of its own, released by reset
 		params    *Params
 		waiting   map[[AccountBytes]byte]uint64
 		rewritten map[[sha256.Size]byte]struct{} // see colonID; of the last block
@@ -36,7 +36,7 @@ type sender struct {
 // maxAdmitted bounds what is remembered of transactions, of which CheckTx does not learn whether the mempool took them.
 const maxAdmitted = 1 << 16
 
-// reset starts anew on a committed state. sameRights tells that who may do what is as it was before.
+// reset starts anew on a committed state, which it retains. sameRights tells that who may do what is as it was before.
 func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha256.Size]byte]struct{}, sameRights bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,14 +45,31 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 		c.mu.earlier = c.mu.admitted
 	}
 	c.mu.admitted = make(map[[sha256.Size]byte]sender)
+	if v != nil {
+		v.Retain()
+	}
+	if c.mu.version != nil {
+		c.mu.version.Release()
+	}
 	c.mu.version, c.mu.params, c.mu.rewritten = v, params, rewritten
 	c.mu.waiting = make(map[[AccountBytes]byte]uint64)
 }
 
+// state returns what CheckTx is to look at, nil where there is nothing yet. The caller releases the version.
 func (c *checker) state() (*avlstar.Version, *Params) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.mu.version != nil {
+		c.mu.version.Retain()
+	}
 	return c.mu.version, c.mu.params
+}
+
+// parameters returns those of the state, nil where there is none yet.
+func (c *checker) parameters() *Params {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.params
 }
 
 // admit takes the transaction with this hash as the account's next one, if it is.
@@ -123,6 +140,7 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 	if v == nil {
 		return tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
+	defer v.Release()
 	id, again := sha256.Sum256(req.Tx), req.Type == abci.CheckTxType_Recheck
 	if from, ok := a.check.admittedEarlier(id); ok && again {
 		return a.check.admit(id, from)

@@ -14,6 +14,8 @@
 // One goroutine builds blocks; queries, CheckTx and snapshot calls read only what is published and never wait for it. The whole
 // state, bookkeeping included, is one tree (docs/spec/records.md); how it reaches the disk and how snapshots travel is behind the
 // interfaces Store and Snapshots.
+//
+// Versions are references that are counted: each field that keeps one says so, and each reader has one of its own until it is done.
 package app
 
 //go:generate ../scripts/generate-proto.sh app

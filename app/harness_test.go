@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -149,9 +150,30 @@ func runBlock(t testing.TB, a *App, txs ...[]byte) *abci.ResponseFinalizeBlock {
 	_, err := a.Commit(ctx, &abci.RequestCommit{})
 	require.NoError(t, err)
 	_, v := a.Latest()
+	defer v.Release()
 	hash := v.AppHash()
 	require.Equal(t, hash[:], res.AppHash)
 	return res
+}
+
+// latest returns what was committed last, for the rest of the test; nil where there is nothing.
+func latest(t testing.TB, a *App) *avlstar.Version {
+	t.Helper()
+	_, v := a.Latest()
+	if v != nil {
+		t.Cleanup(v.Release)
+	}
+	return v
+}
+
+// appHash returns that of the state after block height, if it is kept.
+func appHash(a *App, height int64) (avlstar.Hash, error) {
+	c, refused := a.acquire(height)
+	if refused != nil {
+		return avlstar.Hash{}, refused
+	}
+	defer c.version.Release()
+	return c.version.AppHash(), nil
 }
 
 func codes(res *abci.ResponseFinalizeBlock) []tx.Code {
@@ -171,7 +193,7 @@ type memoryStore struct {
 		chunkBytes  uint64
 		leaves      map[string][]byte
 		heights     map[string]uint8
-		last        *avlstar.Version
+		last        *avlstar.Version // compared only: it holds no reference
 		failCommits error
 	}
 }
@@ -217,7 +239,7 @@ func (s *memoryStore) Commit(height int64, v, base *avlstar.Version, changes []a
 			delete(s.mu.heights, string(c.Key))
 			continue
 		}
-		s.mu.leaves[string(c.Key)] = c.Value
+		s.mu.leaves[string(c.Key)] = bytes.Clone(c.Value)
 	}
 	for k, h := range v.NewInner(base) {
 		s.mu.heights[string(k)] = h

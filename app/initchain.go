@@ -23,10 +23,12 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	a.block.Lock()
 	defer a.block.Unlock()
 	if a.block.height > 0 {
+		v.Release()
 		return nil, fmt.Errorf("InitChain, but there is a state at height %d: CometBFT's data and the state do not belong together, "+
 			"restore both or reset both", a.block.height)
 	}
-	a.block.initial, a.block.version, a.block.params, a.block.pending = max(req.InitialHeight, 1), v, params, nil
+	a.block.initial = max(req.InitialHeight, 1)
+	a.replace(0, v, params)
 	a.check.reset(v, params, nil, false)
 
 	hash := v.AppHash()
@@ -84,6 +86,7 @@ func genesisState(req *abci.RequestInitChain) (*Params, *avlstar.Version, error)
 	for _, grant := range g.grants {
 		o.setGrant(grant.grantee, grant.prefix, grant.quota, false)
 	}
+	defer empty.Release()
 	v, err := empty.Apply(o.changes())
 	if err != nil {
 		return nil, nil, fmt.Errorf("genesis: %w", err)

@@ -15,14 +15,22 @@ type Metrics struct {
 	Keys          prometheus.Gauge       // keys in the tree, bookkeeping included
 	Bytes         prometheus.Gauge       // bytes of all leaf records
 	Chunks        prometheus.Gauge       // chunks of the tree
+	Memory        MemoryMetrics          // what the tree takes
 	CommitSeconds prometheus.Histogram   // until the state is durable
 	Transactions  *prometheus.CounterVec // executed in blocks, by code
+}
+
+// MemoryMetrics are what the tree and its older versions, which queries and snapshots hold, take in memory.
+type MemoryMetrics struct {
+	InnerNodes, Leaves, Held, NodeBytes, LeafBytes, Versions prometheus.Gauge // as in avlstar.MemoryStats
 }
 
 // NewMetrics registers the application's metrics.
 func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	m := NopMetrics()
-	registerer.MustRegister(m.Height, m.Keys, m.Bytes, m.Chunks, m.CommitSeconds, m.Transactions)
+	t := m.Memory
+	registerer.MustRegister(m.Height, m.Keys, m.Bytes, m.Chunks, t.InnerNodes, t.Leaves, t.Held, t.NodeBytes, t.LeafBytes, t.Versions,
+		m.CommitSeconds, m.Transactions)
 	return m
 }
 
@@ -37,6 +45,14 @@ func NopMetrics() *Metrics {
 		Keys:   gauge("keys", "Keys in the tree, bookkeeping records included."),
 		Bytes:  gauge("bytes", "Bytes of all leaf records of the tree."),
 		Chunks: gauge("chunks", "Chunks of the tree."),
+		Memory: MemoryMetrics{
+			InnerNodes: gauge("tree_inner_nodes", "Inner nodes in memory, those of older versions included."),
+			Leaves:     gauge("tree_leaves", "Leaves in memory, those of older versions included."),
+			Held:       gauge("tree_held_nodes", "Inner nodes and leaves that only older versions have: what queries, keep_recent and snapshots hold."),
+			NodeBytes:  gauge("tree_node_bytes", "Memory for inner nodes, in use or not."),
+			LeafBytes:  gauge("tree_leaf_bytes", "Memory for leaves, in use or not."),
+			Versions:   gauge("tree_versions", "Versions of the tree that are in use, as of the last block."),
+		},
 		CommitSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: "commit_seconds",
 			Help: "Time to make a block's state durable.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}),
 		Transactions: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "transactions_total",
@@ -49,6 +65,13 @@ func (m *Metrics) committed(height int64, v *avlstar.Version) {
 	m.Keys.Set(float64(v.Len()))
 	m.Bytes.Set(float64(v.Root().Bytes))
 	m.Chunks.Set(float64(v.NumChunks()))
+	tree := v.Memory()
+	m.Memory.InnerNodes.Set(float64(tree.InnerNodes))
+	m.Memory.Leaves.Set(float64(tree.Leaves))
+	m.Memory.Held.Set(float64(tree.Held))
+	m.Memory.NodeBytes.Set(float64(tree.NodeBytes))
+	m.Memory.LeafBytes.Set(float64(tree.LeafBytes))
+	m.Memory.Versions.Set(float64(tree.Versions))
 }
 
 func (m *Metrics) executed(results []*abci.ExecTxResult) {

@@ -330,7 +330,7 @@ func TestAgainstModel(t *testing.T) {
 		res := runBlock(t, proposer, txs...)
 		if g.IntN(5) == 0 {
 			follower = newTestApp(t, stores[1])
-			if height, _ := follower.Latest(); height == 0 {
+			if follower.Height() == 0 {
 				follower = startChain(t, stores[1], appState)
 			}
 		}
@@ -371,6 +371,7 @@ func TestAgainstModel(t *testing.T) {
 func checkState(t *testing.T, a *App, m *model) {
 	t.Helper()
 	_, v := a.Latest()
+	defer v.Release()
 	require.Equal(t, len(m.state), int(v.Len()))
 	for k, value := range v.Ascend(nil, nil) {
 		if want, ok := m.state[string(k)]; !ok || want != string(value) {

@@ -15,9 +15,10 @@ import (
 //	set ────────► entries, and the value before into the journal
 //	undo(mark) ─► the journal backwards
 //
-// Values are never empty (1 byte at least), so nil is an absent key throughout. The overlay keeps the slices it is given.
+// Values are never empty (1 byte at least), so nil is an absent key throughout. The overlay keeps the slices it is given. What get,
+// set and floor return may be base's own memory, so whoever made the overlay holds a reference to base until it is done with all that.
 type overlay struct {
-	base    *avlstar.Version
+	base    *avlstar.Version // without a reference of its own
 	entries *btree.BTreeG[*overlayEntry]
 	added   *btree.BTreeG[*overlayEntry] // the entries that are there and were not in base
 	journal []undoRecord
@@ -29,7 +30,7 @@ type overlay struct {
 type overlayEntry struct {
 	key    []byte
 	value  []byte
-	before []byte // in base
+	before []byte // in base, whose memory it is
 
 	// gap, of a deleted key of base, is the greatest key of base below it that is not deleted (nil: none), as of the revived of gapAt.
 	gap   []byte
@@ -50,7 +51,13 @@ func (o *overlay) get(key []byte) []byte {
 	if e, ok := o.entries.Get(&overlayEntry{key: key}); ok {
 		return e.value
 	}
-	value, _ := o.base.Get(key)
+	return o.inBase(key)
+}
+
+// inBase returns the value that key has in base, which is not copied: where a block overwrites many large values, the copies could
+// be as large as the whole state.
+func (o *overlay) inBase(key []byte) []byte {
+	value, _ := o.base.View(key)
 	return value
 }
 
@@ -58,7 +65,7 @@ func (o *overlay) get(key []byte) []byte {
 func (o *overlay) set(key, value []byte) (old []byte) {
 	e, ok := o.entries.Get(&overlayEntry{key: key})
 	if !ok {
-		before, _ := o.base.Get(key)
+		before := o.inBase(key)
 		e = &overlayEntry{key: key, value: before, before: before}
 		o.entries.ReplaceOrInsert(e)
 	}

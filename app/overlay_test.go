@@ -3,6 +3,7 @@ package app
 import (
 	"bytes"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -102,6 +103,24 @@ func TestOverlayIsAMap(t *testing.T) {
 			},
 		})
 	})
+}
+
+// What a block overwrites is not copied: a block that deletes many large values would need as much memory again as they have.
+func TestOverlayCopiesNoLargeValues(t *testing.T) {
+	state := map[string]string{}
+	for i := range 16 {
+		state[string(rune('a'+i))] = strings.Repeat("v", avlstar.MaxValueBytes)
+	}
+	o := newOverlay(newBase(t, state))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for k := range state {
+		require.Len(t, o.get([]byte(k)), avlstar.MaxValueBytes)
+		require.Len(t, o.set([]byte(k), nil), avlstar.MaxValueBytes)
+	}
+	require.Len(t, o.changes(), len(state))
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(avlstar.MaxValueBytes))
 }
 
 // The longest prefix is what trying every prefix finds.

@@ -14,11 +14,14 @@ import (
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
 	a.block.Lock()
 	v, params := a.block.version, a.block.params
-	a.block.Unlock()
-	res := &abci.ResponsePrepareProposal{}
 	if v == nil {
+		a.block.Unlock()
 		return nil, errNoGenesis
 	}
+	v.Retain()
+	a.block.Unlock()
+	defer v.Release()
+	res := &abci.ResponsePrepareProposal{}
 	x := newExecutor(newOverlay(v), params)
 	texts := make(map[string]struct{})
 	var size int64
@@ -64,7 +67,7 @@ func (x *executor) propose(t *tx.Tx) bool {
 // ProcessProposal rejects a block only for transactions that no honest proposer can have put there, whatever the state: those that do
 // not decode. The others are executed, or refused one by one, by FinalizeBlock.
 func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
-	_, params := a.check.state()
+	params := a.check.parameters()
 	if params == nil {
 		return nil, errNoGenesis
 	}

@@ -59,9 +59,9 @@ func (a *App) Query(_ context.Context, req *abci.RequestQuery) (*abci.ResponseQu
 	return res, nil
 }
 
-// at finds the version after block height (0: the last one) among those kept.
+// at finds the version after block height (0: the last one) among those kept. It may be released already: see acquire.
 func (p *published) at(height int64) (committed, *tx.Error) {
-	if p.version == nil {
+	if len(p.recent) == 0 {
 		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "no block is committed yet: ask again later")
 	}
 	oldest, latest := p.recent[0].height, p.recent[len(p.recent)-1]
@@ -79,10 +79,11 @@ func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) 
 	if len(req.Data) < 1 || len(req.Data) > avlstar.MaxKeyBytes {
 		return nil, tx.Errorf(tx.CodeBadRequest, "a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(req.Data))
 	}
-	at, refused := a.published.Load().at(req.Height)
+	at, refused := a.acquire(req.Height)
 	if refused != nil {
 		return nil, refused
 	}
+	defer at.version.Release()
 	value, ok := at.version.Get(req.Data)
 	res := &abci.ResponseQuery{Key: req.Data, Value: value, Height: at.height, Log: "exists"}
 	if !ok {
@@ -113,10 +114,11 @@ func (a *App) queryRange(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error
 	if refused != nil {
 		return nil, refused
 	}
-	at, refused := a.published.Load().at(req.Height)
+	at, refused := a.acquire(req.Height)
 	if refused != nil {
 		return nil, refused
 	}
+	defer at.version.Release()
 	answer := readRange(at.version, r)
 	res := &abci.ResponseQuery{Key: req.Data, Height: at.height}
 	if req.Prove {
@@ -159,7 +161,8 @@ func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 	return r, nil
 }
 
-// readRange reads as much of the range as an answer holds.
+// readRange reads as much of the range as an answer holds. Its keys and values are v's own memory: it must be encoded before v is
+// released.
 func readRange(v *avlstar.Version, r *RangeRequest) *RangeResponse {
 	limit := MaxRangeEntries
 	if r.Limit > 0 {

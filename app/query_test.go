@@ -35,12 +35,12 @@ func provedRange(a *App, request []byte) (entries []Entry, next []byte, err erro
 	for i, e := range answer.Entries {
 		kv[i] = avlstar.KV{Key: e.Key, Value: e.Value}
 	}
-	at, refused := a.published.Load().at(res.Height)
-	if refused != nil {
-		return nil, nil, refused
+	hash, err := appHash(a, res.Height)
+	if err != nil {
+		return nil, nil, err
 	}
 	proof := avlstar.RangeProof{Tree: res.ProofOps.Ops[0].Data, Map: res.ProofOps.Ops[1].Data}
-	return answer.Entries, answer.Next, avlstar.VerifyRange(at.version.AppHash(), r.Start, r.End, max(len(kv), 1), kv, answer.Next, proof)
+	return answer.Entries, answer.Next, avlstar.VerifyRange(hash, r.Start, r.End, max(len(kv), 1), kv, answer.Next, proof)
 }
 
 func provedKey(a *App, key []byte, height int64) (value []byte, answered int64, err error) {
@@ -51,9 +51,9 @@ func provedKey(a *App, key []byte, height int64) (value []byte, answered int64, 
 	if res.Code != 0 {
 		return nil, 0, &tx.Error{Code: tx.Code(res.Code), Reason: res.Log}
 	}
-	at, refused := a.published.Load().at(res.Height)
-	if refused != nil {
-		return nil, 0, refused
+	hash, err := appHash(a, res.Height)
+	if err != nil {
+		return nil, 0, err
 	}
 	if ops := res.ProofOps.Ops; len(ops) != 2 || ops[0].Type != avlstar.OpState || !bytes.Equal(ops[0].Key, key) || ops[1].Type != avlstar.OpMap ||
 		string(ops[1].Key) != avlstar.MapKey {
@@ -63,7 +63,7 @@ func provedKey(a *App, key []byte, height int64) (value []byte, answered int64, 
 		value = res.Value
 	}
 	proof := avlstar.Proof{State: res.ProofOps.Ops[0].Data, Map: res.ProofOps.Ops[1].Data}
-	return value, res.Height, avlstar.VerifyProof(at.version.AppHash(), key, value, proof)
+	return value, res.Height, avlstar.VerifyProof(hash, key, value, proof)
 }
 
 // Queries answer from each of the last keep_recent versions, with proofs of values and absence.
@@ -100,7 +100,7 @@ func TestQueryRange(t *testing.T) {
 		operations = append(operations, put(fmt.Sprintf("a%03d", i), strings.Repeat("v", i+1)))
 	}
 	runBlock(t, a, sign(t, "alice", 0, operations...))
-	_, v := a.Latest()
+	v := latest(t, a)
 	for _, limit := range []uint32{1, 7, 100, 1000, 0} {
 		var got []Entry
 		for request := (RangeRequest{Limit: limit}); ; {

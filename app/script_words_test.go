@@ -70,6 +70,7 @@ func (s *script) transaction(d *datadriven.TestData, line string, earlier map[st
 	} else {
 		_, v := s.app.Latest()
 		if v != nil {
+			defer v.Release()
 			nonce = committedNonce(v, account(name))
 		}
 		nonce += earlier[name]

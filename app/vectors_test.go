@@ -135,6 +135,7 @@ func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte)
 		}
 		b.AppHash = hex.EncodeToString(res.AppHash)
 		_, v := a.Latest()
+		defer v.Release()
 		for k, value := range v.Ascend(nil, nil) {
 			b.State = append(b.State, vectorRecord{text(k), text(value)})
 		}

@@ -5,42 +5,73 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"runtime"
+	"sync"
+	"sync/atomic"
 )
 
 // ErrInvalidChunk is wrapped by the refusals of VerifyChunk and Assemble.
 var ErrInvalidChunk = errors.New("invalid chunk")
 
-// Chunk is a verified chunk. It is immutable.
+// Chunk is a verified chunk. It refers to the bytes that it was verified from until Assemble has put it into a tree.
 type Chunk struct {
-	root   *node
-	leaves uint64
+	run  *run // nil after Assemble
+	root Stub
+	n    uint64
 }
 
-// Leaves yields the leaves of the chunk in key order, with heights as in its encoding: the first has 0.
-func (c *Chunk) Leaves() iter.Seq[Leaf] { return leavesOf(c.root) }
+// Leaves yields the leaves of the chunk in key order, with heights as in its encoding: the first has 0. After Assemble it yields
+// nothing.
+func (c *Chunk) Leaves() iter.Seq[Leaf] {
+	return func(yield func(Leaf) bool) {
+		if c.run == nil {
+			return
+		}
+		for i := range c.run.len() {
+			l := c.run.leaf(i)
+			if !yield(Leaf{Key: l.Key[:len(l.Key):len(l.Key)], Value: l.Value[:len(l.Value):len(l.Value)], Height: l.Height}) {
+				return
+			}
+		}
+	}
+}
 
 // Len returns the number of leaves.
-func (c *Chunk) Len() uint64 { return c.leaves }
+func (c *Chunk) Len() uint64 { return c.n }
 
 // Root returns the chunk's commitment: its entry in the manifest, and its identity across versions.
-func (c *Chunk) Root() Stub { return c.root.stub() }
+func (c *Chunk) Root() Stub { return c.root }
 
 // Chunk returns the encoding of chunk k: its leaf records in key order (design, section 3). Its length is the manifest's.
 func (v *Version) Chunk(k uint32) ([]byte, error) {
+	v.inUse()
 	if k >= v.NumChunks() {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}
 	v.upperTree()
-	b := make([]byte, 0, v.chunks[k].bytes)
-	for l := range leavesOf(v.chunks[k]) {
-		b = appendRecord(b, l)
-	}
+	b := make([]byte, 0, v.chunks[k].Bytes)
+	b, _ = v.appendRecords(b, v.chunks[k].n)
 	return b, nil
+}
+
+// appendRecords appends the leaf records below n, and returns the height of n. A leaf's record begins with the height of the inner node
+// that bears its key, which is known when the subtree on the right of that node ends. So no image is read.
+func (w *view) appendRecords(b []byte, n ref) ([]byte, uint8) {
+	if n.isLeaf() {
+		return append(append(b, 0), w.body(n)...), 0
+	}
+	l := w.link(n)
+	b, leftHeight := w.appendRecords(b, l.child[left])
+	at := len(b)
+	b, rightHeight := w.appendRecords(b, l.child[right])
+	height := 1 + max(leftHeight, rightHeight)
+	b[at] = height
+	return b, height
 }
 
 // VerifyChunk checks that data is chunk k of m, alone: its length, that it decodes completely into a proper AVL tree of strictly
 // ascending keys, the hash of its first key (chunk 0: any), and its root. If m itself was verified, so is then every byte of data.
-// The chunk refers to data, which must not be changed afterwards. Concurrent calls are fine.
+// The chunk refers to data, which must not be changed until it is part of a tree. Concurrent calls are fine.
 func (m *Manifest) VerifyChunk(k uint32, data []byte) (*Chunk, error) {
 	c, err := m.verifyChunk(k, data)
 	if err != nil {
@@ -57,39 +88,20 @@ func (m *Manifest) verifyChunk(k uint32, data []byte) (*Chunk, error) {
 	if uint64(len(data)) != want.Root.Bytes {
 		return nil, fmt.Errorf("%d bytes, the manifest says %d", len(data), want.Root.Bytes)
 	}
-	b := builder{chunkBytes: m.ChunkBytes}
-	for rest := data; len(rest) > 0; {
-		var l Leaf
-		var err error
-		if l, rest, err = decodeRecord(rest); err == nil {
-			err = want.checkRecord(k, b.leaves, l)
-		}
-		if err == nil {
-			err = b.add(leafItem(l.Height, l.Key, l.Value))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("record %d: %w", b.leaves, err)
-		}
-	}
-	root, err := b.root()
-	switch {
-	case err != nil:
+	r, err := newRun(data, limits{m.ChunkBytes, want.Root.Height, func(i int, l Leaf) error { return want.checkRecord(k, i, l) }})
+	if err != nil {
 		return nil, err
-	case root == nil:
-		return nil, errors.New("it is empty")
-	case root.stub() != want.Root:
-		return nil, fmt.Errorf("root %s of height %d and %d bytes, the manifest says %s of height %d and %d bytes",
-			root.hash, root.height, root.bytes, want.Root.Hash, want.Root.Height, want.Root.Bytes)
 	}
-	return &Chunk{root: root, leaves: b.leaves}, nil
+	if got := r.root.Stub; got != want.Root {
+		return nil, fmt.Errorf("root %s of height %d and %d bytes, the manifest says %s of height %d and %d bytes",
+			got.Hash, got.Height, got.Bytes, want.Root.Hash, want.Root.Height, want.Root.Bytes)
+	}
+	return &Chunk{run: r, root: r.root.Stub, n: uint64(r.len())}, nil
 }
 
-// checkRecord checks what only the manifest's entry tells about record i of chunk k. No record may be higher than the root: so a tree
-// that grows while it is decoded stays within the 2^height leaves that the manifest proved.
-func (e *Entry) checkRecord(k uint32, i uint64, l Leaf) error {
+// checkRecord checks what only the manifest's entry tells about the first record of chunk k.
+func (e *Entry) checkRecord(k uint32, i int, l Leaf) error {
 	switch {
-	case l.Height > e.Root.Height:
-		return fmt.Errorf("height %d in a chunk of height %d", l.Height, e.Root.Height)
 	case i > 0:
 		return nil
 	case l.Height != 0:
@@ -100,7 +112,8 @@ func (e *Entry) checkRecord(k uint32, i uint64, l Leaf) error {
 	return nil
 }
 
-// Assemble joins all chunks of m to the version that m describes. It fails where a chunk is missing (nil) or is not that of m.
+// Assemble joins all chunks of m to the version that m describes. It fails where a chunk is missing (nil) or is not that of m. Its
+// memory is the tree's own; as it goes, the chunks let go of what they refer to, so that they can be used once only.
 func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
 	if err := checkChunkBytes(m.ChunkBytes); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
@@ -108,26 +121,50 @@ func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
 	if len(chunks) != len(m.Entries) {
 		return nil, fmt.Errorf("%w: %d chunks, the manifest has %d", ErrInvalidChunk, len(chunks), len(m.Entries))
 	}
-	b := builder{chunkBytes: m.ChunkBytes, upperOnly: true}
-	var leaves uint64
+	bases := make([]uint64, len(chunks)+1)
+	var last []byte
 	for k, c := range chunks {
-		if c == nil {
+		switch e := &m.Entries[k]; {
+		case c == nil:
 			return nil, fmt.Errorf("%w %d: it is missing", ErrInvalidChunk, k)
-		}
-		e := &m.Entries[k]
-		key := c.root.first().key
-		it := item{boundary: e.BoundaryHeight, key: key, keyHash: sha256.Sum256(key), node: c.root}
-		if c.Root() != e.Root || k > 0 && it.keyHash != e.FirstKeyHash {
+		case c.run == nil:
+			return nil, fmt.Errorf("%w %d: it is part of another tree already", ErrInvalidChunk, k)
+		case c.root != e.Root || k > 0 && c.run.first != e.FirstKeyHash:
 			return nil, fmt.Errorf("%w %d: it was verified against another manifest", ErrInvalidChunk, k)
+		case k > 0 && string(c.run.leaf(0).Key) <= string(last):
+			return nil, fmt.Errorf("%w: entry %d: key %s does not ascend", ErrInvalidManifest, k, abbreviate(c.run.leaf(0).Key))
 		}
-		if err := b.add(it); err != nil {
-			return nil, fmt.Errorf("%w: entry %d: %w", ErrInvalidManifest, k, err)
-		}
-		leaves += c.leaves
+		last = c.run.leaf(c.run.len() - 1).Key
+		bases[k+1] = bases[k] + c.n
 	}
-	root, err := b.root()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
+	if _, err := m.Commitment(); err != nil { // before anything is taken from the chunks
+		return nil, err
 	}
-	return newVersion(root, m.ChunkBytes, 0, b.upper, leaves)
+	l := newLoader()
+	l.placed = make([]placed, len(chunks))
+	if err := l.reserve(bases[len(chunks)]); err != nil {
+		return nil, err
+	}
+	var (
+		next   atomic.Int64
+		failed atomic.Pointer[error]
+		wg     sync.WaitGroup
+	)
+	for range min(runtime.GOMAXPROCS(0), len(chunks)) {
+		wg.Go(func() {
+			for k := int(next.Add(1)) - 1; k < len(chunks); k = int(next.Add(1)) - 1 {
+				p, err := l.place(chunks[k].run, uint32(bases[k]), m.Entries[k].BoundaryHeight)
+				if err != nil {
+					failed.Store(&err)
+					return
+				}
+				l.placed[k], chunks[k].run = p, nil
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return nil, *err
+	}
+	return l.finish(m.ChunkBytes, true, bases[len(chunks)], 0)
 }

@@ -74,7 +74,7 @@ func FuzzVerifyChunk(f *testing.F) {
 }
 
 // refDecodeChunk is a naive decoder of chunks: nil where b is none.
-func refDecodeChunk(b []byte) *ref {
+func refDecodeChunk(b []byte) *refNode {
 	var leaves []refLeaf
 	for len(b) > 0 {
 		l := refLeaf{height: int(b[0])}
@@ -100,12 +100,12 @@ func refDecodeChunk(b []byte) *ref {
 }
 
 // refCartesian makes the tree whose inner nodes have the heights of all leaves but the first; nil where that is no AVL tree.
-func refCartesian(leaves []refLeaf) *ref {
+func refCartesian(leaves []refLeaf) *refNode {
 	switch len(leaves) {
 	case 0:
 		return nil
 	case 1:
-		return &ref{key: leaves[0].key, value: leaves[0].value}
+		return &refNode{key: leaves[0].key, value: leaves[0].value}
 	}
 	top := 1
 	for i := range leaves[1:] {
@@ -117,7 +117,7 @@ func refCartesian(leaves []refLeaf) *ref {
 	if l == nil || r == nil {
 		return nil
 	}
-	n := &ref{left: l, right: r}
+	n := &refNode{left: l, right: r}
 	if diff := l.height() - r.height(); diff < -1 || diff > 1 || n.height() != leaves[top].height {
 		return nil
 	}

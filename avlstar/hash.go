@@ -46,17 +46,16 @@ func hashLeaf(keyHash, valueHash Hash) Hash {
 }
 
 // hashInner returns SHA256(01 ‖ stat(left) ‖ stat(right) ‖ SHA256(key) ‖ left ‖ right) (design, section 2, "inner").
-func hashInner(left, right Stub, keyHash Hash) Hash {
-	var image [1 + 2*statBytes + 3*32]byte
-	image[0] = 0x01
-	left.append(image[:1])
-	right.append(image[:1+statBytes])
-	b := image[1+2*statBytes:]
-	copy(b, keyHash[:])
-	copy(b[32:], left.Hash[:])
-	copy(b[64:], right.Hash[:])
-	return sha256.Sum256(image[:])
+func hashInner(l, r Stub, keyHash Hash) Hash {
+	i := image{0: 0x01}
+	i.setStub(left, l)
+	i.setStub(right, r)
+	*i.keyHash() = keyHash
+	return i.sum()
 }
+
+// sum returns the hash of an inner node.
+func (i *image) sum() Hash { return sha256.Sum256(i.hashed()) }
 
 // hashMapLeaf returns the hash of a leaf of CometBFT's simple Merkle map (crypto/merkle, as the Cosmos multi-store uses it):
 // SHA256(00 ‖ uvarint(len key) ‖ key ‖ uvarint(32) ‖ SHA256(value)) (design, section 2, "AppHash"; RFC 6962 leaf prefix).

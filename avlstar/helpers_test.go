@@ -34,39 +34,41 @@ func newRand(t *testing.T) *rand.Rand {
 // requireInvariants checks everything that holds for every complete version: order, heights, balance, sums, keys of inner nodes, hashes
 // and the numbers of leaves and chunks.
 func requireInvariants(t require.TestingT, v *Version) {
-	if v.root == nil {
+	if v.root == 0 {
+		require.Equal(t, emptyStub, v.top)
 		require.Zero(t, v.upper)
 		require.Zero(t, v.leaves)
 		return
 	}
 	var leaves, upper uint64
-	var walk func(n *node, low, high []byte)
-	walk = func(n *node, low, high []byte) { // keys are in [low, high)
-		require.True(t, bytes.Compare(low, n.key) <= 0, "key below its range")
-		require.True(t, high == nil || bytes.Compare(n.key, high) < 0, "key above its range")
-		if n.left == nil {
-			require.Nil(t, n.right)
-			require.Zero(t, n.height)
-			require.NoError(t, checkKey(n.key))
-			require.NoError(t, checkValue(n.value))
-			require.Equal(t, uint64(len(appendRecord(nil, Leaf{Key: n.key, Value: n.value}))), n.bytes)
-			require.Equal(t, hashLeaf(sha256.Sum256(n.key), sha256.Sum256(n.value)), n.hash)
+	var walk func(s sub, low, high []byte) (least ref)
+	walk = func(s sub, low, high []byte) ref { // keys are in [low, high)
+		if s.n.isLeaf() {
+			key, value := v.leaf(s.n)
+			require.True(t, bytes.Compare(low, key) <= 0, "key below its range")
+			require.True(t, high == nil || bytes.Compare(key, high) < 0, "key above its range")
+			require.NoError(t, checkKey(key))
+			require.NoError(t, checkValue(value))
+			require.Equal(t, Stat{0, uint64(len(appendRecord(nil, Leaf{Key: key, Value: value})))}, s.Stat)
+			require.Equal(t, hashLeaf(sha256.Sum256(key), sha256.Sum256(value)), s.Hash)
 			leaves++
-			return
+			return s.n
 		}
-		l, r := n.left, n.right
-		walk(l, low, n.key)
-		walk(r, n.key, high)
-		require.Equal(t, r.first().key, n.key, "key of an inner node")
-		require.Equal(t, 1+max(l.height, r.height), n.height)
-		require.LessOrEqual(t, max(l.height, r.height)-min(l.height, r.height), uint8(1), "balance")
-		require.Equal(t, l.bytes+r.bytes, n.bytes)
-		require.Equal(t, hashInner(l.stub(), r.stub(), sha256.Sum256(n.key)), n.hash)
-		if n.bytes > v.chunkBytes {
+		l, r, key := v.child(s.n, left), v.child(s.n, right), v.keyOf(s.n)
+		least := walk(l, low, key)
+		leastRight := walk(r, key, high)
+		require.Equal(t, leastRight, v.image(s.n).leaf(), "leaf of an inner node")
+		require.Equal(t, prefixOf(key), v.link(s.n).prefix)
+		require.Equal(t, 1+max(l.Height, r.Height), s.Height)
+		require.LessOrEqual(t, max(l.Height, r.Height)-min(l.Height, r.Height), uint8(1), "balance")
+		require.Equal(t, l.Bytes+r.Bytes, s.Bytes)
+		require.Equal(t, hashInner(l.Stub, r.Stub, sha256.Sum256(key)), s.Hash)
+		if s.Bytes > v.chunkBytes {
 			upper++
 		}
+		return least
 	}
-	walk(v.root, nil, nil)
+	walk(sub{v.top, v.root}, nil, nil)
 	require.Equal(t, leaves, v.Len(), "number of leaves")
 	require.Equal(t, upper+1, uint64(v.NumChunks()), "number of chunks")
 }

@@ -1,7 +1,6 @@
 package avlstar
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -38,27 +37,29 @@ func (v *Version) Manifest() *Manifest {
 
 // upperTree walks the upper tree once and keeps the roots of the chunks and the manifest.
 func (v *Version) upperTree() {
+	v.inUse()
 	v.once.Do(func() {
 		v.man = &Manifest{ChunkBytes: v.chunkBytes, Entries: make([]Entry, 0, v.NumChunks())}
-		v.chunks = make([]*node, 0, v.NumChunks())
-		if v.root != nil {
-			v.walkUpper(v.root, 0)
+		v.chunks = make([]sub, 0, v.NumChunks())
+		if v.root != 0 {
+			v.walkUpper(sub{v.top, v.root}, 0, nil)
 		}
 	})
 }
 
-// walkUpper appends the chunks below n; h is the height of the inner node whose key is the least key below n.
-func (v *Version) walkUpper(n *node, h uint8) {
-	if !n.isSmall(v.chunkBytes) {
-		v.walkUpper(n.left, h)
-		v.walkUpper(n.right, n.height)
+// walkUpper appends the chunks of s. h is the height of the inner node whose key is the least key of s, keyHash where that key's hash
+// stands; nil: nowhere, it is the least of all.
+func (v *Version) walkUpper(s sub, h uint8, keyHash *Hash) {
+	if !isSmall(s.Stat, v.chunkBytes) {
+		v.walkUpper(v.child(s.n, left), h, keyHash)
+		v.walkUpper(v.child(s.n, right), s.Height, v.image(s.n).keyHash())
 		return
 	}
-	e := Entry{BoundaryHeight: h, Root: n.stub()}
-	if len(v.chunks) > 0 {
-		e.FirstKeyHash = sha256.Sum256(n.first().key)
+	e := Entry{BoundaryHeight: h, Root: s.Stub}
+	if keyHash != nil {
+		e.FirstKeyHash = *keyHash
 	}
-	v.chunks = append(v.chunks, n)
+	v.chunks = append(v.chunks, s)
 	v.man.Entries = append(v.man.Entries, e)
 }
 
@@ -175,10 +176,16 @@ func VerifyManifest(b []byte, appHash Hash) (*Manifest, error) {
 // Commitment rebuilds the upper tree and returns what an AppHash would commit to. It fails where that is no proper tree of
 // maximal chunks.
 func (m *Manifest) Commitment() (Commitment, error) {
-	b := builder{chunkBytes: m.ChunkBytes, upperOnly: true}
+	c := Commitment{ChunkBytes: m.ChunkBytes, Chunks: uint32(len(m.Entries)), Root: emptyStub}
+	if len(m.Entries) == 0 {
+		return c, nil
+	}
+	b := builder{chunkBytes: m.ChunkBytes, upperOnly: true, join: func(k uint32, _ Stat, l, r *sub) (ref, Hash) {
+		return 0, hashInner(l.Stub, r.Stub, m.Entries[k].FirstKeyHash)
+	}}
 	for k := range m.Entries {
 		e := &m.Entries[k]
-		if err := b.add(stubItem(e.BoundaryHeight, e.FirstKeyHash, e.Root)); err != nil {
+		if err := b.add(e.BoundaryHeight, &sub{Stub: e.Root}); err != nil {
 			return Commitment{}, fmt.Errorf("%w: entry %d: %w", ErrInvalidManifest, k, err)
 		}
 	}
@@ -186,9 +193,6 @@ func (m *Manifest) Commitment() (Commitment, error) {
 	if err != nil {
 		return Commitment{}, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
 	}
-	c := Commitment{ChunkBytes: m.ChunkBytes, Chunks: uint32(len(m.Entries)), Root: emptyStub}
-	if root != nil {
-		c.Root = root.stub()
-	}
+	c.Root = root.Stub
 	return c, nil
 }

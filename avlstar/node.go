@@ -1,53 +1,108 @@
 package avlstar
 
-// node is a leaf, an inner node or a stub:
+import "encoding/binary"
+
+// image is an inner node as it is hashed (design, section 2, "inner"), with what only the tree's memory needs in the room that
+// SHA-256 pads. So the node needs no encoding, and its hashing reads nothing else: height, bytes and hash of a node stand in its
+// parent's image, those of the root in its Version.
 //
-//	leaf    height 0, key, value
-//	inner   height > 0, both children; key is the least key of the right subtree (nil in a partial tree that knows only its hash)
-//	stub    no children and no value, perhaps a key: a subtree, or a leaf, of which only bytes, height and hash are known
-//
-// A node belongs to the version of its epoch. Apply changes only nodes of the epoch it is making, so that a published version
-// never changes. 112 bytes, one size class of the allocator.
-type node struct {
-	key, value  []byte
-	left, right *node
-	bytes       uint64 // of the leaf records below
-	hash        Hash   // valid once the version is published
-	epoch       uint32 // number of Apply that made the node
-	height      uint8
-	moved       bool // inner: key or height are not those the node had in the version before
+//	0     01
+//	1     height and bytes of the left child   (9)
+//	10    height and bytes of the right child  (9)
+//	19    SHA256(key)                          (32)
+//	51    hash of the left child               (32)
+//	83    hash of the right child              (32)
+//	115   flags                                (1)
+//	116   ref of the leaf that has the key     (4)
+//	120   epoch of the version that made it    (4)
+//	124   unused                               (4)
+type image [128]byte
+
+const (
+	imageStat  = 1
+	imageKey   = 19
+	imageHash  = 51
+	imageBytes = 115 // what is hashed
+
+	imageFlags = 115
+	imageRef   = 116
+	imageEpoch = 120
+)
+
+// Flags of an image. Of a published node only moved may be set.
+const (
+	dirtyLeft  = 1 << iota // the hash of the left child, and its bytes, are to be computed
+	dirtyRight             // the same of the right one
+	dirtyKey               // SHA256(key) is to be computed
+	moved                  // key or height are not those the node had in the version before
+)
+
+// freed is the epoch of a node that is in no version.
+const freed = 1<<32 - 1
+
+const (
+	left  = 0
+	right = 1
+)
+
+func dirty(side int) byte { return dirtyLeft << side }
+
+func (i *image) hashed() []byte              { return i[:imageBytes] }
+func (i *image) height(side int) uint8       { return i[imageStat+statBytes*side] }
+func (i *image) setHeight(side int, h uint8) { i[imageStat+statBytes*side] = h }
+func (i *image) bytes(side int) uint64 {
+	return binary.BigEndian.Uint64(i[imageStat+1+statBytes*side:])
+}
+func (i *image) setBytes(side int, n uint64) {
+	binary.BigEndian.PutUint64(i[imageStat+1+statBytes*side:], n)
+}
+func (i *image) hash(side int) *Hash            { return (*Hash)(i[imageHash+32*side:]) }
+func (i *image) keyHash() *Hash                 { return (*Hash)(i[imageKey:]) }
+func (i *image) leaf() ref                      { return ref(binary.LittleEndian.Uint32(i[imageRef:])) }
+func (i *image) setLeaf(r ref)                  { binary.LittleEndian.PutUint32(i[imageRef:], uint32(r)) }
+func (i *image) epoch() uint32                  { return binary.LittleEndian.Uint32(i[imageEpoch:]) }
+func (i *image) setEpoch(e uint32)              { binary.LittleEndian.PutUint32(i[imageEpoch:], e) }
+func (i *image) flags() byte                    { return i[imageFlags] }
+func (i *image) setFlag(f byte)                 { i[imageFlags] |= f }
+func (i *image) clearFlags()                    { i[imageFlags] = 0 }
+func (i *image) total() uint64                  { return i.bytes(left) + i.bytes(right) }
+func (i *image) ownHeight() uint8               { return 1 + max(i.height(left), i.height(right)) }
+func (i *image) stat(side int) Stat             { return Stat{i.height(side), i.bytes(side)} }
+func (i *image) stub(side int) Stub             { return Stub{i.stat(side), *i.hash(side)} }
+func (i *image) innerOp(side int) (op []byte)   { return i[:imageHash+32*side] } // prefix of the proof from this child
+func (i *image) setStub(side int, s Stub)       { i.setStat(side, s.Stat); *i.hash(side) = s.Hash }
+func (i *image) setStat(side int, s Stat)       { i.setHeight(side, s.Height); i.setBytes(side, s.Bytes) }
+func (i *image) isDirty(side int) bool          { return i[imageFlags]&dirty(side) != 0 }
+func (i *image) newerThan(epoch uint32) bool    { return i.epoch() > epoch }
+func isSmall(s Stat, chunkBytes uint64) bool    { return s.Bytes <= chunkBytes || s.Height == 0 }
+func (i *image) isSmall(chunkBytes uint64) bool { return i.total() <= chunkBytes }
+
+// sub is a subtree: its node and what its parent says of it.
+type sub struct {
+	Stub
+	n ref
 }
 
-func (n *node) isInner() bool { return n.left != nil }
+// child returns a child of inner node n.
+func (w *view) child(n ref, side int) sub {
+	return sub{w.image(n).stub(side), w.link(n).child[side]}
+}
 
-func (n *node) stat() Stat { return Stat{Height: n.height, Bytes: n.bytes} }
+// keyOf returns the key of inner node n.
+func (w *view) keyOf(n ref) []byte { return w.key(w.image(n).leaf()) }
 
-func (n *node) stub() Stub { return Stub{Stat: n.stat(), Hash: n.hash} }
+// less says whether key is below that of inner node n, l being its link and prefix that of key.
+func (w *view) less(key []byte, prefix uint64, n ref, l *link) bool {
+	if prefix != l.prefix {
+		return prefix < l.prefix
+	}
+	return string(key) < string(w.keyOf(n))
+}
 
-// first returns the leftmost node below n without children.
-func (n *node) first() *node {
+// end returns the outermost node below n on one side: a leaf, or 0 where a stub is there.
+func (w *view) end(n ref, side int) ref {
 	for n.isInner() {
-		n = n.left
+		n = w.link(n).child[side]
 	}
 	return n
-}
-
-// last returns the rightmost node below n without children.
-func (n *node) last() *node {
-	for n.isInner() {
-		n = n.right
-	}
-	return n
-}
-
-// isSmall says whether n belongs to a chunk, not to the upper tree (design, section 2): bytes ≤ B, or a leaf.
-func (n *node) isSmall(chunkBytes uint64) bool { return n.bytes <= chunkBytes || n.height == 0 }
-
-// leaves calls yield for the leaves below n in key order until it returns false. h is the height of the inner node whose key is
-// the least key below n: the right child of an inner node begins with the leaf whose key that node bears.
-func (n *node) leaves(h uint8, yield func(Leaf) bool) bool {
-	if !n.isInner() {
-		return yield(Leaf{Key: n.key, Value: n.value, Height: h})
-	}
-	return n.left.leaves(h, yield) && n.right.leaves(n.height, yield)
 }

@@ -56,7 +56,12 @@ func (v *Version) Prove(key []byte) (Proof, error) {
 	if err := checkKey(key); err != nil {
 		return Proof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
 	}
-	return Proof{State: v.proveState(key), Map: v.proveMap()}, nil
+	v.inUse()
+	state, err := v.proveState(key)
+	if err != nil {
+		return Proof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
+	}
+	return Proof{State: state, Map: v.proveMap()}, nil
 }
 
 // VerifyProof checks that under appHash key has value or, where value is nil or empty, that key is absent.

@@ -27,10 +27,10 @@ func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next [
 	}
 	for key, value := range v.Ascend(openBound(start), openBound(end)) {
 		if len(entries) == limit {
-			next = key
+			next = bytes.Clone(key)
 			break
 		}
-		entries = append(entries, KV{key, value})
+		entries = append(entries, KV{bytes.Clone(key), bytes.Clone(value)})
 	}
 	return entries, next, RangeProof{Tree: v.proveRange(start, end, next), Map: v.proveMap()}, nil
 }

@@ -1,6 +1,7 @@
 package avlstar
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -38,18 +39,23 @@ type rangeTree struct {
 	items      []rangeItem
 }
 
-// rangeItem is a leaf or a stub of the tree, as the builder takes it.
+// rangeItem is a leaf or a stub of the tree.
 type rangeItem struct {
-	kind byte
-	item
-	// Of leaves only: length and SHA256 of the value.
+	kind     byte
+	boundary uint8 // height of the inner node whose key is the item's least key; ignored for the first item
+	keyHash  Hash  // SHA256 of the least key; unused for the first item
+	stub     Stub
+	// Of leaves only: the key, and length and SHA256 of the value.
+	key       []byte
 	valueLen  int
 	valueHash Hash
 }
 
 // newRangeLeaf makes a neighbour or a result.
 func newRangeLeaf(kind, boundary byte, key []byte, valueLen int, valueHash Hash) rangeItem {
-	return rangeItem{kind: kind, item: hashedLeafItem(boundary, key, valueLen, valueHash), valueLen: valueLen, valueHash: valueHash}
+	it := rangeItem{kind: kind, boundary: boundary, keyHash: sha256.Sum256(key), key: key, valueLen: valueLen, valueHash: valueHash}
+	it.stub = Stub{Stat{Bytes: RecordBytes(len(key), valueLen)}, hashLeaf(it.keyHash, valueHash)}
+	return it
 }
 
 func (t *rangeTree) encode() []byte {
@@ -66,9 +72,9 @@ func (t *rangeTree) encode() []byte {
 			if i > 0 {
 				b = append(b, it.keyHash[:]...)
 			}
-			b = append(b, it.node.height)
-			b = binary.AppendUvarint(b, it.node.bytes)
-			b = append(b, it.node.hash[:]...)
+			b = append(b, it.stub.Height)
+			b = binary.AppendUvarint(b, it.stub.Bytes)
+			b = append(b, it.stub.Hash[:]...)
 		case neighbourKind:
 			b = binary.AppendUvarint(b, uint64(len(it.key)))
 			b = append(b, it.key...)
@@ -120,9 +126,19 @@ func decodeRangeTree(b []byte, entries []KV) (*rangeTree, error) {
 
 // rebuild makes the tree of the items and returns its root. It refuses whatever is not an AVL tree.
 func (t *rangeTree) rebuild() (Stub, error) {
-	b := builder{chunkBytes: t.chunkBytes}
-	for i, it := range t.items {
-		if err := b.add(it.item); err != nil {
+	b := builder{chunkBytes: t.chunkBytes, join: func(k uint32, _ Stat, l, r *sub) (ref, Hash) {
+		return 0, hashInner(l.Stub, r.Stub, t.items[k].keyHash)
+	}}
+	var last []byte // greatest key so far
+	for i := range t.items {
+		it := &t.items[i]
+		if it.key != nil {
+			if last != nil && bytes.Compare(it.key, last) <= 0 {
+				return Stub{}, fmt.Errorf("item %d: key %s does not ascend", i, abbreviate(it.key))
+			}
+			last = it.key
+		}
+		if err := b.add(it.boundary, &sub{Stub: it.stub}); err != nil {
 			return Stub{}, fmt.Errorf("item %d: %w", i, err)
 		}
 	}
@@ -130,7 +146,7 @@ func (t *rangeTree) rebuild() (Stub, error) {
 	if err != nil {
 		return Stub{}, err
 	}
-	return root.stub(), nil
+	return root.Stub, nil
 }
 
 // rangeReader reads items; entries are those that no item has claimed yet.
@@ -191,7 +207,7 @@ func (r *rangeReader) stub(boundary byte, first bool) (it rangeItem, err error) 
 	if s.Hash, err = r.hash(); err != nil {
 		return it, err
 	}
-	return rangeItem{kind: stubKind, item: stubItem(boundary, keyHash, s)}, nil
+	return rangeItem{kind: stubKind, boundary: boundary, keyHash: keyHash, stub: s}, nil
 }
 
 func (r *rangeReader) neighbour(boundary byte) (it rangeItem, err error) {

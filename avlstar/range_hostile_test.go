@@ -54,20 +54,24 @@ func (l *lie) hide(key string) {
 // split replaces item i by the stubs of its children.
 func (l *lie) split(v *Version, i int) {
 	it := l.tree.items[i]
-	n := findNode(v.root, it.node.hash)
-	left := rangeItem{kind: stubKind, item: stubItem(it.boundary, it.keyHash, n.left.stub())}
-	right := rangeItem{kind: stubKind, item: stubItem(n.height, sha256.Sum256(n.key), n.right.stub())}
-	l.tree.items = slices.Replace(l.tree.items, i, i+1, left, right)
+	n := findNode(v, sub{v.top, v.root}, it.stub.Hash)
+	l1 := rangeItem{kind: stubKind, boundary: it.boundary, keyHash: it.keyHash, stub: v.child(n.n, left).Stub}
+	l2 := rangeItem{kind: stubKind, boundary: n.Height, keyHash: sha256.Sum256(v.keyOf(n.n)), stub: v.child(n.n, right).Stub}
+	l.tree.items = slices.Replace(l.tree.items, i, i+1, l1, l2)
 }
 
-func findNode(n *node, h Hash) *node {
-	if n == nil || n.hash == h {
-		return n
+func findNode(v *Version, s sub, h Hash) *sub {
+	if s.Hash == h {
+		return &s
 	}
-	if found := findNode(n.left, h); found != nil {
-		return found
+	if s.n.isInner() {
+		for side := range 2 {
+			if found := findNode(v, v.child(s.n, side), h); found != nil {
+				return found
+			}
+		}
 	}
-	return findNode(n.right, h)
+	return nil
 }
 
 func TestHostileRangeProofs(t *testing.T) {
@@ -108,7 +112,7 @@ func TestHostileRangeProofs(t *testing.T) {
 		{"the right neighbour in a stub", "does not belong", 9, func(l *lie) { l.hide("k16") }},
 		{"everything in one stub", "no neighbour below", 9, func(l *lie) {
 			l.entries = nil
-			l.tree.items = []rangeItem{{kind: stubKind, item: stubItem(0, Hash{}, v.Root())}}
+			l.tree.items = []rangeItem{{kind: stubKind, stub: v.Root()}}
 		}},
 		{"the first result as neighbour", "lies in the range", 9, func(l *lie) {
 			l.tree.items[l.at("k06")].kind = neighbourKind
@@ -136,11 +140,11 @@ func TestHostileRangeProofs(t *testing.T) {
 		{"a next key where the range is exhausted", "not the next key", 9, func(l *lie) { l.next = []byte("k141") }},
 		{"a next key without entries", "would not advance", 3, func(l *lie) { l.entries = nil }},
 		// Of stubs.
-		{"height", "inner node", 9, func(l *lie) { lastStub(l).node.height++ }},
-		{"bytes", "do not hash", 9, func(l *lie) { lastStub(l).node.bytes++ }},
-		{"bytes that overflow", "overflow", 9, func(l *lie) { lastStub(l).node.bytes = math.MaxUint64 }},
-		{"bytes of no leaf", "bytes of a stub", 9, func(l *lie) { lastStub(l).node.bytes = 1 }},
-		{"hash", "do not hash", 9, func(l *lie) { lastStub(l).node.hash[0]++ }},
+		{"height", "inner node", 9, func(l *lie) { lastStub(l).stub.Height++ }},
+		{"bytes", "do not hash", 9, func(l *lie) { lastStub(l).stub.Bytes++ }},
+		{"bytes that overflow", "overflow", 9, func(l *lie) { lastStub(l).stub.Bytes = math.MaxUint64 }},
+		{"bytes of no leaf", "bytes of a stub", 9, func(l *lie) { lastStub(l).stub.Bytes = 1 }},
+		{"hash", "do not hash", 9, func(l *lie) { lastStub(l).stub.Hash[0]++ }},
 		{"hash of a boundary key", "do not hash", 9, func(l *lie) { lastStub(l).keyHash[0]++ }},
 		{"height of a boundary", "inner node", 9, func(l *lie) { l.tree.items[3].boundary++ }},
 		{"a boundary of height 0", "inner node", 9, func(l *lie) { l.tree.items[3].boundary = 0 }},
@@ -212,7 +216,7 @@ func TestEveryTrueTree(t *testing.T) {
 		nexts := append(slices.Clone(bounds), []byte("k99")) // every key, every gap, beyond all keys, none
 		c, m := v.Commitment(), v.proveMap()
 		accepted := 0
-		for _, items := range trueTrees(v.root, 0, nil) {
+		for _, items := range trueTrees(v, sub{v.top, v.root}, 0, nil) {
 			tree := rangeTree{chunkBytes: c.ChunkBytes, chunks: c.Chunks, items: items}
 			p := RangeProof{tree.encode(), m}
 			var entries []KV
@@ -255,18 +259,19 @@ func TestEveryTrueTree(t *testing.T) {
 	}
 }
 
-// trueTrees returns every list of items for the subtree n that hashes to it.
-func trueTrees(n *node, boundary uint8, first []byte) [][]rangeItem {
-	lists := [][]rangeItem{{{kind: stubKind, item: stubItem(boundary, sha256.Sum256(first), n.stub())}}}
-	if !n.isInner() {
+// trueTrees returns every list of items for the subtree s that hashes to it.
+func trueTrees(v *Version, s sub, boundary uint8, first []byte) [][]rangeItem {
+	lists := [][]rangeItem{{{kind: stubKind, boundary: boundary, keyHash: sha256.Sum256(first), stub: s.Stub}}}
+	if s.n.isLeaf() {
+		key, value := v.leaf(s.n)
 		for _, kind := range []byte{neighbourKind, resultKind} {
-			lists = append(lists, []rangeItem{newRangeLeaf(kind, boundary, n.key, len(n.value), sha256.Sum256(n.value))})
+			lists = append(lists, []rangeItem{newRangeLeaf(kind, boundary, key, len(value), sha256.Sum256(value))})
 		}
 		return lists
 	}
-	for _, left := range trueTrees(n.left, boundary, first) {
-		for _, right := range trueTrees(n.right, n.height, n.key) {
-			lists = append(lists, slices.Concat(left, right))
+	for _, l := range trueTrees(v, v.child(s.n, left), boundary, first) {
+		for _, r := range trueTrees(v, v.child(s.n, right), s.Height, v.keyOf(s.n)) {
+			lists = append(lists, slices.Concat(l, r))
 		}
 	}
 	return lists

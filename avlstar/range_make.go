@@ -7,7 +7,7 @@ import (
 
 // proveRange makes RangeProof.Tree for what ProveRange answers, nil in the empty tree.
 func (v *Version) proveRange(start, end, next []byte) []byte {
-	if v.root == nil {
+	if v.root == 0 {
 		return nil
 	}
 	// The leaves to show are those from lo to hi, both included: the neighbours. nil: there is none, on to the tree's end.
@@ -20,7 +20,7 @@ func (v *Version) proveRange(start, end, next []byte) []byte {
 	}
 	c := v.Commitment()
 	t := rangeTree{chunkBytes: c.ChunkBytes, chunks: c.Chunks}
-	t.cover(v.root, 0, nil, nil, lo, hi)
+	t.cover(&v.view, sub{v.top, v.root}, boundary{}, nil, lo, hi)
 	for i := range t.items {
 		if it := &t.items[i]; it.key != nil && (bytes.Compare(it.key, start) < 0 || bytes.Equal(it.key, hi)) {
 			it.kind = neighbourKind
@@ -29,18 +29,31 @@ func (v *Version) proveRange(start, end, next []byte) []byte {
 	return t.encode()
 }
 
-// cover appends the items for the subtree n: its leaves from lo to hi, stubs for all else. first is the key of the inner node of the
-// given height before n (nil: n is the first), after that of the one behind it (nil: n is the last). Both are keys of leaves,
-// so that n has a leaf to show exactly if lo < after and first <= hi.
-func (t *rangeTree) cover(n *node, height uint8, first, after, lo, hi []byte) {
-	outside := after != nil && bytes.Compare(after, lo) <= 0 || first != nil && hi != nil && bytes.Compare(first, hi) > 0
+// boundary is the inner node before a subtree: its height and the least key of the subtree. Before the first one there is none.
+type boundary struct {
+	height uint8
+	key    []byte
+	hash   *Hash
+}
+
+// cover appends the items for the subtree s: its leaves from lo to hi, stubs for all else. first is the inner node before s,
+// after the key of the one behind it (nil: s is the last). Both are keys of leaves, so that s has a leaf to show exactly if
+// lo < after and first <= hi.
+func (t *rangeTree) cover(w *view, s sub, first boundary, after, lo, hi []byte) {
+	outside := after != nil && bytes.Compare(after, lo) <= 0 || first.key != nil && hi != nil && bytes.Compare(first.key, hi) > 0
 	switch {
 	case outside:
-		t.items = append(t.items, rangeItem{kind: stubKind, item: stubItem(height, sha256.Sum256(first), n.stub())})
-	case !n.isInner():
-		t.items = append(t.items, newRangeLeaf(resultKind, height, n.key, len(n.value), sha256.Sum256(n.value)))
+		it := rangeItem{kind: stubKind, boundary: first.height, stub: s.Stub}
+		if first.hash != nil {
+			it.keyHash = *first.hash
+		}
+		t.items = append(t.items, it)
+	case s.n.isLeaf():
+		key, value := w.leaf(s.n)
+		t.items = append(t.items, newRangeLeaf(resultKind, first.height, key, len(value), sha256.Sum256(value)))
 	default:
-		t.cover(n.left, height, first, n.key, lo, hi)
-		t.cover(n.right, n.height, n.key, after, lo, hi)
+		key := w.keyOf(s.n)
+		t.cover(w, w.child(s.n, left), first, key, lo, hi)
+		t.cover(w, w.child(s.n, right), boundary{s.Height, key, w.image(s.n).keyHash()}, after, lo, hi)
 	}
 }

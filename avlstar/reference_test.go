@@ -7,16 +7,16 @@ import (
 	"slices"
 )
 
-// ref is a naive tree, written from the specification alone: slow, recursive, without state. Nothing in it is shared with the
+// refNode is a naive tree, written from the specification alone: slow, recursive, without state. Nothing in it is shared with the
 // implementation; heights, sums, keys and hashes are computed anew whenever they are asked for.
-type ref struct {
-	key, value  []byte // of a leaf
-	left, right *ref   // of an inner node
+type refNode struct {
+	key, value  []byte   // of a leaf
+	left, right *refNode // of an inner node
 }
 
-func (n *ref) leaf() bool { return n.left == nil }
+func (n *refNode) leaf() bool { return n.left == nil }
 
-func (n *ref) height() int {
+func (n *refNode) height() int {
 	if n.leaf() {
 		return 0
 	}
@@ -24,7 +24,7 @@ func (n *ref) height() int {
 }
 
 // least is the least key below n; that of the right child is the key of its parent.
-func (n *ref) least() []byte {
+func (n *refNode) least() []byte {
 	if n.leaf() {
 		return n.key
 	}
@@ -32,40 +32,40 @@ func (n *ref) least() []byte {
 }
 
 // refJoin makes an inner node of two subtrees whose heights differ by 2 at most, and rotates where it must.
-func refJoin(l, r *ref) *ref {
+func refJoin(l, r *refNode) *refNode {
 	switch {
 	case l.height() == r.height()+2:
 		if l.right.height() > l.left.height() { // the inner grandchild is strictly higher: double
-			return &ref{left: &ref{left: l.left, right: l.right.left}, right: &ref{left: l.right.right, right: r}}
+			return &refNode{left: &refNode{left: l.left, right: l.right.left}, right: &refNode{left: l.right.right, right: r}}
 		}
-		return &ref{left: l.left, right: &ref{left: l.right, right: r}}
+		return &refNode{left: l.left, right: &refNode{left: l.right, right: r}}
 	case r.height() == l.height()+2:
 		if r.left.height() > r.right.height() {
-			return &ref{left: &ref{left: l, right: r.left.left}, right: &ref{left: r.left.right, right: r.right}}
+			return &refNode{left: &refNode{left: l, right: r.left.left}, right: &refNode{left: r.left.right, right: r.right}}
 		}
-		return &ref{left: &ref{left: l, right: r.left}, right: r.right}
+		return &refNode{left: &refNode{left: l, right: r.left}, right: r.right}
 	}
-	return &ref{left: l, right: r}
+	return &refNode{left: l, right: r}
 }
 
-func refPut(n *ref, key, value []byte) *ref {
-	fresh := &ref{key: key, value: value}
+func refPut(n *refNode, key, value []byte) *refNode {
+	fresh := &refNode{key: key, value: value}
 	switch {
 	case n == nil:
 		return fresh
 	case n.leaf() && bytes.Equal(key, n.key):
 		return fresh
 	case n.leaf() && bytes.Compare(key, n.key) < 0:
-		return &ref{left: fresh, right: n}
+		return &refNode{left: fresh, right: n}
 	case n.leaf():
-		return &ref{left: n, right: fresh}
+		return &refNode{left: n, right: fresh}
 	case bytes.Compare(key, n.right.least()) < 0:
 		return refJoin(refPut(n.left, key, value), n.right)
 	}
 	return refJoin(n.left, refPut(n.right, key, value))
 }
 
-func refDelete(n *ref, key []byte) *ref {
+func refDelete(n *refNode, key []byte) *refNode {
 	switch {
 	case n == nil || n.leaf() && bytes.Equal(key, n.key):
 		return nil
@@ -89,7 +89,7 @@ type refLeaf struct {
 	height     int
 }
 
-func (n *ref) leaves() []refLeaf {
+func (n *refNode) leaves() []refLeaf {
 	if n == nil {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (n *ref) leaves() []refLeaf {
 func refUvarint(x int) []byte { return binary.AppendUvarint(nil, uint64(x)) }
 
 // records is the encoding of a chunk with root n.
-func (n *ref) records() []byte {
+func (n *refNode) records() []byte {
 	var b []byte
 	for _, l := range n.leaves() {
 		b = slices.Concat(b, []byte{byte(l.height)}, refUvarint(len(l.key)), l.key, refUvarint(len(l.value)), l.value)
@@ -112,7 +112,7 @@ func (n *ref) records() []byte {
 	return b
 }
 
-func (n *ref) stat() []byte {
+func (n *refNode) stat() []byte {
 	if n == nil {
 		return make([]byte, 9)
 	}
@@ -124,7 +124,7 @@ func refSHA(parts ...[]byte) []byte {
 	return h[:]
 }
 
-func (n *ref) hash() []byte {
+func (n *refNode) hash() []byte {
 	switch {
 	case n == nil:
 		return refSHA()
@@ -136,11 +136,11 @@ func (n *ref) hash() []byte {
 
 // refChunk is a chunk's root with the height of the upper node that bears its first key.
 type refChunk struct {
-	root     *ref
+	root     *refNode
 	boundary int
 }
 
-func (n *ref) chunks(chunkBytes int) []refChunk {
+func (n *refNode) chunks(chunkBytes int) []refChunk {
 	if n == nil {
 		return nil
 	}
@@ -152,7 +152,7 @@ func (n *ref) chunks(chunkBytes int) []refChunk {
 	return append(n.left.chunks(chunkBytes), right...)
 }
 
-func (n *ref) manifest(chunkBytes int) []byte {
+func (n *refNode) manifest(chunkBytes int) []byte {
 	chunks := n.chunks(chunkBytes)
 	b := slices.Concat(refUvarint(1), refUvarint(chunkBytes), refUvarint(len(chunks)))
 	for k, c := range chunks {
@@ -164,7 +164,7 @@ func (n *ref) manifest(chunkBytes int) []byte {
 	return b
 }
 
-func (n *ref) appHash(chunkBytes int) []byte {
+func (n *refNode) appHash(chunkBytes int) []byte {
 	value := binary.BigEndian.AppendUint64(nil, uint64(chunkBytes))
 	value = binary.BigEndian.AppendUint32(value, uint32(len(n.chunks(chunkBytes))))
 	value = append(value, n.stat()...)

@@ -104,31 +104,32 @@ func parseChanges(t *testing.T, d *datadriven.TestData) (changes []Change) {
 }
 
 func drawTree(v *Version) string {
-	if v.root == nil {
+	if v.root == 0 {
 		return "empty\n"
 	}
 	var b strings.Builder
 	chunks := 0
-	var draw func(n *node, indent string, inChunk bool)
-	draw = func(n *node, indent string, inChunk bool) {
+	var draw func(s sub, indent string, inChunk bool)
+	draw = func(s sub, indent string, inChunk bool) {
 		b.WriteString(indent)
-		if n.isInner() {
-			fmt.Fprintf(&b, "%s h%d %dB", n.key, n.height, n.bytes)
+		if s.n.isInner() {
+			fmt.Fprintf(&b, "%s h%d %dB", v.keyOf(s.n), s.Height, s.Bytes)
 		} else {
-			fmt.Fprintf(&b, "%s=%s", n.key, shorten(n.value))
+			key, value := v.leaf(s.n)
+			fmt.Fprintf(&b, "%s=%s", key, shorten(value))
 		}
-		if !inChunk && n.isSmall(v.chunkBytes) {
+		if !inChunk && isSmall(s.Stat, v.chunkBytes) {
 			inChunk = true
 			fmt.Fprintf(&b, " | chunk %d", chunks)
 			chunks++
 		}
 		b.WriteByte('\n')
-		if n.isInner() {
-			draw(n.left, indent+"  ", inChunk)
-			draw(n.right, indent+"  ", inChunk)
+		if s.n.isInner() {
+			draw(v.child(s.n, left), indent+"  ", inChunk)
+			draw(v.child(s.n, right), indent+"  ", inChunk)
 		}
 	}
-	draw(v.root, "", false)
+	draw(sub{v.top, v.root}, "", false)
 	return b.String()
 }
 

@@ -33,8 +33,8 @@ func TestTreeSpecExample(t *testing.T) {
 		leafHash := hashLeaf(keyHash, sha256.Sum256(l.Value))
 		tree = append(tree, l.Key, l.Value, keyHash[:], leafHash[:])
 	}
-	left, right, keyHash := v.root.left.stub(), v.root.right.stub(), Hash(sha256.Sum256(v.root.key))
-	tree = append(tree, left.append(nil), right.append(nil), keyHash[:], left.Hash[:], right.Hash[:])
+	l, r, keyHash := v.child(v.root, left), v.child(v.root, right), Hash(sha256.Sum256(v.keyOf(v.root)))
+	tree = append(tree, l.append(nil), r.append(nil), keyHash[:], l.Hash[:], r.Hash[:])
 	requireInExample(t, "../docs/spec/tree.md", tree...)
 	requireInExample(t, "../docs/spec/chunks.md", append(encodeChunks(t, v), v.Manifest().Encode(), appHash[:])...)
 }

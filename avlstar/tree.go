@@ -1,254 +1,229 @@
 package avlstar
 
 import (
-	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 )
 
-// Change puts a value or, where Value is nil, deletes a key.
-type Change struct{ Key, Value []byte }
+// tree is what the versions of one tree share: their memory, and what each of them keeps alive.
+//
+//	versions   v3 (pinned)        v7 (pinned)          v8 (latest)
+//	held       died in (3, 7],    died in 8,
+//	           born by 3          born by 7
+//
+// A node that dies in the making of a version is put on the list of the latest version before, which still has it. When that
+// version is released, the node moves on to the list of the next older one that has it too, or is free. So each node is looked at once
+// for each release that it outlives, and nothing is ever searched for.
+//
+// Readers take no lock. Release only puts a version on a list; its nodes are freed by the next Apply.
+type tree struct {
+	released atomic.Pointer[Version] // those whose last reference is gone, linked by nextReleased
+
+	mu struct { // held by Apply, by nobody else
+		sync.Mutex
+		memory
+		epoch uint32   // of the latest Apply
+		alive []*alive // ascending epochs; the last is the latest version, released or not
+		work  resolver
+	}
+	stats atomic.Pointer[MemoryStats]
+}
+
+// alive is a version whose nodes are not freed.
+type alive struct {
+	version *Version
+	held    []dead // nodes that are in no later version, but in this one
+}
+
+// dead is a node that the latest version has not.
+type dead struct {
+	n    ref
+	born uint32 // epoch
+}
 
 var (
-	// ErrInvalidChange is wrapped by the errors of Apply about its input.
-	ErrInvalidChange = errors.New("invalid change")
-	// ErrTooLarge is wrapped where a tree would exceed what the formats can hold: 2^32-1 chunks.
+	// ErrTooLarge is wrapped where a tree would exceed what the formats or its memory can hold: 2^32-1 chunks, 2^31 leaves, 32 GiB of
+	// leaf records (those of more than 8 KiB apart), 2^32 versions.
 	ErrTooLarge = errors.New("tree too large")
+	// ErrNotLatest is Apply's answer where a later version of the same tree is in use.
+	ErrNotLatest = errors.New("not the latest version of its tree")
 )
 
-// Apply returns the version after one block of changes, in any order but each key once; v stays as it is. The changes are made
-// one key after another in ascending key order; deleting an absent key and putting the value that is there change nothing, and if
-// nothing changes the result is v itself. Keys and values are copied.
-func (v *Version) Apply(changes []Change) (*Version, error) {
-	sorted := slices.Clone(changes)
-	slices.SortFunc(sorted, func(a, b Change) int { return bytes.Compare(a.Key, b.Key) })
-	for i, c := range sorted {
-		if err := c.check(); err != nil {
-			return nil, fmt.Errorf("%w of key %s: %w", ErrInvalidChange, abbreviate(c.Key), err)
+// MemoryStats says what all versions of a tree hold together, those included that are released but not yet freed.
+type MemoryStats struct {
+	Versions   int    // that are not freed
+	InnerNodes uint64 // in use
+	Leaves     uint64 // in use
+	Held       uint64 // nodes and leaves of them that only older versions have
+	NodeBytes  uint64 // memory of inner nodes, in use or not
+	LeafBytes  uint64 // memory of leaf records, in use or not
+}
+
+// Memory returns what the tree of v held after its last Apply.
+func (v *Version) Memory() MemoryStats { return *v.tree.stats.Load() }
+
+// Retain adds a reference to a version that the caller knows to be referenced.
+func (v *Version) Retain() {
+	if !v.TryRetain() {
+		panic("avlstar: Retain of a released version")
+	}
+}
+
+// TryRetain adds a reference unless the last one is gone already: for a version found in a place that another goroutine may release
+// it from at the same time.
+func (v *Version) TryRetain() bool {
+	for {
+		n := v.refs.Load()
+		if n <= 0 {
+			return false
 		}
-		if i > 0 && bytes.Equal(sorted[i-1].Key, c.Key) {
-			return nil, fmt.Errorf("%w: key %s twice, give its final change only", ErrInvalidChange, abbreviate(c.Key))
+		if v.refs.CompareAndSwap(n, n+1) {
+			return true
 		}
 	}
-	e := edit{epoch: v.epoch + 1, chunkBytes: v.chunkBytes, upper: v.upper, leaves: v.leaves}
-	root, changed := v.root, false
-	for _, c := range sorted {
-		var did bool
-		if c.Value == nil {
-			root, did = e.delete(root, c.Key)
+}
+
+// Release gives up a reference. After the last one the version must not be used any more, nor the slices that its iterators
+// yielded: the next Apply uses their memory again.
+func (v *Version) Release() {
+	switch n := v.refs.Add(-1); {
+	case n > 0:
+		return
+	case n < 0:
+		panic("avlstar: a version was released more often than it was retained")
+	}
+	for {
+		v.nextReleased = v.tree.released.Load()
+		if v.tree.released.CompareAndSwap(v.nextReleased, v) {
+			return
+		}
+	}
+}
+
+// inUse panics where a released version is read: its nodes may be others by now.
+func (v *Version) inUse() {
+	if v.refs.Load() <= 0 {
+		panic("avlstar: use of a released version")
+	}
+}
+
+// publish makes the version that t.mu.memory now holds the latest one. The caller holds t.mu.
+func (t *tree) publish(v *Version) (*Version, error) {
+	if v.upper >= math.MaxUint32 || v.epoch >= freed {
+		return nil, fmt.Errorf("%w: %d chunks after %d versions", ErrTooLarge, v.upper+1, v.epoch)
+	}
+	v.tree, v.view = t, t.mu.view
+	v.refs.Store(1)
+	t.mu.alive = append(t.mu.alive, &alive{version: v})
+	t.account()
+	t.check(v)
+	return v, nil
+}
+
+// reclaim frees what the versions kept alive that were released since. The caller holds t.mu.
+func (t *tree) reclaim() {
+	for v := t.released.Swap(nil); v != nil; v = v.nextReleased {
+		i := slices.IndexFunc(t.mu.alive, func(a *alive) bool { return a.version == v })
+		if i >= 0 && i < len(t.mu.alive)-1 { // the latest one stays until it is known what follows on it
+			t.drop(i)
+		}
+	}
+}
+
+// drop takes a version out and passes on, or frees, what it held.
+func (t *tree) drop(i int) {
+	gone := t.mu.alive[i]
+	t.mu.alive = slices.Delete(t.mu.alive, i, i+1)
+	if i == 0 {
+		for _, d := range gone.held {
+			t.free(d.n)
+		}
+		return
+	}
+	before := t.mu.alive[i-1]
+	for _, d := range gone.held {
+		if d.born <= before.version.epoch {
+			before.held = append(before.held, d)
 		} else {
-			root, did = e.put(root, c.Key, c.Value)
+			t.free(d.n)
 		}
-		changed = changed || did
 	}
-	if !changed {
-		return v, nil
-	}
-	e.hash(root)
-	return newVersion(root, v.chunkBytes, e.epoch, e.upper, e.leaves)
 }
 
-func (c Change) check() error {
-	if err := checkKey(c.Key); err != nil || c.Value == nil {
-		return err
-	}
-	return checkValue(c.Value)
-}
-
-// edit is the making of one version. Its nodes are those of its epoch: it changes them in place and copies all others. While
-// it lasts their hashes are not valid; hash computes them at the end.
-//
-// Insertion, deletion and rotations are those of the AVL* paper (Fynn et al. 2022, algorithms 1–4) without their bookkeeping
-// of chunks; where they leave a choice, it is made as cosmos/iavl v1.3.6 makes it (mutable_tree.go: recursiveSet, recursiveRemove,
-// balance).
-type edit struct {
-	epoch         uint32
-	chunkBytes    uint64
-	upper, leaves uint64 // inner nodes above the chunks; leaves
-}
-
-// put sets key to value below n (nil: the empty tree) and says whether that changed anything.
-func (e *edit) put(n *node, key, value []byte) (*node, bool) {
-	if n == nil {
-		return e.newLeaf(bytes.Clone(key), value), true
-	}
-	if !n.isInner() {
-		switch c := bytes.Compare(key, n.key); {
-		case c < 0:
-			return e.newInner(n.key, e.newLeaf(bytes.Clone(key), value), n), true
-		case c > 0:
-			leaf := e.newLeaf(bytes.Clone(key), value)
-			return e.newInner(leaf.key, n, leaf), true
-		case bytes.Equal(value, n.value):
-			return n, false
-		}
-		e.leaves--
-		return e.newLeaf(n.key, value), true
-	}
-	left := bytes.Compare(key, n.key) < 0
-	child := n.right
-	if left {
-		child = n.left
-	}
-	child, changed := e.put(child, key, value)
-	if !changed {
-		return n, false
-	}
-	n = e.own(n)
-	if left {
-		n.left = child
+func (t *tree) free(n ref) {
+	if n.isLeaf() {
+		t.mu.freeRecord(n)
 	} else {
-		n.right = child
+		t.mu.freeNode(n)
 	}
-	return e.balance(n), true
 }
 
-// delete removes key below n and says whether it was there. The result is nil where n was the leaf itself.
-func (e *edit) delete(n *node, key []byte) (*node, bool) {
-	if n == nil {
-		return nil, false
+// rewind makes v the latest version. Those after it must be released: what they added is freed, and what died in them lives again.
+// The caller holds t.mu.
+func (t *tree) rewind(v *Version) error {
+	for i := len(t.mu.alive) - 1; ; i-- {
+		switch a := t.mu.alive[i]; {
+		case a.version == v && i == len(t.mu.alive)-1:
+			return nil
+		case a.version == v:
+			t.freeSince(t.mu.alive[len(t.mu.alive)-1].version.root, v.epoch)
+			for _, later := range t.mu.alive[i+1:] {
+				for _, d := range later.held { // what was made and given up after v
+					if d.born > v.epoch {
+						t.free(d.n)
+					}
+				}
+			}
+			a.held, t.mu.alive = nil, t.mu.alive[:i+1]
+			return nil
+		case a.version.refs.Load() > 0:
+			return ErrNotLatest
+		}
 	}
-	n, _, deleted := e.deleteAux(n, key)
-	return n, deleted
 }
 
-// deleteAux is delete for a tree that is not empty. Where the least key below n was deleted it also returns the new one, for the
-// inner node above n that bears it.
-func (e *edit) deleteAux(n *node, key []byte) (newNode *node, least []byte, deleted bool) {
-	if !n.isInner() {
-		if !bytes.Equal(key, n.key) {
-			return n, nil, false
-		}
-		e.leaves--
-		return nil, nil, true
-	}
-	if bytes.Compare(key, n.key) < 0 {
-		left, least, deleted := e.deleteAux(n.left, key)
-		switch {
-		case !deleted:
-			return n, nil, false
-		case left == nil: // the sibling takes the parent's place
-			e.drop(n)
-			return n.right, n.key, true
-		}
-		n = e.own(n)
-		n.left = left
-		return e.balance(n), least, true
-	}
-	right, least, deleted := e.deleteAux(n.right, key)
+// freeSince frees the nodes below n that were made after epoch.
+func (t *tree) freeSince(n ref, epoch uint32) {
 	switch {
-	case !deleted:
-		return n, nil, false
-	case right == nil:
-		e.drop(n)
-		return n.left, nil, true
-	}
-	n = e.own(n)
-	n.right = right
-	if least != nil {
-		n.key, n.moved = least, true
-	}
-	return e.balance(n), nil, true
-}
-
-// balance renews height and bytes of n, which e owns, and rotates where the heights of its children differ by 2: doubly only
-// if the inner grandchild is strictly higher.
-func (e *edit) balance(n *node) *node {
-	n.update()
-	switch diff := int(n.left.height) - int(n.right.height); {
-	case diff > 1:
-		if n.left.left.height < n.left.right.height {
-			n.left = e.rotateLeft(e.own(n.left))
+	case n.isLeaf():
+		if t.mu.recordEpoch(n) > epoch {
+			t.mu.freeRecord(n)
 		}
-		return e.rotateRight(n)
-	case diff < -1:
-		if n.right.right.height < n.right.left.height {
-			n.right = e.rotateRight(e.own(n.right))
-		}
-		return e.rotateLeft(n)
-	}
-	return n
-}
-
-// rotateRight lifts the left child of n, which e owns.
-func (e *edit) rotateRight(n *node) *node {
-	l := e.own(n.left)
-	n.left, l.right = l.right, n
-	n.update()
-	l.update()
-	return l
-}
-
-// rotateLeft lifts the right child of n, which e owns.
-func (e *edit) rotateLeft(n *node) *node {
-	r := e.own(n.right)
-	n.right, r.left = r.left, n
-	n.update()
-	r.update()
-	return r
-}
-
-// update renews height and bytes of an inner node from its children.
-func (n *node) update() {
-	n.bytes = n.left.bytes + n.right.bytes
-	if h := 1 + max(n.left.height, n.right.height); h != n.height {
-		n.height, n.moved = h, true
+	case n.isInner() && t.mu.image(n).newerThan(epoch):
+		l := *t.mu.link(n)
+		t.freeSince(l.child[left], epoch)
+		t.freeSince(l.child[right], epoch)
+		t.mu.freeNode(n)
 	}
 }
 
-func (e *edit) newLeaf(key, value []byte) *node {
-	e.leaves++
-	return &node{key: key, value: bytes.Clone(value), bytes: RecordBytes(len(key), len(value)), epoch: e.epoch}
+// account notes what Memory returns. The caller holds t.mu.
+func (t *tree) account() {
+	s := MemoryStats{
+		Versions: len(t.mu.alive), InnerNodes: t.mu.nodes, Leaves: t.mu.leaves, LeafBytes: t.mu.leafBytes,
+		NodeBytes: uint64(t.mu.slabCount) * slabNodes * (16 + 128),
+	}
+	for _, a := range t.mu.alive {
+		s.Held += uint64(len(a.held))
+	}
+	t.stats.Store(&s)
 }
 
-func (e *edit) newInner(key []byte, left, right *node) *node {
-	n := &node{key: key, left: left, right: right, epoch: e.epoch, moved: true}
-	n.update()
-	return n
-}
-
-// own returns the inner node n as one that e may change: itself or a copy that takes its place.
-func (e *edit) own(n *node) *node {
-	if n.epoch == e.epoch {
-		return n
+// room says whether changes fit the memory, whatever they turn out to do: a change makes a path of new nodes and two more for each
+// rotation on it, and a record.
+func (t *tree) room(changes []Change, height uint8) error {
+	nodes := uint64(len(changes)) * 3 * (uint64(height) + 2)
+	records := uint64(0)
+	for _, c := range changes {
+		records += RecordBytes(len(c.Key), len(c.Value)) + pageBytes/8
 	}
-	e.drop(n)
-	c := *n
-	c.epoch, c.moved = e.epoch, false
-	return &c
-}
-
-// drop counts an inner node out that is not in the version being made. Nodes of e are counted by hash, so once they stay.
-func (e *edit) drop(n *node) {
-	if n.epoch != e.epoch && !n.isSmall(e.chunkBytes) {
-		e.upper--
+	pages := uint64(len(t.mu.pages)-len(t.mu.freePages)) + records/pageBytes + uint64(len(classBytes)) + uint64(len(changes))/8
+	if t.mu.nodes+nodes > (maxSlabs-1)*slabNodes || pages >= maxPages {
+		return fmt.Errorf("%w: %d inner nodes and %d pages of records are in memory", ErrTooLarge, t.mu.nodes, len(t.mu.pages))
 	}
-}
-
-// hash computes the hashes of the nodes of e below n, children before parents, and counts the upper ones.
-func (e *edit) hash(n *node) {
-	if n == nil || n.epoch != e.epoch {
-		return
-	}
-	if !n.isInner() {
-		n.hash = hashLeaf(sha256.Sum256(n.key), sha256.Sum256(n.value))
-		return
-	}
-	e.hash(n.left)
-	e.hash(n.right)
-	n.hash = hashInner(n.left.stub(), n.right.stub(), sha256.Sum256(n.key))
-	if !n.isSmall(e.chunkBytes) {
-		e.upper++
-	}
-}
-
-// newVersion publishes a complete tree.
-func newVersion(root *node, chunkBytes uint64, epoch uint32, upper, leaves uint64) (*Version, error) {
-	if upper >= math.MaxUint32 || epoch == math.MaxUint32 {
-		return nil, fmt.Errorf("%w: %d chunks after %d versions", ErrTooLarge, upper+1, epoch)
-	}
-	return &Version{root: root, chunkBytes: chunkBytes, epoch: epoch, upper: upper, leaves: leaves}, nil
+	return nil
 }

@@ -2,25 +2,42 @@ package avlstar
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"iter"
+	"math/bits"
 	"sync"
+	"sync/atomic"
 )
 
 // Version is one immutable state of the tree. Any number of goroutines may read it while others apply changes to it: that makes
-// another version. It stays valid as long as it is referenced, and so do the keys and values that it hands out, which must
-// not be modified.
+// another version.
+//
+// A version begins with one reference, which belongs to whoever got it; Retain and Release count them. After the last Release
+// it must not be used. Get, Floor, Chunk and proofs return copies; keys and values that iterators yield are the tree's own memory: they
+// must not be modified, and are valid until the version is released.
 type Version struct {
-	root       *node // nil: the empty tree
+	view
+	tree         *tree
+	refs         atomic.Int64
+	nextReleased *Version
+
+	root       ref  // 0: the empty tree, or a stub of a partial one
+	top        Stub // height, bytes and hash of the root
 	chunkBytes uint64
 	epoch      uint32
+	parent     uint32 // epoch of the version that this one was made from
 	upper      uint64 // inner nodes above the chunks: the tree has one chunk more
 	leaves     uint64
+	partial    bool // there may be stubs
+
+	hashedInner, hashedLeaves uint64
 
 	once   sync.Once // guards what upperTree fills in
-	chunks []*node   // roots of the chunks in key order
+	chunks []sub     // in key order
 	man    *Manifest
+
+	mapOnce  sync.Once // guards mapProof
+	mapProof []byte
 }
 
 // Empty returns the empty tree with chunk limit chunkBytes (B), 1 to MaxChunkBytes.
@@ -28,137 +45,163 @@ func Empty(chunkBytes uint64) (*Version, error) {
 	if err := checkChunkBytes(chunkBytes); err != nil {
 		return nil, fmt.Errorf("avlstar: %w", err)
 	}
-	return newVersion(nil, chunkBytes, 0, 0, 0)
+	return new(tree).publish(&Version{chunkBytes: chunkBytes, top: emptyStub})
 }
 
-// FromLeaves rebuilds a version in one linear pass from its leaves in key order, as Leaves yields them. The height of the first leaf
-// is ignored; every other must be that of the inner node with the same key. Keys and values are copied. It fails with the
-// error of leaves, or when they are not those of a proper tree.
-func FromLeaves(chunkBytes uint64, leaves iter.Seq2[Leaf, error]) (*Version, error) {
-	if err := checkChunkBytes(chunkBytes); err != nil {
-		return nil, fmt.Errorf("avlstar: %w", err)
-	}
-	b := builder{chunkBytes: chunkBytes}
-	for l, err := range leaves {
-		if err == nil {
-			err = errors.Join(checkKey(l.Key), checkValue(l.Value))
+// find returns the leaf whose key is the greatest that is not above key, or the least leaf if there is none; 0 where the tree is empty or
+// a stub is in the way.
+func (v *Version) find(key []byte) ref {
+	v.inUse()
+	prefix, n := prefixOf(key), v.root
+	for n.isInner() {
+		l := v.link(n)
+		side := right
+		if v.less(key, prefix, n, l) {
+			side = left
 		}
-		if err == nil {
-			err = b.add(leafItem(l.Height, bytes.Clone(l.Key), bytes.Clone(l.Value)))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("avlstar: tree from leaves: leaf %d: %w", b.leaves, err)
-		}
+		n = l.child[side]
 	}
-	root, err := b.root()
-	if err != nil {
-		return nil, fmt.Errorf("avlstar: tree from leaves: %w", err)
+	return n
+}
+
+// findEqual returns the leaf that has key, 0 where there is none. It goes by prefixes alone first, which seldom leads astray: so of an
+// inner node only the link is read, and the loop has no branch to predict.
+func (v *Version) findEqual(key []byte) ref {
+	v.inUse()
+	prefix, n := prefixOf(key), v.root
+	for n.isInner() {
+		l := v.link(n)
+		_, below := bits.Sub64(prefix, l.prefix, 0)
+		n = l.child[(1-below)%2]
 	}
-	return newVersion(root, chunkBytes, 0, b.upper, b.leaves)
+	if n != 0 {
+		prefetchRecord(&v.record(n)[0]) // both its lines at once
+	}
+	if n == 0 || bytes.Equal(v.key(n), key) {
+		return n
+	}
+	if n = v.find(key); n != 0 && !bytes.Equal(v.key(n), key) {
+		return 0
+	}
+	return n
 }
 
 // Get returns the value of key.
 func (v *Version) Get(key []byte) (value []byte, ok bool) {
-	k, value, ok := v.Floor(key)
-	if !ok || !bytes.Equal(k, key) {
+	value, ok = v.View(key)
+	return bytes.Clone(value), ok
+}
+
+// View returns the value of key as it lies in the tree's memory: it must not be modified, and is valid until v is released.
+func (v *Version) View(key []byte) (value []byte, ok bool) {
+	n := v.findEqual(key)
+	if n == 0 {
 		return nil, false
 	}
-	return value, true
+	_, value = v.leaf(n)
+	return value[:len(value):len(value)], true
 }
 
 // Has says whether key is there.
 func (v *Version) Has(key []byte) bool {
-	_, ok := v.Get(key)
-	return ok
+	return v.findEqual(key) != 0
 }
 
 // Floor returns the greatest key that is not greater than key, with its value.
 func (v *Version) Floor(key []byte) (k, value []byte, ok bool) {
-	n := v.root
-	if n == nil {
+	n := v.find(key)
+	if n == 0 {
 		return nil, nil, false
 	}
-	var below *node // the last subtree passed on the left: all its keys are less than key
-	for n.isInner() {
-		if bytes.Compare(key, n.key) < 0 {
-			n = n.left
-		} else {
-			below, n = n.left, n.right
-		}
+	k, value = v.leaf(n)
+	if bytes.Compare(k, key) > 0 { // so n is the least leaf: no inner node on the way had a key up to key
+		return nil, nil, false
 	}
-	if bytes.Compare(n.key, key) > 0 {
-		if below == nil {
-			return nil, nil, false
-		}
-		n = below.last()
-	}
-	return n.key, n.value, true
+	return bytes.Clone(k), bytes.Clone(value), true
 }
 
 // Ascend yields keys and values of [start, end) in key order; nil is open.
 func (v *Version) Ascend(start, end []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
-		if v.root != nil {
-			v.root.ascend(start, end, yield)
-		}
+		v.inUse()
+		v.ascend(v.root, start, end, yield)
 	}
 }
 
-func (n *node) ascend(start, end []byte, yield func(key, value []byte) bool) bool {
-	if !n.isInner() {
-		if start != nil && bytes.Compare(n.key, start) < 0 || end != nil && bytes.Compare(n.key, end) >= 0 {
+func (w *view) ascend(n ref, start, end []byte, yield func(key, value []byte) bool) bool {
+	if n == 0 {
+		return true
+	}
+	if n.isLeaf() {
+		key, value := w.leaf(n)
+		if start != nil && bytes.Compare(key, start) < 0 || end != nil && bytes.Compare(key, end) >= 0 {
 			return true
 		}
-		return yield(n.key, n.value)
+		return yield(key, value[:len(value):len(value)])
 	}
-	if start == nil || bytes.Compare(start, n.key) < 0 {
-		if !n.left.ascend(start, end, yield) {
+	l := w.link(n)
+	if start == nil || w.less(start, prefixOf(start), n, l) {
+		if !w.ascend(l.child[left], start, end, yield) {
 			return false
 		}
 	}
-	if end == nil || bytes.Compare(n.key, end) < 0 {
-		return n.right.ascend(start, end, yield)
+	if end == nil || !w.less(end, prefixOf(end), n, l) && !bytes.Equal(end, w.keyOf(n)) {
+		return w.ascend(l.child[right], start, end, yield)
 	}
 	return true
 }
 
 // Leaves yields all leaves in key order, each with the height of the inner node whose key it is, the first with 0.
-func (v *Version) Leaves() iter.Seq[Leaf] { return leavesOf(v.root) }
-
-func leavesOf(root *node) iter.Seq[Leaf] {
+func (v *Version) Leaves() iter.Seq[Leaf] {
 	return func(yield func(Leaf) bool) {
-		if root != nil {
-			root.leaves(0, yield)
-		}
+		v.inUse()
+		v.leavesOf(v.root, v.top.Height, 0, yield)
 	}
+}
+
+// leavesOf yields the leaves below n, of this height. h is the height of the inner node whose key is the least key below n: the
+// right child of an inner node begins with the leaf whose key that node bears.
+func (w *view) leavesOf(n ref, height, h uint8, yield func(Leaf) bool) bool {
+	if n == 0 {
+		return true
+	}
+	if n.isLeaf() {
+		key, value := w.leaf(n)
+		return yield(Leaf{Key: key, Value: value[:len(value):len(value)], Height: h})
+	}
+	l, i := w.link(n), w.image(n)
+	return w.leavesOf(l.child[left], i.height(left), h, yield) && w.leavesOf(l.child[right], i.height(right), height, yield)
 }
 
 // RangeBytes returns the length of the leaf records of the keys in [start, end); nil is open. It takes O(log n).
 func (v *Version) RangeBytes(start, end []byte) uint64 {
-	if v.root == nil || start != nil && end != nil && bytes.Compare(start, end) >= 0 {
+	v.inUse()
+	if start != nil && end != nil && bytes.Compare(start, end) >= 0 {
 		return 0
 	}
-	sum := v.root.bytes
+	sum := v.top.Bytes
 	if end != nil {
-		sum = v.root.bytesBelow(end)
+		sum = v.bytesBelow(end)
 	}
 	if start != nil {
-		sum -= v.root.bytesBelow(start)
+		sum -= v.bytesBelow(start)
 	}
 	return sum
 }
 
 // bytesBelow returns the length of the leaf records of the keys less than key.
-func (n *node) bytesBelow(key []byte) (sum uint64) {
+func (v *Version) bytesBelow(key []byte) (sum uint64) {
+	prefix, n, bytesOfN := prefixOf(key), v.root, v.top.Bytes
 	for n.isInner() {
-		if bytes.Compare(key, n.key) < 0 {
-			n = n.left
-		} else {
-			sum, n = sum+n.left.bytes, n.right
+		l, i := v.link(n), v.image(n)
+		side := left
+		if !v.less(key, prefix, n, l) {
+			side, sum = right, sum+i.bytes(left)
 		}
+		n, bytesOfN = l.child[side], i.bytes(side)
 	}
-	if bytes.Compare(n.key, key) < 0 {
-		sum += n.bytes
+	if n != 0 && bytes.Compare(v.key(n), key) < 0 {
+		sum += bytesOfN
 	}
 	return sum
 }
@@ -168,26 +211,28 @@ func (n *node) bytesBelow(key []byte) (sum uint64) {
 // back, yields more than changed at worst.
 func (v *Version) NewInner(base *Version) iter.Seq2[[]byte, uint8] {
 	return func(yield func([]byte, uint8) bool) {
-		if v.root == nil {
-			return
-		}
+		v.inUse()
 		if base == nil {
-			v.root.newInner(0, false, yield)
-		} else {
+			v.newInner(v.root, 0, true, false, yield)
+		} else if base.epoch != v.epoch {
 			// A node that was copied twice remembers only whether it moved the second time.
-			v.root.newInner(base.epoch+1, v.epoch == base.epoch+1, yield)
+			v.newInner(v.root, base.epoch, false, v.parent == base.epoch, yield)
 		}
 	}
 }
 
-// newInner yields the inner nodes below n since epoch, of which only those that moved where movedOnly.
-func (n *node) newInner(since uint32, movedOnly bool, yield func([]byte, uint8) bool) bool {
-	if !n.isInner() || n.epoch < since {
+// newInner yields the inner nodes below n after epoch, of which only those that moved where movedOnly.
+func (w *view) newInner(n ref, epoch uint32, all, movedOnly bool, yield func([]byte, uint8) bool) bool {
+	if !n.isInner() {
 		return true
 	}
-	return n.left.newInner(since, movedOnly, yield) &&
-		(movedOnly && !n.moved || yield(n.key, n.height)) &&
-		n.right.newInner(since, movedOnly, yield)
+	l, i := w.link(n), w.image(n)
+	if !all && !i.newerThan(epoch) {
+		return true
+	}
+	return w.newInner(l.child[left], epoch, all, movedOnly, yield) &&
+		(movedOnly && i.flags()&moved == 0 || yield(w.keyOf(n), i.ownHeight())) &&
+		w.newInner(l.child[right], epoch, all, movedOnly, yield)
 }
 
 // Len returns the number of leaves.
@@ -198,19 +243,17 @@ func (v *Version) ChunkBytes() uint64 { return v.chunkBytes }
 
 // NumChunks returns the number of chunks m.
 func (v *Version) NumChunks() uint32 {
-	if v.root == nil {
+	if v.top == emptyStub {
 		return 0
 	}
 	return uint32(v.upper + 1)
 }
 
+// Hashed returns how many inner nodes and leaves were hashed to make v: those that the version before has not.
+func (v *Version) Hashed() (inner, leaves uint64) { return v.hashedInner, v.hashedLeaves }
+
 // Root returns the commitment of the whole tree; that of the empty tree has height 0, no bytes and the hash SHA256("").
-func (v *Version) Root() Stub {
-	if v.root == nil {
-		return emptyStub
-	}
-	return v.root.stub()
-}
+func (v *Version) Root() Stub { return v.top }
 
 // Commitment returns what the AppHash commits to.
 func (v *Version) Commitment() Commitment {

@@ -137,12 +137,13 @@ func TestFloor(t *testing.T) {
 }
 
 func TestApplyTooOften(t *testing.T) {
-	v, err := newVersion(nil, 100, math.MaxUint32-2, 0, 0)
+	v, err := Empty(100)
 	require.NoError(t, err)
+	v.epoch = freed - 2
 	v = mustApply(t, v, Change{[]byte("a"), []byte("1")})
 	_, err = v.Apply([]Change{{[]byte("a"), []byte("2")}})
 	require.ErrorIs(t, err, ErrTooLarge) // rather than that the number wraps, and published nodes are changed in place
-	_, err = newVersion(v.root, 100, 1, math.MaxUint32, 1)
+	_, err = new(tree).publish(&Version{upper: math.MaxUint32})
 	require.ErrorIs(t, err, ErrTooLarge)
 }
 

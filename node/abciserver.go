@@ -88,7 +88,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err := s.listen(ctx, o, network, address); err != nil {
 		return nil, errors.Join(err, s.application.Close())
 	}
-	height, _ := s.application.Latest()
+	height := s.application.Height()
 	o.Logger.Info("Starling application started", "address", o.Address, "transport", o.Transport, "height", height,
 		"version", BuildVersions().Starling, "home", o.Home)
 	return s, nil

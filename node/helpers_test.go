@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
 )
 
 const patience = 60 * time.Second
@@ -44,6 +45,16 @@ func testHome(t *testing.T, edit func(*InitOptions)) (string, InitResult) {
 	result, err := Init(opts)
 	require.NoError(t, err)
 	return opts.Home, result
+}
+
+// latest returns what was committed last, for the rest of the test.
+func latest(t *testing.T, a *Application) (int64, *avlstar.Version) {
+	t.Helper()
+	height, v := a.Latest()
+	if v != nil {
+		t.Cleanup(v.Release)
+	}
+	return height, v
 }
 
 func freePorts(t *testing.T, n int) []int {

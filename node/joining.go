@@ -82,7 +82,7 @@ func (n *Node) finishJoin(rpc *joiningRPC) {
 	if !n.awaitJoin(n.ctx) {
 		return
 	}
-	height, _ := n.application.Latest()
+	height := n.application.Height()
 	n.log.Info("State sync is done: restarting CometBFT, to fetch the blocks since", "height", height)
 	rpc.Close()
 	if err := n.restartComet(n.ctx); err != nil && n.ctx.Err() == nil {

@@ -255,7 +255,7 @@ func (n *Node) Start(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 	}
-	height, _ := n.application.Latest()
+	height := n.application.Height()
 	if err := n.startComet(); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}

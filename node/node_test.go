@@ -33,11 +33,11 @@ func TestRestartKeepsTheState(t *testing.T) {
 	}
 	require.True(t, logs.has("Starling node started"))
 	require.NoError(t, n.Stop())
-	height, before := n.Application().Latest()
+	height, before := latest(t, n.Application())
 
 	n = start(t, home, logs.logger(t))
 	require.True(t, logs.has("Rebuilt the tree"))
-	after, v := n.Application().Latest()
+	after, v := latest(t, n.Application())
 	require.GreaterOrEqual(t, after, height)
 	if after == height {
 		require.Equal(t, before.AppHash(), v.AppHash())
@@ -52,7 +52,7 @@ func TestRestartKeepsTheState(t *testing.T) {
 // requireSameHashes compares the application's states with the headers: header H+1 has the app hash after block H.
 func requireSameHashes(t *testing.T, n *Node) {
 	t.Helper()
-	height, v := n.Application().Latest()
+	height, v := latest(t, n.Application())
 	until(t, "the block after the state", func() bool { return n.Comet().BlockStore().Height() > height })
 	hash := v.AppHash()
 	require.Equal(t, hash[:], n.Comet().BlockStore().LoadBlockMeta(height+1).Header.AppHash.Bytes())
@@ -63,13 +63,13 @@ func TestStateThatIsBehindIsReplayed(t *testing.T) {
 	n := start(t, home, log.NewNopLogger())
 	put(t, rpcOf(t, home), "a", "1")
 	require.NoError(t, n.Stop())
-	height, v := n.Application().Latest()
+	height, v := latest(t, n.Application())
 
 	// The state zone is lost: everything comes back from the blocks.
 	require.NoError(t, os.RemoveAll(StateDir(filepath.Join(home, "data"))))
 	n, err := New(t.Context(), load(t, home), log.NewNopLogger())
 	require.NoError(t, err)
-	replayed, w := n.Application().Latest()
+	replayed, w := latest(t, n.Application())
 	require.GreaterOrEqual(t, replayed, height)
 	value, _ := w.Get([]byte("a"))
 	require.Equal(t, "1", string(value))
@@ -101,7 +101,7 @@ func TestStateWithoutBlocks(t *testing.T) {
 			n, err := New(t.Context(), load(t, home), logs.logger(t))
 			require.NoError(t, err)
 			require.True(t, logs.has("Removing a state that no block belongs to"))
-			height, _ := n.Application().Latest()
+			height := n.Application().Height()
 			require.Zero(t, height)
 			require.NoError(t, n.Stop())
 		})
@@ -260,8 +260,15 @@ func TestJoinByStateSync(t *testing.T) {
 		_, err := client.BroadcastTxSync(t.Context(), fmt.Appendf(nil, "key-%02d=%064d", i, i))
 		require.NoError(t, err)
 	}
-	until(t, "all keys", func() bool { _, v := n.Application().Latest(); return v != nil && v.Has([]byte("key-59")) })
-	keysAt, _ := n.Application().Latest()
+	until(t, "all keys", func() bool {
+		_, v := n.Application().Latest()
+		if v == nil {
+			return false
+		}
+		defer v.Release()
+		return v.Has([]byte("key-59"))
+	})
+	keysAt := n.Application().Height()
 	until(t, "a snapshot with all keys", func() bool {
 		list, err := n.Application().ListSnapshots(t.Context(), nil)
 		return err == nil && len(list.Snapshots) > 0 && int64(list.Snapshots[0].Height) > keysAt && list.Snapshots[0].Chunks > 5
@@ -296,7 +303,7 @@ func TestJoinByStateSync(t *testing.T) {
 		return err == nil && !status.SyncInfo.CatchingUp && status.SyncInfo.LatestBlockHeight > keysAt
 	})
 	until(t, "the joiner at the head", func() bool {
-		height, _ := j.Application().Latest()
+		height := j.Application().Height()
 		return !j.Comet().ConsensusReactor().WaitSync() && height >= n.Comet().BlockStore().Height()-2
 	})
 	require.True(t, logs.has("restored the state"))
@@ -312,10 +319,10 @@ func TestJoinByStateSync(t *testing.T) {
 
 	// The second start finds a state, and goes on from it.
 	require.NoError(t, j.Stop())
-	stopped, _ := j.Application().Latest()
+	stopped := j.Application().Height()
 	j = start(t, joiner, log.NewNopLogger())
 	until(t, "the joiner at the head again", func() bool {
-		height, _ := j.Application().Latest()
+		height := j.Application().Height()
 		return height > stopped && height >= n.Comet().BlockStore().Height()-2
 	})
 	require.Equal(t, base, j.Comet().BlockStore().Base())
@@ -375,7 +382,7 @@ func TestCrashAtTheEndOfAStateSync(t *testing.T) {
 			logs := new(logBuffer)
 			n, err := New(t.Context(), load(t, home), logs.logger(t))
 			require.NoError(t, err)
-			got, _ := n.Application().Latest()
+			got := n.Application().Height()
 			if committed {
 				require.True(t, logs.has("Going on from the end"))
 				require.Equal(t, height, got)

@@ -35,13 +35,13 @@ var _ statesync.Target = (*restoring)(nil)
 func (r *restoring) Begin(_ int64, m *avlstar.Manifest) error {
 	// A state that blocks led to is never wiped for a snapshot: CometBFT only offers one to an empty node. One that came as a
 	// snapshot itself, and that no block was executed on, was left by a join that a crash interrupted.
-	if height, _ := r.app.Latest(); height > 0 {
+	if height := r.app.Height(); height > 0 {
 		if meta, ok := r.zone.state.Meta(); ok && meta.Restored {
 			r.zone.log.Info("Replacing the state of a join that was interrupted", "height", height)
 			r.app.Forget()
 		}
 	}
-	if height, _ := r.app.Latest(); height > 0 {
+	if height := r.app.Height(); height > 0 {
 		return fmt.Errorf("there is a state at height %d already, no snapshot can be restored over it: to join again, stop the node and run `starlingd unsafe-reset-all`", height)
 	}
 	restore, err := r.zone.state.BeginRestore()

@@ -90,11 +90,6 @@ func (z *stateZone) commit(height int64, v, base *avlstar.Version, changes []avl
 	if err != nil {
 		return err
 	}
-	if base == nil { // the first commit carries every key
-		if base, err = avlstar.Empty(v.ChunkBytes()); err != nil {
-			return err
-		}
-	}
 	batch := storage.Batch{Meta: meta}
 	for _, c := range changes {
 		if c.Value == nil {
@@ -103,7 +98,7 @@ func (z *stateZone) commit(height int64, v, base *avlstar.Version, changes []avl
 			batch.Puts = append(batch.Puts, storage.Leaf{Key: c.Key, Value: c.Value})
 		}
 	}
-	for key, h := range v.NewInner(base) {
+	for key, h := range v.NewInner(base) { // all of them at the first commit, which carries every key and has no base
 		batch.Heights = append(batch.Heights, storage.Height{Key: key, Height: h})
 	}
 	return z.state.Write(batch)

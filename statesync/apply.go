@@ -58,6 +58,7 @@ func (m *Manager) finish(s *session) abci.ResponseApplySnapshotChunk_Result {
 		m.log.Error("State sync failed; the node stays empty", "height", s.restorer.height, "err", err)
 		return abci.ResponseApplySnapshotChunk_ABORT
 	}
+	defer v.Release()
 	s.summary()
 	m.Committed(s.restorer.height, v) // it can be served on at once
 	return abci.ResponseApplySnapshotChunk_ACCEPT

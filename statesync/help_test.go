@@ -50,14 +50,21 @@ func randomTree(t *testing.T, rng *rand.Rand, keys int, chunkBytes uint64) *avls
 			}
 			changes = append(changes, avlstar.Change{Key: []byte(key), Value: value})
 		}
-		v, err = v.Apply(changes)
-		require.NoError(t, err)
+		v = next(t, v, changes...)
 	}
 	if v.Len() == 0 {
-		v, err = v.Apply([]avlstar.Change{{Key: []byte("k"), Value: []byte("v")}})
-		require.NoError(t, err)
+		v = next(t, v, avlstar.Change{Key: []byte("k"), Value: []byte("v")})
 	}
 	return v
+}
+
+// next returns the version after v, whose reference it gives up.
+func next(t *testing.T, v *avlstar.Version, changes ...avlstar.Change) *avlstar.Version {
+	t.Helper()
+	defer v.Release()
+	n, err := v.Apply(changes)
+	require.NoError(t, err)
+	return n
 }
 
 func chunksOf(t *testing.T, v *avlstar.Version) [][]byte {
@@ -86,8 +93,9 @@ type fakeTarget struct {
 		restoring bool
 		manifest  *avlstar.Manifest
 		leaves    map[uint32][]avlstar.Leaf
-		height    int64 // committed
-		version   *avlstar.Version
+		height    int64            // committed
+		version   *avlstar.Version // holds a reference
+		refused   *avlstar.Version // the last one that commit failed for
 		begins    int
 		aborts    int
 	}
@@ -101,7 +109,7 @@ func (f *fakeTarget) Begin(height int64, m *avlstar.Manifest) error {
 	}
 	f.mu.begins++
 	f.mu.restoring, f.mu.manifest, f.mu.leaves = true, m, map[uint32][]avlstar.Leaf{}
-	f.mu.height, f.mu.version = 0, nil
+	f.release()
 	return nil
 }
 
@@ -129,6 +137,7 @@ func (f *fakeTarget) Commit(height int64, v *avlstar.Version) error {
 		f.t.Error("commit outside of a restore")
 	}
 	if f.fault.commit != nil {
+		f.mu.refused = v
 		return f.fault.commit
 	}
 	reread, err := avlstar.FromLeaves(v.ChunkBytes(), func(yield func(avlstar.Leaf, error) bool) {
@@ -143,11 +152,21 @@ func (f *fakeTarget) Commit(height int64, v *avlstar.Version) error {
 	if err != nil {
 		return err
 	}
+	defer reread.Release()
 	if reread.AppHash() != v.AppHash() {
 		f.t.Error("what was written is not what is committed")
 	}
+	v.Retain()
 	f.mu.restoring, f.mu.height, f.mu.version = false, height, v
 	return nil
+}
+
+// release forgets the committed state. The caller holds f.mu.
+func (f *fakeTarget) release() {
+	if f.mu.version != nil {
+		f.mu.version.Release()
+	}
+	f.mu.height, f.mu.version = 0, nil
 }
 
 func (f *fakeTarget) Abort() error {

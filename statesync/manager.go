@@ -47,7 +47,7 @@ type Manager struct {
 	serving struct {
 		sync.Mutex
 		interval int64
-		pins     []*pin // ascending heights: the newest opts.Keep, and before them those that are held
+		pins     []*pin // ascending heights: the newest opts.Keep, and before them those that are held; each holds a reference
 		tooLarge bool   // said once that snapshots are too large
 	}
 	receiving struct {
@@ -97,6 +97,7 @@ func (m *Manager) interval() int64 {
 func (m *Manager) Close() error {
 	m.cancel() // an answer that waits for the pool waits no longer
 	m.serving.Lock()
+	release(m.serving.pins)
 	m.serving.pins = nil
 	m.serving.Unlock()
 	m.receiving.Lock()
@@ -115,10 +116,18 @@ func (m *Manager) endSession() error {
 	return s.restorer.Abort()
 }
 
-// pin keeps a version alive, so that it can be served.
+// pin keeps a version alive, so that it can be served. It may be dropped at any time, so who serves from it takes a reference of its
+// own before it leaves the lock: see pinned.
 type pin struct {
 	height   int64
 	version  *avlstar.Version
-	manifest func() []byte // encoded at the first call
+	manifest func() []byte // encoded at the first call, from version: it takes a reference
 	asked    time.Time     // when it was last offered, or a chunk of it asked for; guarded by serving
+}
+
+// release gives up one reference to the version of each pin.
+func release(pins []*pin) {
+	for _, p := range pins {
+		p.version.Release()
+	}
 }

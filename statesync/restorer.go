@@ -14,10 +14,10 @@ import (
 type Target interface {
 	// Begin forgets whatever state there is, whole or half restored, and gets ready for the one that m describes.
 	Begin(height int64, m *avlstar.Manifest) error
-	// Write takes verified chunk k. It need not be durable before Commit. Leaves gives the records to store.
+	// Write takes verified chunk k. It need not be durable before Commit. Leaves gives the records to store, during the call.
 	Write(k uint32, c *avlstar.Chunk) error
-	// Commit makes v, put together from all chunks, the state of this node: durable and published when it returns nil. It may
-	// refuse with ErrWrongInterval; Abort follows every error.
+	// Commit makes v, put together from all chunks, the state of this node: durable and published when it returns nil. It retains v
+	// where it keeps it. It may refuse with ErrWrongInterval; Abort follows every error.
 	Commit(height int64, v *avlstar.Version) error
 	// Abort forgets what was written, so that the node stays empty.
 	Abort() error
@@ -61,7 +61,7 @@ type Restorer struct {
 	life sync.RWMutex // held for reading while a chunk is accepted, for writing to end the restore
 	mu   struct {
 		sync.Mutex
-		chunks  []*avlstar.Chunk // the verified ones; nil: missing
+		chunks  []*avlstar.Chunk // the verified ones; nil: missing; Commit turns them into the tree and they are empty then
 		writing []bool           // being written to the target, or written
 		missing int
 		failed  error // of the target: nothing can be accepted any more
@@ -156,7 +156,8 @@ func (r *Restorer) claim(k uint32) bool {
 	return true
 }
 
-// Commit puts the tree together and makes it the state of the target. After an error the restore is over and the target empty.
+// Commit puts the tree together, makes it the state of the target and returns it; the caller releases it. After an error the restore is
+// over and the target empty.
 func (r *Restorer) Commit() (*avlstar.Version, error) {
 	r.life.Lock()
 	defer r.life.Unlock()
@@ -172,16 +173,20 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 		return nil, fmt.Errorf("restoring height %d: %w: %d of %d", r.height, ErrIncomplete, missing, len(chunks))
 	}
 	v, err := avlstar.Assemble(r.manifest, chunks)
-	if err == nil && v.Commitment() != r.want {
-		err = errors.New("the assembled tree is not the manifest's")
-	}
 	if err == nil {
-		err = r.target.Commit(r.height, v)
+		if v.Commitment() != r.want {
+			err = errors.New("the assembled tree is not the manifest's")
+		} else {
+			err = r.target.Commit(r.height, v)
+		}
+		if err != nil {
+			v.Release()
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("restoring height %d: %w", r.height, err), r.end(r.target.Abort))
 	}
-	return v, r.end(nil)
+	return v, r.end(nil) // without an error: nothing is aborted
 }
 
 // Abort leaves the target empty. After Commit or Abort it does nothing.

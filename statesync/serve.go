@@ -2,6 +2,7 @@ package statesync
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"sync"
 
@@ -18,8 +19,8 @@ const (
 	minEntryBytes = 1 + 32 + 1 + 1 + 32
 )
 
-// Committed tells that block height is committed and v the state after it. Where a snapshot is due it pins v, and it drops what is
-// neither among the newest nor asked for. It returns at once: what a joiner asks for is made when it asks.
+// Committed tells that block height is committed and v the state after it. Where a snapshot is due it pins v, which it then retains,
+// and it drops what is neither among the newest nor asked for. It returns at once: what a joiner asks for is made when it asks.
 func (m *Manager) Committed(height int64, v *avlstar.Version) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -35,6 +36,7 @@ func (m *Manager) Committed(height int64, v *avlstar.Version) {
 		m.sayTooLarge(height, int64(v.NumChunks())*minEntryBytes)
 		return
 	}
+	v.Retain()
 	s.pins = append(s.pins, &pin{height: height, version: v, manifest: sync.OnceValue(func() []byte { return v.Manifest().Encode() })})
 }
 
@@ -47,10 +49,12 @@ func (m *Manager) drop() {
 		return
 	}
 	now := m.opts.Now()
-	kept := make([]*pin, 0, len(s.pins)) // a new slice, so that the dropped versions can be collected
+	kept := make([]*pin, 0, len(s.pins))
 	for i, p := range s.pins[:old] {
 		if now.Sub(p.asked) < m.opts.Hold && old-i <= maxHeld {
 			kept = append(kept, p)
+		} else {
+			p.version.Release() // who serves from it has a reference of its own
 		}
 	}
 	s.pins = append(kept, s.pins[old:]...)
@@ -73,28 +77,47 @@ func (m *Manager) sayTooLarge(height, bytes int64) {
 		"A larger chunk_bytes in genesis makes fewer.", "height", height, "manifest_bytes", bytes, "limit", maxManifestBytes)
 }
 
-// pinned returns the pins, newest first.
+// pinned returns the newest pins, newest first. The caller releases them.
 func (m *Manager) pinned() []*pin {
 	m.serving.Lock()
 	defer m.serving.Unlock()
-	pins := slices.Clone(m.serving.pins)
+	all := m.serving.pins
+	pins := slices.Clone(all[max(0, len(all)-m.opts.Keep):])
+	for _, p := range pins {
+		p.version.Retain()
+	}
 	slices.Reverse(pins)
 	return pins
 }
 
-// offered returns the pins that can be offered, newest first. It encodes manifests, outside of locks.
-func (m *Manager) offered() []*pin {
-	pins := m.pinned()
-	return slices.DeleteFunc(pins[:min(len(pins), m.opts.Keep)], func(p *pin) bool {
-		size := len(p.manifest())
-		if size <= maxManifestBytes {
-			return false
+// offered yields the pins that can be offered, newest first, each valid while it is looked at. It encodes manifests, outside of locks.
+func (m *Manager) offered() iter.Seq[*pin] {
+	return func(yield func(*pin) bool) {
+		pins := m.pinned()
+		defer release(pins)
+		for _, p := range pins {
+			if size := len(p.manifest()); size > maxManifestBytes {
+				m.serving.Lock()
+				m.sayTooLarge(p.height, int64(size))
+				m.serving.Unlock()
+			} else if !yield(p) {
+				return
+			}
 		}
-		m.serving.Lock()
-		defer m.serving.Unlock()
-		m.sayTooLarge(p.height, int64(size))
-		return true
-	})
+	}
+}
+
+// find returns the pin of height, nil where there is none. The caller releases its version.
+func (m *Manager) find(height uint64) *pin {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	for _, p := range m.serving.pins {
+		if uint64(p.height) == height {
+			p.version.Retain()
+			return p
+		}
+	}
+	return nil
 }
 
 // OldestServed returns the lowest height of a pinned version, 0 if there is none. Joiners need the blocks from there on.
@@ -118,7 +141,7 @@ type Snapshot struct {
 // List describes the snapshots that this node offers, newest first.
 func (m *Manager) List() []Snapshot {
 	list := []Snapshot{}
-	for _, p := range m.offered() {
+	for p := range m.offered() {
 		list = append(list, Snapshot{Height: p.height, Chunks: p.version.NumChunks(), AppHash: p.version.AppHash()})
 	}
 	return list
@@ -127,7 +150,7 @@ func (m *Manager) List() []Snapshot {
 // ListSnapshots answers the ABCI call: newest first, since CometBFT passes on the first ten.
 func (m *Manager) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	resp := &abci.ResponseListSnapshots{}
-	for _, p := range m.offered() {
+	for p := range m.offered() {
 		m.note(p)
 		hash := p.version.AppHash()
 		resp.Snapshots = append(resp.Snapshots, &abci.Snapshot{
@@ -143,18 +166,20 @@ func (m *Manager) LoadSnapshotChunk(_ context.Context, req *abci.RequestLoadSnap
 	if req.Format != Format {
 		return &abci.ResponseLoadSnapshotChunk{}, nil
 	}
-	for _, p := range m.pinned() {
-		if uint64(p.height) != req.Height || req.Chunk >= p.version.NumChunks() {
-			continue
-		}
-		chunk, err := p.version.Chunk(req.Chunk)
-		if err != nil {
-			m.log.Error("Cannot encode a chunk", "height", req.Height, "chunk", req.Chunk, "err", err)
-			break
-		}
-		m.note(p)
-		m.opts.Metrics.chunkServed(len(chunk))
-		return &abci.ResponseLoadSnapshotChunk{Chunk: chunk}, nil
+	p := m.find(req.Height)
+	if p == nil {
+		return &abci.ResponseLoadSnapshotChunk{}, nil
 	}
-	return &abci.ResponseLoadSnapshotChunk{}, nil
+	defer p.version.Release()
+	if req.Chunk >= p.version.NumChunks() {
+		return &abci.ResponseLoadSnapshotChunk{}, nil
+	}
+	chunk, err := p.version.Chunk(req.Chunk)
+	if err != nil {
+		m.log.Error("Cannot encode a chunk", "height", req.Height, "chunk", req.Chunk, "err", err)
+		return &abci.ResponseLoadSnapshotChunk{}, nil
+	}
+	m.note(p)
+	m.opts.Metrics.chunkServed(len(chunk))
+	return &abci.ResponseLoadSnapshotChunk{Chunk: chunk}, nil
 }

@@ -128,8 +128,7 @@ func TestTooLargeSnapshotsAreNotOffered(t *testing.T) {
 		for i := from; i < to; i++ {
 			changes = append(changes, avlstar.Change{Key: []byte(fmt.Sprintf("%08d", i)), Value: []byte{1}})
 		}
-		v, err = v.Apply(changes)
-		require.NoError(t, err)
+		v = next(t, v, changes...)
 	}
 	var lines lines
 	m := NewManager(Options{Interval: 1, Keep: 5, Logger: log.NewTMLogger(&lines)})

@@ -2,6 +2,7 @@ package oracle
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,11 +20,14 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// operations is how many random operations the test applies in all.
-const operations = 200_000
+// operations is how many random operations the test applies in all, a third of them deletions.
+const operations = 250_000
+
+// kinds is in how many key spaces.
+const kinds = 5
 
 // checkEvery is the number of blocks from one comparison of shapes to the next.
-const checkEvery = 10
+const checkEvery = 5
 
 // node is a node in export order (depth first, children before their parent, left before right).
 type node struct {
@@ -42,7 +46,7 @@ func TestShape(t *testing.T) {
 	t.Logf("to repeat, in avlstar/oracle: STARLING_SEED=%d go test -run TestShape", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 
-	for _, keys := range []int{10, 200, 5_000, 100_000} { // small key spaces delete to empty and back, large ones grow deep
+	for _, keys := range [kinds]int{10, 200, 5_000, 100_000, hashed} { // small key spaces delete to empty and back, large ones grow deep
 		t.Run(fmt.Sprint(keys), func(t *testing.T) {
 			ours, err := avlstar.Empty(1000)
 			if err != nil {
@@ -50,17 +54,25 @@ func TestShape(t *testing.T) {
 			}
 			theirs := iavl.NewMutableTree(db.NewMemDB(), 0, true, iavl.NewNopLogger())
 			deletes, compared, deepest := 0.1, 0, uint8(0)
-			for done, block := 0, 0; done < operations/4; block++ {
+			var pinned []*avlstar.Version
+			for done, block := 0, 0; done < operations/kinds; block++ {
 				if rnd.IntN(30) == 0 {
 					deletes = []float64{0.05, 0.3, 0.5, 0.7, 0.95}[rnd.IntN(5)]
 				}
 				changes := randomBlock(rnd, keys, deletes)
 				done += len(changes)
-				if ours, err = ours.Apply(changes); err != nil {
+				next, err := ours.Apply(changes)
+				if err != nil {
 					t.Fatal(err)
 				}
+				if pinned = append(pinned, ours); len(pinned) > 1+block%7 { // what is released is used again
+					i := rnd.IntN(len(pinned))
+					pinned[i].Release()
+					pinned = slices.Delete(pinned, i, i+1)
+				}
+				ours = next
 				applyIAVL(t, theirs, changes)
-				if block%checkEvery == 0 || done >= operations/4 {
+				if block%checkEvery == 0 || done >= operations/kinds {
 					compareShape(t, block, ours, theirs)
 					compared++
 				}
@@ -71,15 +83,27 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// randomBlock returns changes in ascending key order.
+// hashed stands for keys of 20 bytes that are spread evenly.
+const hashed = 50_000
+
+// randomBlock returns changes in ascending key order, now and then so many that several goroutines make them.
 func randomBlock(rnd *rand.Rand, keys int, deletes float64) (changes []avlstar.Change) {
 	block := map[string][]byte{}
-	for range 1 + rnd.IntN(100) {
+	n := 1 + rnd.IntN(100)
+	if rnd.IntN(20) == 0 {
+		n = 1 + rnd.IntN(2000)
+	}
+	for range n {
 		var key [4]byte
 		binary.BigEndian.PutUint32(key[:], uint32(rnd.IntN(keys)))
 		value := binary.AppendUvarint(nil, rnd.Uint64())
 		if rnd.Float64() < deletes {
 			value = nil
+		}
+		if keys == hashed {
+			sum := sha256.Sum256(key[:])
+			block[string(sum[:20])] = value
+			continue
 		}
 		block[string(key[4-1-rnd.IntN(4):])] = value
 	}

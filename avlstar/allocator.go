@@ -1,0 +1,118 @@
+package avlstar
+
+import "encoding/binary"
+
+// allocator hands out nodes and records of a memory to one goroutine. It keeps a slab, and a page of each class, to itself. A shared
+// one locks the memory when it needs another; then no more than were reserved (memory.extend) may be needed, so that the lists
+// do not move, and nothing is freed meanwhile.
+type allocator struct {
+	view
+	m      *memory
+	shared bool
+
+	slab  uint32
+	nodes *block // of slab; nil: none
+	// next are the nodes that newNode will return, in turn: they are on their way into the cache.
+	next  [4]ref
+	turn  int
+	pages [len(classBytes)]struct {
+		page uint32
+		*block
+	}
+	madeNodes, madeLeaves uint64
+}
+
+func newAllocator(m *memory, shared bool) allocator {
+	return allocator{view: m.view, m: m, shared: shared}
+}
+
+// newNode returns a node of arbitrary content.
+func (a *allocator) newNode() ref {
+	at := a.turn % len(a.next)
+	a.turn++
+	n := a.next[at]
+	a.next[at] = a.take()
+	if n == 0 {
+		return a.take()
+	}
+	return n
+}
+
+// take takes a node.
+func (a *allocator) take() ref {
+	if a.nodes == nil || a.nodes.full() {
+		if a.shared {
+			a.m.mu.Lock()
+			defer a.m.mu.Unlock()
+		}
+		a.slab = a.m.takeSlab()
+		a.nodes = a.m.slabBlocks[a.slab]
+		a.view = a.m.view
+	}
+	a.madeNodes++
+	n := ref(a.slab<<slabShift | a.nodes.take())
+	prefetchNewNode(a.link(n), a.image(n))
+	return n
+}
+
+// newRecord returns room for a record of n bytes, beginning with its epoch.
+func (a *allocator) newRecord(n int) (ref, []byte) {
+	a.madeLeaves++
+	if n > int(classBytes[len(classBytes)-1]) {
+		page := make([]byte, n)
+		b := newBlock(1, largeClass)
+		b.take()
+		if a.shared {
+			a.m.mu.Lock()
+			defer a.m.mu.Unlock()
+		}
+		p := a.m.addPage(page, b)
+		a.view = a.m.view
+		return leafBit | ref(p<<pageShift), page
+	}
+	class := classOf[(n+unitBytes-1)/unitBytes]
+	own, size := &a.pages[class], uint32(classBytes[class])
+	if own.block == nil || own.full() {
+		if a.shared {
+			a.m.mu.Lock()
+			defer a.m.mu.Unlock()
+		}
+		own.page = a.m.takePage(class)
+		own.block = a.m.pageBlocks[own.page]
+		a.view = a.m.view
+	}
+	slot := own.take()
+	return leafBit | ref(own.page<<pageShift|slot*size/unitBytes), a.view.pages[own.page][slot*size:]
+}
+
+// putRecord stores a leaf.
+func (a *allocator) putRecord(epoch uint32, key, value []byte) ref {
+	n := recordHeader - 1 + int(RecordBytes(len(key), len(value))) // a chunk's record has the height instead of the epoch
+	r, b := a.newRecord(n)
+	binary.LittleEndian.PutUint32(b, epoch)
+	at := recordHeader + binary.PutUvarint(b[recordHeader:], uint64(len(key)))
+	at += copy(b[at:], key)
+	at += binary.PutUvarint(b[at:], uint64(len(value)))
+	copy(b[at:], value)
+	return r
+}
+
+// close gives back what is left. No other allocator may be at work.
+func (a *allocator) close() {
+	if a.nodes != nil {
+		a.m.giveSlab(a.slab)
+	}
+	for i := range a.pages {
+		if a.pages[i].block != nil {
+			a.m.givePage(a.pages[i].page)
+		}
+	}
+	a.m.nodes += a.madeNodes
+	a.m.leaves += a.madeLeaves
+	for _, n := range a.next {
+		if n != 0 {
+			a.m.freeNode(n)
+		}
+	}
+	*a = allocator{}
+}

@@ -1,0 +1,153 @@
+package avlstar
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Change puts a value or, where Value is nil, deletes a key.
+type Change struct{ Key, Value []byte }
+
+// ErrInvalidChange is wrapped by the errors of Apply about its input.
+var ErrInvalidChange = errors.New("invalid change")
+
+// Apply returns the version after one block of changes, in any order but each key once; v stays as it is. The changes are made
+// one key after another in ascending key order; deleting an absent key and putting the value that is there change nothing, and if
+// nothing changes the result is v itself with one more reference. Keys and values are copied.
+//
+// History is linear: where later versions of the tree exist, they must be released, and are given up; else the error is ErrNotLatest.
+// One Apply of a tree runs at a time, others wait for it; readers of any version do not.
+func (v *Version) Apply(changes []Change) (*Version, error) {
+	c := callCrew(len(changes))
+	defer c.dismiss()
+	ops, err := sortChanges(changes)
+	if err != nil {
+		return nil, err
+	}
+	t := v.tree
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v.inUse()
+	t.reclaim()
+	if err := t.rewind(v); err != nil {
+		return nil, fmt.Errorf("avlstar: apply: %w", err)
+	}
+	next, err := t.apply(v, ops, changes, c)
+	if next == nil && err == nil {
+		t.account()
+		v.Retain()
+		return v, nil
+	}
+	return next, err
+}
+
+// op is a change by its number, with what it is first compared by.
+type op struct {
+	prefix uint64
+	i      uint32
+}
+
+// sortChanges checks changes and returns the order in which they are made.
+func sortChanges(changes []Change) ([]op, error) {
+	if uint64(len(changes)) > math.MaxUint32 {
+		return nil, fmt.Errorf("%w: %d in one block", ErrInvalidChange, len(changes))
+	}
+	ops := make([]op, len(changes))
+	compare := func(a, b op) int {
+		if a.prefix != b.prefix {
+			return cmp.Compare(a.prefix, b.prefix)
+		}
+		return bytes.Compare(changes[a.i].Key, changes[b.i].Key)
+	}
+	sorted := true
+	for i, c := range changes {
+		if err := c.check(); err != nil {
+			return nil, fmt.Errorf("%w of key %s: %w", ErrInvalidChange, abbreviate(c.Key), err)
+		}
+		ops[i] = op{prefixOf(c.Key), uint32(i)}
+		sorted = sorted && (i == 0 || compare(ops[i-1], ops[i]) < 0)
+	}
+	if sorted {
+		return ops, nil
+	}
+	slices.SortFunc(ops, compare)
+	for i := 1; i < len(ops); i++ {
+		if a, b := ops[i-1], ops[i]; a.prefix == b.prefix && compare(a, b) == 0 {
+			return nil, fmt.Errorf("%w: key %s twice, give its final change only", ErrInvalidChange, abbreviate(changes[a.i].Key))
+		}
+	}
+	return ops, nil
+}
+
+func (c Change) check() error {
+	if err := checkKey(c.Key); err != nil || c.Value == nil {
+		return err
+	}
+	return checkValue(c.Value)
+}
+
+// apply makes the version after v, nil where ops change nothing. The caller holds t.mu.
+func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version, error) {
+	if err := t.room(changes, v.top.Height); err != nil {
+		return nil, err
+	}
+	if v.epoch+1 >= freed {
+		return nil, fmt.Errorf("%w: %d versions", ErrTooLarge, v.epoch)
+	}
+	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
+	next := &Version{
+		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: v.partial, upper: v.upper, leaves: v.leaves,
+	}
+	if !t.inParallel(v, next, ops, changes, c) {
+		if err := t.inOrder(v, next, ops, changes, c); err != nil {
+			return nil, fmt.Errorf("avlstar: apply: %w", err)
+		}
+	}
+	if next.root == v.root { // every change makes another root
+		return nil, nil
+	}
+	return t.publish(next)
+}
+
+// inOrder makes all changes in one walk.
+func (t *tree) inOrder(v, next *Version, ops []op, changes []Change, c *crew) error {
+	a := newAllocator(&t.mu.memory, false)
+	e := t.newEdit(v, next, ops, changes, &a)
+	e.canFail = v.partial
+	e.top.link.child[left] = v.root
+	e.top.image.setStub(left, v.top)
+	e.run(nil)
+	if e.err != nil {
+		a.close()
+		e.undo(&t.mu.memory)
+		return e.err
+	}
+	t.mu.work.share(e, next, c)
+	t.mu.work.finish(e, next)
+	return nil
+}
+
+// newEdit returns an edit that makes next.
+func (t *tree) newEdit(v, next *Version, ops []op, changes []Change, a *allocator) *edit {
+	return &edit{allocator: a, tree: t, epoch: next.epoch, changes: changes, ops: ops, chunkBytes: v.chunkBytes}
+}
+
+// took makes the tree below e.top the state of next.
+func (t *tree) took(e *edit, next *Version) {
+	next.root, next.top = e.top.link.child[left], e.top.image.stub(left)
+	e.close()
+	t.settle(e, next)
+}
+
+// settle books what an edit made and gave up. Its allocator is closed.
+func (t *tree) settle(e *edit, next *Version) {
+	next.upper += uint64(e.upper) // both may be less than 0: it wraps around, and back
+	next.leaves += uint64(e.leaves)
+	latest := t.mu.alive[len(t.mu.alive)-1]
+	latest.held = append(latest.held, e.dead...)
+	e.clean(&t.mu.memory)
+}

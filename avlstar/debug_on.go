@@ -1,0 +1,89 @@
+//go:build avlstardebug
+
+package avlstar
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+)
+
+// debug: every version is checked as a whole when it is made, every node of the memory is accounted for, and what is freed is
+// overwritten, so that a use after it shows. go test -tags avlstardebug.
+const debug = true
+
+const poison = 0xdddd_dddd_dddd_dddd
+
+// check panics unless everything holds that must hold for v, and every node in memory is one of v's, or held by an older version.
+// The caller holds t.mu.
+func (t *tree) check(v *Version) {
+	c := checker{v: v}
+	c.walk(v.root, v.top, nil, nil)
+	if !v.partial {
+		c.must(c.leaves == v.leaves, "%d leaves, the version says %d", c.leaves, v.leaves)
+		c.must(c.upper == v.upper, "%d upper nodes, the version says %d", c.upper, v.upper)
+	}
+	for i, a := range t.mu.alive[:len(t.mu.alive)-1] {
+		next := t.mu.alive[i+1].version
+		for _, d := range a.held {
+			c.must(d.born <= a.version.epoch, "node of epoch %d held by version %d", d.born, a.version.epoch)
+			if d.n.isLeaf() {
+				c.must(t.mu.recordEpoch(d.n) == d.born, "a held leaf is another one now")
+				c.heldLeaves++
+			} else {
+				c.must(t.mu.image(d.n).epoch() == d.born, "a held node is another one now")
+				c.heldInner++
+			}
+		}
+		c.must(next.epoch > a.version.epoch, "versions out of order")
+	}
+	if !v.partial { // the keys of stubs are records too
+		c.must(t.mu.nodes == c.inner+c.heldInner, "%d inner nodes in memory, %d in the latest version and %d held", t.mu.nodes, c.inner, c.heldInner)
+		c.must(t.mu.leaves == c.leaves+c.heldLeaves, "%d leaves in memory, %d in the latest version and %d held", t.mu.leaves, c.leaves, c.heldLeaves)
+	}
+}
+
+type checker struct {
+	v                                           *Version
+	inner, leaves, upper, heldInner, heldLeaves uint64
+}
+
+func (c *checker) must(ok bool, format string, args ...any) {
+	if !ok {
+		panic(fmt.Sprintf("avlstar: version %d: %s", c.v.epoch, fmt.Sprintf(format, args...)))
+	}
+}
+
+// walk checks the subtree n, whose keys are in [low, high), against what its parent says of it.
+func (c *checker) walk(n ref, s Stub, low, high []byte) {
+	v := c.v
+	switch {
+	case n == 0:
+		c.must(v.partial || s == emptyStub, "a stub in a complete tree")
+	case n.isLeaf():
+		key, value := v.leaf(n)
+		c.must(bytes.Compare(low, key) <= 0 && (high == nil || bytes.Compare(key, high) < 0), "leaf %x out of order", key)
+		hash := hashLeaf(sha256.Sum256(key), sha256.Sum256(value))
+		c.must(s == Stub{Stat{0, RecordBytes(len(key), len(value))}, hash}, "leaf %x: its parent says %v", key, s)
+		c.must(v.recordEpoch(n) <= v.epoch, "leaf %x of epoch %d", key, v.recordEpoch(n))
+		c.leaves++
+	default:
+		l, i := v.link(n), v.image(n)
+		key := v.keyOf(n)
+		c.must(l.prefix == prefixOf(key), "prefix of %x", key)
+		c.must(i.epoch() <= v.epoch, "node %x of epoch %d", key, i.epoch())
+		c.must(i.ownHeight() == s.Height && i.total() == s.Bytes && i.sum() == s.Hash, "node %x: its parent says %v", key, s)
+		c.must(max(i.height(left), i.height(right))-min(i.height(left), i.height(right)) <= 1, "node %x out of balance", key)
+		if first := v.end(l.child[right], left); first != 0 {
+			c.must(bytes.Equal(v.key(first), key), "node %x does not bear the least key on its right", key)
+			c.must(first == i.leaf(), "node %x refers to another leaf", key)
+		}
+		c.must(*i.keyHash() == sha256.Sum256(key), "hash of key %x", key)
+		if !isSmall(s.Stat, v.chunkBytes) {
+			c.upper++
+		}
+		c.inner++
+		c.walk(l.child[left], i.stub(left), low, key)
+		c.walk(l.child[right], i.stub(right), key, high)
+	}
+}

@@ -1,0 +1,42 @@
+package avlstar
+
+// fetchGroup is how many paths are fetched at a time. Each is a chain of cache misses, but those of different keys overlap: twenty and
+// more are under way in a core. Much more than the walk needs soon would fall out of the cache again.
+const fetchGroup = 128
+
+// fetch brings the paths of the next changes into the cache, so that the walk, which must take one after another, finds them there.
+func (e *edit) fetch() {
+	ops := e.ops[e.warm:min(e.warm+fetchGroup, len(e.ops))]
+	e.warm += len(ops)
+	if e.start == 0 || len(ops) < 4 {
+		return
+	}
+	w := &e.view
+	var at [fetchGroup]ref
+	for i := range ops {
+		at[i] = e.start
+	}
+	for going := true; going; {
+		going = false
+		for i := range ops {
+			n := at[i]
+			if !n.isInner() {
+				continue
+			}
+			l := w.link(n)
+			side := right
+			if ops[i].prefix < l.prefix { // a guess where they are equal
+				side = left
+			}
+			n = l.child[side]
+			at[i] = n
+			switch {
+			case n.isInner():
+				going = true
+				prefetchNode(w.link(n), w.image(n))
+			case n.isLeaf():
+				prefetchRecord(&w.record(n)[0])
+			}
+		}
+	}
+}

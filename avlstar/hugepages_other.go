@@ -1,0 +1,7 @@
+//go:build !linux
+
+package avlstar
+
+import "unsafe"
+
+func adviseHuge(unsafe.Pointer, uintptr) {}

@@ -1,0 +1,289 @@
+package avlstar
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"runtime"
+	"sync"
+)
+
+// loader fills the memory of a new tree with runs. Inner node n of the tree will bear the key of leaf n: so a run's place is known as
+// soon as the number of leaves before it is, and runs are placed in parallel.
+//
+//	leaves        0 ……… a-1 │ a ……… b-1 │ b ………        a run each
+//	inner nodes   1 ……… a-1 │ a ……… b-1 │ b ………        a, b: above the runs, made by upper when all are placed
+type loader struct {
+	tree   *tree
+	mu     sync.Mutex // guards the tree's memory while runs are placed
+	leaves allocator  // of records
+	placed []placed
+}
+
+func newLoader() loader {
+	t := new(tree)
+	return loader{tree: t, leaves: newAllocator(&t.mu.memory, false)}
+}
+
+// placed is what the tree above a run needs of it.
+type placed struct {
+	base     uint32 // leaves before it
+	boundary uint8  // height of the inner node that bears its least key
+	root     sub
+	leaf     ref // its first
+	keyHash  Hash
+}
+
+// reserve makes the nodes exist that the first n leaves lead to. The caller holds mu, or is alone.
+func (l *loader) reserve(n uint64) error {
+	if n >= uint64(leafBit) {
+		return fmt.Errorf("%w: more than 2^31 leaves", ErrTooLarge)
+	}
+	m := &l.tree.mu.memory
+	for uint64(len(m.slabs))<<slabShift < n {
+		m.addSlab()
+	}
+	return nil
+}
+
+// place copies a run's nodes and leaves into the tree, behind base other leaves. reserve was called for them. It may be called concurrently.
+func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
+	refs := make([]ref, r.len())
+	l.mu.Lock()
+	m := &l.tree.mu.memory
+	if uint64(len(m.pages))+uint64(len(r.data))/(pageBytes/2)+uint64(len(classBytes)) >= maxPages {
+		l.mu.Unlock()
+		return placed{}, fmt.Errorf("%w: %d pages of records", ErrTooLarge, len(m.pages))
+	}
+	for i := range refs {
+		refs[i], _ = l.leaves.newRecord(recordHeader - 1 + r.end(i) - int(r.at[i]))
+	}
+	w := m.view
+	l.mu.Unlock()
+
+	relocate := func(n ref) ref {
+		if n.isLeaf() {
+			return refs[n&^leafBit]
+		}
+		return ref(base) + n
+	}
+	for i, to := range refs {
+		b := w.record(to)
+		binary.LittleEndian.PutUint32(b, 0)
+		copy(b[recordHeader:], r.data[r.at[i]+1:r.end(i)])
+		if i == 0 {
+			continue
+		}
+		n := ref(base) + ref(i)
+		from := &r.links[i]
+		*w.link(n) = link{from.prefix, [2]ref{relocate(from.child[left]), relocate(from.child[right])}}
+		image := w.image(n)
+		*image = r.images[i]
+		image.setLeaf(to)
+	}
+	p := placed{base: base, boundary: boundary, root: r.root, leaf: refs[0], keyHash: r.first}
+	p.root.n = relocate(r.root.n)
+	return p, nil
+}
+
+// finish makes the upper tree and publishes the version. leaves is how many there are, upper how many of the nodes in runs are no chunk's.
+func (l *loader) finish(chunkBytes uint64, upperOnly bool, leaves, upper uint64) (*Version, error) {
+	v := &Version{chunkBytes: chunkBytes, leaves: leaves, top: emptyStub}
+	if leaves > 0 {
+		b := builder{chunkBytes: chunkBytes, upperOnly: upperOnly, join: l.join}
+		for k := range l.placed {
+			if err := b.add(l.placed[k].boundary, &l.placed[k].root); err != nil {
+				return nil, fmt.Errorf("leaf %d: %w", l.placed[k].base, err)
+			}
+		}
+		root, err := b.root()
+		if err != nil {
+			return nil, err
+		}
+		v.root, v.top, v.upper = root.n, root.Stub, upper+b.upper
+		l.settle(leaves)
+	}
+	l.leaves.close()
+	return l.tree.publish(v)
+}
+
+// join makes an inner node above the runs.
+func (l *loader) join(k uint32, _ Stat, lt, rt *sub) (ref, Hash) {
+	p := &l.placed[k]
+	w := &l.tree.mu.view
+	n := ref(p.base)
+	*w.link(n) = link{prefixOf(w.key(p.leaf)), [2]ref{lt.n, rt.n}}
+	i := w.image(n)
+	*i = image{0: 0x01}
+	i.setStub(left, lt.Stub)
+	i.setStub(right, rt.Stub)
+	*i.keyHash() = p.keyHash
+	i.setLeaf(p.leaf)
+	return n, i.sum()
+}
+
+// settle tells the memory which nodes are in use: those that n leaves lead to.
+func (l *loader) settle(n uint64) {
+	m := &l.tree.mu.memory
+	m.nodes = n - 1
+	for s := range m.slabBlocks {
+		b := newBlock(slabNodes, 0)
+		for range min(slabNodes, n-uint64(s)<<slabShift) { // node 0, which does not exist, is in use
+			b.take()
+		}
+		m.slabBlocks[s] = b
+		m.giveSlab(uint32(s))
+	}
+}
+
+// runHeight is the height of the subtrees that FromLeaves builds at a time: 377 to 4,096 leaves, whose nodes fit a core's cache.
+const runHeight = 12
+
+// FromLeaves rebuilds a version in one linear pass from its leaves in key order, as Leaves yields them. The height of the first leaf
+// is ignored; every other must be that of the inner node with the same key. Keys and values are copied. It fails with the
+// error of leaves, or when they are not those of a proper tree. Subtrees are built and hashed in parallel while leaves are read.
+func FromLeaves(chunkBytes uint64, leaves iter.Seq2[Leaf, error]) (*Version, error) {
+	if err := checkChunkBytes(chunkBytes); err != nil {
+		return nil, fmt.Errorf("avlstar: %w", err)
+	}
+	s := newStream(chunkBytes)
+	err := s.read(leaves)
+	if waited := s.wait(); waited != nil { // of an earlier leaf, if there are two
+		err = waited
+	}
+	if err == nil {
+		var v *Version
+		if v, err = s.finish(chunkBytes, false, s.count, s.upper); err == nil {
+			return v, nil
+		}
+	}
+	return nil, fmt.Errorf("avlstar: tree from leaves: %w", err)
+}
+
+// stream cuts leaves into runs and builds them in other goroutines.
+type stream struct {
+	loader
+	chunkBytes uint64
+	count      uint64 // leaves so far
+
+	now  *piece
+	work chan *piece
+	free chan *piece // so many that memory is bounded
+	wg   sync.WaitGroup
+
+	mu     sync.Mutex
+	upper  uint64
+	failed error
+	at     uint32 // leaf of failed
+}
+
+// piece is a run in the making.
+type piece struct {
+	data     []byte
+	index    int // in placed
+	base     uint32
+	boundary uint8
+}
+
+func newStream(chunkBytes uint64) *stream {
+	workers := runtime.GOMAXPROCS(0)
+	s := &stream{loader: newLoader(), chunkBytes: chunkBytes, work: make(chan *piece, workers), free: make(chan *piece, 2*workers)}
+	for range 2 * workers {
+		s.free <- &piece{}
+	}
+	for range workers {
+		s.wg.Go(func() {
+			for p := range s.work {
+				s.build(p)
+				s.free <- p
+			}
+		})
+	}
+	return s
+}
+
+// read cuts the leaves into runs.
+func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
+	var last []byte // key of the leaf before
+	inRun := 0
+	for l, err := range leaves {
+		if err == nil {
+			err = checkKey(l.Key)
+		}
+		if err == nil {
+			err = checkValue(l.Value)
+		}
+		if err == nil && s.count > 0 && (l.Height > runHeight || inRun > 1<<runHeight) { // more leaves than a run can have: it will be refused
+			if bytes.Compare(l.Key, last) <= 0 {
+				err = fmt.Errorf("key %s does not ascend", abbreviate(l.Key))
+			} else {
+				err = s.cut()
+			}
+			inRun = 0
+		}
+		if err != nil {
+			return fmt.Errorf("leaf %d: %w", s.count, err)
+		}
+		if s.now == nil {
+			s.now = <-s.free
+			s.now.data, s.now.base, s.now.boundary, s.now.index = s.now.data[:0], uint32(s.count), l.Height, -1
+		}
+		s.now.data = appendRecord(s.now.data, l)
+		last = append(last[:0], l.Key...)
+		s.count++
+		inRun++
+	}
+	if s.now != nil {
+		return s.cut()
+	}
+	return nil
+}
+
+// cut hands the leaves since the last cut to a worker.
+func (s *stream) cut() error {
+	p := s.now
+	s.now = nil
+	s.loader.mu.Lock()
+	err := s.reserve(s.count)
+	p.index = len(s.placed)
+	s.placed = append(s.placed, placed{})
+	s.loader.mu.Unlock()
+	if err == nil {
+		s.mu.Lock()
+		err = s.failed
+		s.mu.Unlock()
+	}
+	if err != nil {
+		return err
+	}
+	s.work <- p
+	return nil
+}
+
+// build builds and places one run.
+func (s *stream) build(p *piece) {
+	r, err := newRun(p.data, limits{chunkBytes: s.chunkBytes, height: 255})
+	var done placed
+	if err == nil {
+		done, err = s.place(r, p.base, p.boundary)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		s.upper += r.upper
+		s.loader.mu.Lock()
+		s.placed[p.index] = done
+		s.loader.mu.Unlock()
+	case s.failed == nil || p.base < s.at:
+		s.failed, s.at = fmt.Errorf("from leaf %d on: %w", p.base, err), p.base
+	}
+}
+
+// wait ends the workers and returns the error of the first run that failed.
+func (s *stream) wait() error {
+	close(s.work)
+	s.wg.Wait()
+	return s.failed
+}

@@ -1,0 +1,358 @@
+package avlstar
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"sync"
+	"unsafe"
+)
+
+// ref names a node of a tree's memory: an inner node below leafBit, the record of a leaf from there on. 0 is neither: in the slot of
+// an inner node a subtree that is not at hand (a stub), as a root the empty tree.
+type ref uint32
+
+const leafBit ref = 1 << 31
+
+func (r ref) isLeaf() bool  { return r >= leafBit }
+func (r ref) isInner() bool { return int32(r) > 0 }
+
+// Inner nodes lie in slabs, leaf records in pages. Neither holds a Go pointer, so that the garbage collector has nothing to look for.
+//
+//	inner node   0 │ slab (20 bits) │ node (11 bits)
+//	leaf record  1 │ page (19 bits) │ offset in units of 16 bytes (12 bits)
+const (
+	slabShift = 11
+	slabNodes = 1 << slabShift
+	maxSlabs  = 1 << (31 - slabShift)
+
+	unitBytes = 16
+	pageShift = 12 // in units
+	pageBytes = unitBytes << pageShift
+	maxPages  = 1 << (31 - pageShift)
+)
+
+// link is what a search reads of an inner node: 16 bytes, four in a cache line.
+type link struct {
+	prefix uint64 // the first 8 bytes of its key, big-endian, zeros behind a shorter one
+	child  [2]ref // left and right
+}
+
+type slab struct {
+	links  *[slabNodes]link
+	images *[slabNodes]image
+}
+
+// view finds nodes by their refs. Every version has one of its own: the lists grow while older versions are read, and an entry that
+// an older version can reach is never changed.
+type view struct {
+	slabs []slab
+	pages [][]byte
+}
+
+func (w *view) link(n ref) *link   { return &w.slabs[n>>slabShift].links[n%slabNodes] }
+func (w *view) image(n ref) *image { return &w.slabs[n>>slabShift].images[n%slabNodes] }
+
+// memory is the writer's side of a tree: what is free. The lowest slab or page with room is used first, so that those above it run
+// empty and are given back. Its methods are for one goroutine at a time, see allocator.
+type memory struct {
+	view
+	mu sync.Mutex // of shared allocators
+
+	slabBlocks []*block // beside slabs
+	slabRoom   lowest
+	freeSlabs  lowest // indices without a slab
+	nodes      uint64 // in use
+	slabCount  int
+
+	pageBlocks []*block // beside pages
+	pageRoom   [len(classBytes)]lowest
+	freePages  lowest
+	leaves     uint64 // records in use
+	leafBytes  uint64 // held by pages
+}
+
+// block says which slots of a slab or a page are free. It stands apart from them, since to look at a slot that died a while ago would be a
+// cache miss.
+type block struct {
+	free        []uint64 // a bit for each slot
+	word        uint16   // words before it are 0
+	used, slots uint16   // slots 0: the slab or page was given back
+	class       uint8    // of a page: index of classBytes, or largeClass
+	queued      bool     // in the heap of blocks with room; as long as it is, its index is not used again
+}
+
+func newBlock(slots int, class uint8) *block {
+	b := &block{free: make([]uint64, (slots+63)/64), slots: uint16(slots), class: class}
+	for i := range b.free {
+		b.free[i] = ^uint64(0)
+	}
+	if rest := slots % 64; rest > 0 {
+		b.free[len(b.free)-1] = 1<<rest - 1
+	}
+	return b
+}
+
+func (b *block) full() bool { return b.used == b.slots }
+
+// take returns the lowest free slot. There must be one.
+func (b *block) take() uint32 {
+	for b.free[b.word] == 0 {
+		b.word++
+	}
+	bit := bits.TrailingZeros64(b.free[b.word])
+	b.free[b.word] &^= 1 << bit
+	b.used++
+	return uint32(b.word)*64 + uint32(bit)
+}
+
+// give takes a slot back.
+func (b *block) give(slot uint32) {
+	word := uint16(slot / 64)
+	b.free[word] |= 1 << (slot % 64)
+	b.word = min(b.word, word)
+	b.used--
+}
+
+// classBytes are the sizes of records: steps of 16 bytes up to 512, then what a page can hold 112, 96, … of. Larger records have a
+// page of their own.
+var classBytes = [...]uint16{
+	16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 272, 288, 304, 320, 336, 352, 368, 384, 400, 416, 432, 448,
+	464, 480, 496, 512, 576, 672, 816, 1008, 1168, 1360, 1632, 2032, 2336, 2720, 3120, 3632, 4096, 5040, 5952, 7280, 8192,
+}
+
+const largeClass = 0xff
+
+// classOf is the smallest class for n bytes, by n rounded up to units.
+var classOf = func() (table [8192/unitBytes + 1]uint8) {
+	c := 0
+	for units := range table {
+		if units*unitBytes > int(classBytes[c]) {
+			c++
+		}
+		table[units] = uint8(c)
+	}
+	return table
+}()
+
+// takeSlab returns the lowest slab with room, for the caller alone until giveSlab.
+func (m *memory) takeSlab() uint32 {
+	for len(m.slabRoom) > 0 {
+		s := m.slabRoom.pop()
+		b := m.slabBlocks[s]
+		if b.queued = false; b.slots > 0 {
+			return s
+		}
+		m.freeSlabs.push(s)
+	}
+	return m.addSlab()
+}
+
+func (m *memory) giveSlab(s uint32) {
+	if b := m.slabBlocks[s]; !b.full() && !b.queued {
+		b.queued = true
+		m.slabRoom.push(s)
+	}
+}
+
+func (m *memory) freeNode(n ref) {
+	s, slot := uint32(n>>slabShift), uint32(n%slabNodes)
+	if debug {
+		*m.image(n), *m.link(n) = image{}, link{prefix: poison}
+		m.image(n).setEpoch(freed)
+	}
+	m.nodes--
+	b := m.slabBlocks[s]
+	if b.give(slot); b.used > 0 {
+		m.giveSlab(s)
+		return
+	}
+	m.slabs[s], *b = slab{}, block{queued: b.queued}
+	m.slabCount--
+	if !b.queued {
+		m.freeSlabs.push(s)
+	}
+}
+
+// addSlab makes an empty slab, which the caller has for itself until giveSlab.
+func (m *memory) addSlab() uint32 {
+	if len(m.freeSlabs) == 0 {
+		m.extend(1, 0)
+	}
+	m.slabCount++
+	s := m.freeSlabs.pop()
+	made := slab{new([slabNodes]link), new([slabNodes]image)}
+	adviseHuge(unsafe.Pointer(made.links), unsafe.Sizeof(*made.links))
+	adviseHuge(unsafe.Pointer(made.images), unsafe.Sizeof(*made.images))
+	m.slabs[s], m.slabBlocks[s] = made, newBlock(slabNodes, 0)
+	if s == 0 { // node 0 does not exist
+		m.slabBlocks[0].take()
+	}
+	return s
+}
+
+// extend makes so many more indices without a slab or a page. It moves the lists, which no other goroutine may use meanwhile.
+func (m *memory) extend(slabs, pages int) {
+	for range slabs {
+		m.freeSlabs.push(uint32(len(m.slabs)))
+		m.slabs, m.slabBlocks = append(m.slabs, slab{}), append(m.slabBlocks, nil)
+	}
+	for range pages {
+		m.freePages.push(uint32(len(m.pages)))
+		m.pages, m.pageBlocks = append(m.pages, nil), append(m.pageBlocks, nil)
+	}
+}
+
+// takePage returns the lowest page of a class with room, for the caller alone until givePage.
+func (m *memory) takePage(class uint8) uint32 {
+	for room := &m.pageRoom[class]; len(*room) > 0; {
+		p := room.pop()
+		b := m.pageBlocks[p]
+		if b.queued = false; b.slots > 0 {
+			return p
+		}
+		m.freePages.push(p)
+	}
+	page := make([]byte, pageBytes)
+	adviseHuge(unsafe.Pointer(&page[0]), pageBytes)
+	return m.addPage(page, newBlock(pageBytes/int(classBytes[class]), class))
+}
+
+func (m *memory) givePage(p uint32) {
+	if b := m.pageBlocks[p]; !b.full() && !b.queued {
+		b.queued = true
+		m.pageRoom[b.class].push(p)
+	}
+}
+
+// addPage returns the index of a page, which the caller has for itself until givePage.
+func (m *memory) addPage(page []byte, b *block) uint32 {
+	m.leafBytes += uint64(len(page))
+	if len(m.freePages) == 0 {
+		m.extend(0, 1)
+	}
+	p := m.freePages.pop()
+	m.pages[p], m.pageBlocks[p] = page, b
+	return p
+}
+
+func (m *memory) freeRecord(r ref) {
+	m.leaves--
+	p := uint32((r &^ leafBit) >> pageShift)
+	b := m.pageBlocks[p]
+	slot := uint32(0)
+	if b.class != largeClass {
+		size := uint32(classBytes[b.class])
+		slot = uint32(r) % (1 << pageShift) * unitBytes / size
+		if debug {
+			record := m.pages[p][slot*size:][:size]
+			for i := range record {
+				record[i] = poison & 0xff
+			}
+		}
+	}
+	if b.give(slot); b.used > 0 {
+		m.givePage(p)
+		return
+	}
+	m.leafBytes -= uint64(len(m.pages[p]))
+	m.pages[p], *b = nil, block{queued: b.queued}
+	if !b.queued {
+		m.freePages.push(p)
+	}
+}
+
+// A leaf record is
+//
+//	epoch:u32le ‖ uvarint(len key) ‖ key ‖ uvarint(len value) ‖ value
+//
+// which behind the epoch is the record of a chunk without its height (record.go). A record without value, of length 0, only keeps
+// the key of an inner node of a partial tree.
+const recordHeader = 4
+
+// record returns the page from the record on.
+func (w *view) record(r ref) []byte {
+	return w.pages[(r&^leafBit)>>pageShift][r%(1<<pageShift)*unitBytes:]
+}
+
+func (w *view) recordEpoch(r ref) uint32 { return binary.LittleEndian.Uint32(w.record(r)) }
+
+// key returns the key of a leaf.
+func (w *view) key(r ref) []byte {
+	b := w.record(r)
+	n, at := shortUvarint(b, recordHeader)
+	return b[at : at+n : at+n]
+}
+
+// leaf returns key and value of a leaf. The value's capacity reaches beyond it, so that it can be hashed in place.
+func (w *view) leaf(r ref) (key, value []byte) {
+	b := w.record(r)
+	n, at := shortUvarint(b, recordHeader)
+	key = b[at : at+n : at+n]
+	n, at = shortUvarint(b, at+n)
+	return key, b[at : at+n]
+}
+
+// body returns what follows the epoch: the record of a chunk behind its height.
+func (w *view) body(r ref) []byte {
+	b := w.record(r)
+	n, at := shortUvarint(b, recordHeader)
+	n, at = shortUvarint(b, at+n)
+	return b[recordHeader : at+n]
+}
+
+// shortUvarint reads a uvarint that we wrote ourselves at b[at:], and returns where it ends. Most lengths have one byte.
+func shortUvarint(b []byte, at int) (n, end int) {
+	if b[at] < 0x80 {
+		return int(b[at]), at + 1
+	}
+	x, size := binary.Uvarint(b[at:])
+	return int(x), at + size
+}
+
+// prefixOf returns what link keeps of a key. Keys of different prefixes are in the order of these.
+func prefixOf(key []byte) uint64 {
+	if len(key) >= 8 {
+		return binary.BigEndian.Uint64(key)
+	}
+	var b [8]byte
+	copy(b[:], key)
+	return binary.BigEndian.Uint64(b[:])
+}
+
+// lowest is a heap of block indices with the least on top.
+type lowest []uint32
+
+func (h *lowest) push(x uint32) {
+	s := append(*h, x)
+	for i := len(s) - 1; i > 0; {
+		up := (i - 1) / 2
+		if s[up] <= s[i] {
+			break
+		}
+		s[up], s[i] = s[i], s[up]
+		i = up
+	}
+	*h = s
+}
+
+func (h *lowest) pop() uint32 {
+	s := *h
+	top, last := s[0], len(s)-1
+	s[0] = s[last]
+	s = s[:last]
+	for i := 0; ; {
+		least := i
+		for _, down := range [...]int{2*i + 1, 2*i + 2} {
+			if down < len(s) && s[down] < s[least] {
+				least = down
+			}
+		}
+		if least == i {
+			break
+		}
+		s[i], s[least] = s[least], s[i]
+		i = least
+	}
+	*h = s
+	return top
+}

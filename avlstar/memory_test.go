@@ -1,0 +1,128 @@
+package avlstar
+
+import (
+	"encoding/binary"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMemoryReturns makes a million changes, twice, with 20 versions pinned for the first third. When they are given up, the tree
+// holds its nodes and leaves and nothing else. A slab or page that holds one of them stays, so that those that the pins made necessary
+// run empty only as what lies in them is changed; at the end they take at most 1.5 times what they took at first (leaves twice). Go's
+// heap is then at its level.
+func TestMemoryReturns(t *testing.T) {
+	rnd := newRand(t)
+	const keys = 100_000
+	versions, perVersion := scaled(1000), 1000
+	if debug { // every version is checked as a whole
+		versions = 10
+	}
+	key := func(i int) []byte {
+		b := make([]byte, 20)
+		binary.BigEndian.PutUint64(b, uint64(i)*0x9e37_79b9_7f4a_7c15)
+		return b
+	}
+	value := func() []byte {
+		b := make([]byte, 90+rnd.IntN(20))
+		binary.BigEndian.PutUint64(b, rnd.Uint64())
+		return b
+	}
+	block := make([]Change, keys)
+	for i := range block {
+		block[i] = Change{key(i), value()}
+	}
+	v := advance(t, mustEmpty(t, DefaultChunkBytes), block...)
+	v = advance(t, v, Change{key(0), value()})
+	start, heap := v.Memory(), settle()
+
+	for round := range 2 {
+		var pinned []*Version
+		var busy MemoryStats
+		for i := range versions {
+			seen := map[int]bool{}
+			block := make([]Change, 0, perVersion)
+			for len(block) < perVersion {
+				i := rnd.IntN(keys)
+				if seen[i] {
+					continue
+				}
+				seen[i] = true
+				c := Change{Key: key(i), Value: value()}
+				if rnd.IntN(20) == 0 { // deleted; it comes back in a later block
+					c.Value = nil
+				}
+				block = append(block, c)
+			}
+			next := mustApply(t, v, block...)
+			pinned = append(pinned, v)
+			v = next
+			if i == versions/3 {
+				busy = v.Memory()
+			}
+			for len(pinned) > 20 || i > versions/3 && len(pinned) > 0 {
+				k := rnd.IntN(len(pinned))
+				pinned[k].Release()
+				pinned = append(pinned[:k], pinned[k+1:]...)
+			}
+		}
+		require.Greater(t, busy.Held, uint64(perVersion))
+		block := []Change{}
+		for i := range keys { // all keys are there again
+			if !v.Has(key(i)) {
+				block = append(block, Change{key(i), value()})
+			}
+		}
+		v = advance(t, v, block...)
+		requireOnlyLatest(t, v)
+		now, after := v.Memory(), settle()
+		t.Logf("round %d: with pins %+v; now %+v, at first %+v; heap %d MiB of %d objects, before %d MiB of %d",
+			round, busy, now, start, after.HeapAlloc>>20, after.HeapObjects, heap.HeapAlloc>>20, heap.HeapObjects)
+		require.Equal(t, uint64(keys-1), now.InnerNodes)
+		require.Equal(t, uint64(keys), now.Leaves)
+		if versions == 1000 {
+			require.LessOrEqual(t, now.NodeBytes, start.NodeBytes*3/2)
+			require.LessOrEqual(t, now.LeafBytes, start.LeafBytes*2)
+		}
+		if round > 0 {
+			require.Less(t, float64(after.HeapAlloc), 1.1*float64(heap.HeapAlloc), "Go heap")
+			require.Less(t, float64(after.HeapObjects), 1.1*float64(heap.HeapObjects)+1000)
+		}
+		heap = after
+	}
+	runtime.KeepAlive(v)
+}
+
+// TestFewObjects: a tree is slabs and pages, and the lists of its last Apply. There is no Go object for a key, and what the caller gave to
+// Apply is not kept.
+func TestFewObjects(t *testing.T) {
+	load := func(n int) *Version {
+		block := make([]Change, n)
+		for i := range block {
+			key := make([]byte, 20)
+			binary.BigEndian.PutUint64(key, uint64(i)*0x9e37_79b9_7f4a_7c15)
+			block[i] = Change{key, make([]byte, 100)}
+		}
+		return advance(t, mustEmpty(t, DefaultChunkBytes), block...)
+	}
+	before := settle()
+	v := load(50_000)
+	after := settle()
+	require.Less(t, int64(after.HeapObjects)-int64(before.HeapObjects), int64(5_000), "Go objects for 50,000 keys")
+	v = advance(t, v, Change{[]byte("one more"), []byte("1")})
+	rebuilt, err := FromLeaves(DefaultChunkBytes, withoutError(v.Leaves()))
+	require.NoError(t, err)
+	again := settle()
+	require.Less(t, int64(again.HeapObjects)-int64(after.HeapObjects), int64(5_000), "Go objects of FromLeaves")
+	runtime.KeepAlive(v)
+	runtime.KeepAlive(rebuilt)
+}
+
+func settle() (m runtime.MemStats) {
+	for range 2 {
+		runtime.GC() // the second one frees what pools kept over the first
+	}
+	runtime.ReadMemStats(&m)
+	return m
+}

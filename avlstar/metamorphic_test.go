@@ -1,0 +1,257 @@
+package avlstar
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/sha256mb"
+)
+
+// TestMetamorphic runs one random list of blocks under many configurations. All must agree after every block, and with the naive
+// reference tree:
+//
+//	               ┌ pins      released at once, kept, at random, in random order, forks given up
+//	               ├ lanes     each kernel of this CPU
+//	blocks ──────▶ ├ procs     GOMAXPROCS 1, 2, 8           ──▶ root, manifest, chunks, proofs
+//	               ├ batches   a block in several Apply calls
+//	               ├ reload    from leaves or from chunks, between blocks
+//	               └ partial   all stubs but what a block touches
+func TestMetamorphic(t *testing.T) {
+	rnd := newRand(t)
+	for i := range scaled(8) {
+		t.Run(fmt.Sprint("story ", i), func(t *testing.T) { newStory(rnd, 40).compareAll(t) })
+	}
+}
+
+func (s *story) compareAll(t *testing.T) {
+	want := s.run(t, config{})
+	s.compareReference(t, want)
+	for name, policy := range map[string]pinPolicy{"all": pinAll, "some": pinSome, "random order": pinShuffled, "forks": pinForks} {
+		t.Run("pins "+name, func(t *testing.T) { s.requireRun(t, want, config{pins: policy}) })
+	}
+	for _, k := range sha256mb.Kernels() {
+		t.Run("lanes "+k.Name, func(t *testing.T) {
+			useKernel(t, k)
+			s.requireRun(t, want, config{})
+		})
+	}
+	for _, why := range sha256mb.Absent() {
+		t.Log("NOT RUN: " + why)
+	}
+	for _, procs := range []int{1, 2, 8} {
+		t.Run(fmt.Sprint("procs ", procs), func(t *testing.T) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
+			s.requireRun(t, want, config{pins: pinSome, reload: reloadSometimes})
+		})
+	}
+	for _, n := range []int{1, 2, 17, 150} {
+		t.Run(fmt.Sprint("batches of ", n), func(t *testing.T) { s.requireRun(t, want, config{batch: n}) })
+	}
+	t.Run("reload from leaves", func(t *testing.T) { s.requireRun(t, want, config{reload: fromLeaves}) })
+	t.Run("reload from chunks", func(t *testing.T) { s.requireRun(t, want, config{reload: fromChunks}) })
+	t.Run("partial", func(t *testing.T) { s.requireRun(t, want, config{partial: true}) })
+	t.Run("all at once", func(t *testing.T) {
+		s.requireRun(t, want, config{pins: pinShuffled, batch: 60, reload: reloadSometimes, partial: true})
+	})
+}
+
+// story is a list of blocks, and keys to prove after each.
+type story struct {
+	chunkBytes uint64
+	blocks     [][]Change
+	ask        [][]byte
+	seed       uint64 // of what a configuration chooses at random
+}
+
+func newStory(rnd *rand.Rand, blocks int) *story {
+	s := &story{chunkBytes: 1 + rnd.Uint64N(1<<rnd.IntN(15)), seed: rnd.Uint64()}
+	keys, deletes := 10<<rnd.IntN(8), 0.1
+	for range blocks {
+		if rnd.IntN(5) == 0 {
+			deletes = []float64{0, 0.2, 0.5, 0.9}[rnd.IntN(4)]
+		}
+		s.blocks = append(s.blocks, randomBlock(rnd, rnd.IntN(1<<rnd.IntN(11)), keys, deletes, true))
+	}
+	for range 20 {
+		s.ask = append(s.ask, randomKey(rnd, keys+keys/10)) // there or not
+	}
+	s.ask = append(s.ask, []byte{0}, []byte{0xff, 0xff})
+	return s
+}
+
+// outcomeOf is what all configurations must agree on after a block.
+type outcomeOf struct {
+	Commitment      Commitment
+	Manifest        Hash
+	Chunks, Proofs  Hash
+	Content, Ranges Hash
+}
+
+type config struct {
+	pins    pinPolicy
+	batch   int // changes of one Apply, 0: all
+	reload  func(t *testing.T, rnd *rand.Rand, v *Version) *Version
+	partial bool
+}
+
+func (s *story) requireRun(t *testing.T, want []outcomeOf, c config) {
+	t.Helper()
+	for i, got := range s.run(t, c) {
+		require.Equal(t, want[i], got, "block %d", i)
+	}
+}
+
+func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
+	t.Helper()
+	rnd := rand.New(rand.NewPCG(s.seed, 1))
+	p := &pins{policy: c.pins, rnd: rnd}
+	v := mustEmpty(t, s.chunkBytes)
+	for i, block := range s.blocks {
+		var partial *Partial
+		if c.partial {
+			partial = applyPartial(t, v, block)
+		}
+		batch := max(1, len(block))
+		if c.batch > 0 {
+			batch = c.batch
+		}
+		for part := range slices.Chunk(block, batch) {
+			v = p.advance(t, v, part)
+		}
+		if c.reload != nil {
+			if again := c.reload(t, rnd, v); again != v {
+				p.releaseAll() // they belong to another tree
+				v.Release()
+				v = again
+			}
+		}
+		if partial != nil {
+			require.Equal(t, v.Commitment(), partial.Commitment())
+			partial.Release()
+		}
+		full := i%8 == 7 || i+1 == len(s.blocks)
+		outcomes = append(outcomes, s.outcome(t, v, full))
+	}
+	p.releaseAll()
+	v = advance(t, v, Change{[]byte("last"), []byte("one more")})
+	v = advance(t, v, Change{[]byte("last"), []byte("another")})
+	requireOnlyLatest(t, v)
+	return outcomes
+}
+
+func (s *story) outcome(t *testing.T, v *Version, full bool) (o outcomeOf) {
+	t.Helper()
+	o.Commitment = v.Commitment()
+	if !full {
+		return o
+	}
+	o.Manifest = sha256.Sum256(v.Manifest().Encode())
+	h := sha256.New()
+	for _, c := range encodeChunks(t, v) {
+		h.Write(c)
+	}
+	o.Chunks = Hash(h.Sum(nil))
+	h.Reset()
+	for _, key := range s.ask {
+		p, err := v.Prove(key)
+		require.NoError(t, err)
+		value, _ := v.Get(key)
+		require.NoError(t, VerifyProof(v.AppHash(), key, value, p))
+		fmt.Fprintf(h, "%x %x", p.State, p.Map)
+	}
+	o.Proofs = Hash(h.Sum(nil))
+	h.Reset()
+	for i, start := range s.ask {
+		end := s.ask[(i+1)%len(s.ask)]
+		if string(start) >= string(end) {
+			continue
+		}
+		entries, next, p, err := v.ProveRange(start, end, 7)
+		require.NoError(t, err)
+		require.NoError(t, VerifyRange(v.AppHash(), start, end, 7, entries, next, p))
+		fmt.Fprintf(h, "%x %x %x %x", entries, next, p.Tree, p.Map)
+	}
+	o.Ranges = Hash(h.Sum(nil))
+	h.Reset()
+	for l := range v.Leaves() {
+		h.Write(appendRecord(nil, l))
+	}
+	o.Content = Hash(h.Sum(nil))
+	return o
+}
+
+func (s *story) compareReference(t *testing.T, got []outcomeOf) {
+	t.Helper()
+	var n *refNode
+	for i, block := range s.blocks {
+		n = refApply(n, block)
+		require.Equal(t, refCommit(n), got[i].Commitment.Root, "block %d", i)
+	}
+}
+
+func fromLeaves(t *testing.T, _ *rand.Rand, v *Version) *Version {
+	again, err := FromLeaves(v.ChunkBytes(), withoutError(v.Leaves()))
+	require.NoError(t, err)
+	return again
+}
+
+func fromChunks(t *testing.T, _ *rand.Rand, v *Version) *Version {
+	m, err := VerifyManifest(v.Manifest().Encode(), v.AppHash())
+	require.NoError(t, err)
+	var chunks []*Chunk
+	for k, data := range encodeChunks(t, v) {
+		c, err := m.VerifyChunk(uint32(k), data)
+		require.NoError(t, err)
+		chunks = append(chunks, c)
+	}
+	again, err := Assemble(m, chunks)
+	require.NoError(t, err)
+	return again
+}
+
+func reloadSometimes(t *testing.T, rnd *rand.Rand, v *Version) *Version {
+	switch rnd.IntN(6) {
+	case 0:
+		return fromLeaves(t, rnd, v)
+	case 1:
+		return fromChunks(t, rnd, v)
+	}
+	return v
+}
+
+// applyPartial applies a block to a tree that has what the block touches at first, and gets more only when it asks.
+func applyPartial(t *testing.T, v *Version, block []Change) *Partial {
+	t.Helper()
+	var needed [][]byte
+	for _, c := range block {
+		needed = append(needed, c.Key)
+	}
+	have := map[Stub]bool{}
+	for {
+		p, err := v.Prune(func(s Subtree) bool { return !have[s.Stub] && !touches(s, needed) })
+		require.NoError(t, err)
+		next, err := p.Apply(block)
+		var missing *MissingNodeError
+		if !errors.As(err, &missing) {
+			require.NoError(t, err)
+			p.Release()
+			return next
+		}
+		require.False(t, have[missing.Node], "asked for twice")
+		have[missing.Node] = true
+		p.Release()
+	}
+}
+
+// touches says whether one of keys, which ascend, lies in s.
+func touches(s Subtree, keys [][]byte) bool {
+	i, found := slices.BinarySearchFunc(keys, s.First, func(a, b []byte) int { return slices.Compare(a, b) })
+	return found || i < len(keys) && (s.After == nil || string(keys[i]) < string(s.After))
+}

@@ -1,0 +1,320 @@
+package avlstar
+
+import (
+	"crypto/sha256"
+	"math/bits"
+	"slices"
+	"sort"
+)
+
+// Changes in different subtrees do not see each other, as long as nothing above the subtrees rotates: what a rotation moves depends on what
+// was done before it. So a large block is cut along the tree; each subtree's changes are made, and hashed, by one goroutine in its
+// own cache; and then it is checked that in the order of the keys no node above would have been rotated at any moment. Where
+// one would, the changes below that node are made again, in order, as one task: rare, since the subtrees are large, and their heights
+// seldom change.
+//
+//	            fork                  copied when its subtrees are done
+//	       ┌─────┴─────┐
+//	     fork         task 3          goroutine B
+//	   ┌──┴──┐
+//	task 1  task 2                    goroutine A
+type plan struct {
+	tree     *tree
+	v, next  *Version
+	changes  []Change
+	want     int // changes of a task
+	tasks    []*task
+	forks    []*fork
+	given    []*task     // made again as part of another
+	openings []allocator // to be closed
+}
+
+// part is what forks and tasks have in common: a subtree and the changes in it.
+type part struct {
+	parent *fork
+	side   int // of parent
+	ops    []op
+	bearer *Hash // SHA256 of the least key
+	was    uint8 // height before
+}
+
+// fork is an inner node above the tasks.
+type fork struct {
+	part
+	n ref
+	// heights of its children as the changes go on, in the order of the keys, and its own.
+	heights [2]uint8
+	height  uint8
+	child   [2]*fork // where that is a fork
+	task    [2]*task // where that is a task; neither: nothing changes there
+}
+
+// task is a subtree whose changes one goroutine makes. The subtree before stands in edit.top, as the left child, and after that the one
+// after.
+type task struct {
+	part
+	edit    *edit
+	tally   tally
+	changed bool
+	heights []uint8 // that it had one after another
+	least   outcome // least, and whether renamed
+	renamed Hash    // SHA256 of least's key
+	failed  bool
+}
+
+const (
+	// minParallel is how many changes are worth the goroutines.
+	minParallel = 256
+	// minTaskHeight: lower subtrees are not cut. Their heights change often, and there is little in them to share.
+	minTaskHeight = 7
+)
+
+// inParallel makes next by several goroutines and says whether it did.
+func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew) bool {
+	if c.workers() == 1 || v.top.Height < minTaskHeight+2 || v.partial {
+		return false
+	}
+	p := plan{tree: t, v: v, next: next, changes: changes, want: max(len(ops)/(16*c.workers()), 16)}
+	root := p.cut(v.root, part{ops: ops, was: v.top.Height})
+	if root == nil || len(p.tasks) < 2*c.workers() {
+		return false
+	}
+	p.share(c)
+	done := p.mend()
+	for i := range p.openings {
+		p.openings[i].close()
+	}
+	if !done {
+		p.given = append(p.given, p.tasks...)
+	}
+	for _, task := range p.given {
+		task.edit.undo(&t.mu.memory)
+	}
+	if !done {
+		return false
+	}
+	for _, task := range p.tasks {
+		t.settle(task.edit, next)
+		next.count(&task.tally)
+	}
+	p.join(root)
+	return true
+}
+
+// cut makes tasks of the subtree n, and returns its fork: nil where it is a task itself.
+func (p *plan) cut(n ref, of part) *fork {
+	if len(of.ops) == 0 {
+		return nil
+	}
+	if len(of.ops) <= p.want || of.was < minTaskHeight {
+		if of.parent != nil {
+			p.tasks = append(p.tasks, of.task())
+		}
+		return nil
+	}
+	l, i := p.v.link(n), p.v.image(n)
+	f := &fork{part: of, n: n}
+	p.forks = append(p.forks, f)
+	at := sort.Search(len(of.ops), func(k int) bool { // the first that goes right
+		return !p.v.less(p.changes[of.ops[k].i].Key, of.ops[k].prefix, n, l)
+	})
+	f.child[left] = p.cut(l.child[left], part{f, left, of.ops[:at:at], of.bearer, i.height(left)})
+	f.child[right] = p.cut(l.child[right], part{f, right, of.ops[at:], i.keyHash(), i.height(right)})
+	return f
+}
+
+// task makes a task of a part.
+func (p part) task() *task {
+	t := &task{part: p, heights: make([]uint8, 0, 4)}
+	p.parent.task[p.side], p.parent.child[p.side] = t, nil
+	return t
+}
+
+// share makes the changes of all tasks, by several goroutines.
+func (p *plan) share(c *crew) {
+	w := &p.tree.mu.work
+	w.grow(c.workers())
+	p.reserve(c.workers())
+	p.openings = make([]allocator, c.workers(), c.workers()+8)
+	for i := range p.openings {
+		p.openings[i] = newAllocator(&p.tree.mu.memory, true)
+	}
+	turns := turns{n: len(p.tasks), workers: c.workers()}
+	c.do(func(worker int) {
+		for from, to := turns.take(); from < to; from, to = turns.take() {
+			p.do(&w.groups[worker], &p.openings[worker], p.tasks[from:to])
+		}
+	})
+}
+
+// reserve makes sure that shared allocators find what the changes can need at most.
+func (p *plan) reserve(allocators int) {
+	nodes := len(p.changes) * 3 * (int(p.v.top.Height) + 2)
+	slabs, pages := nodes/slabNodes+allocators, allocators*len(classBytes)
+	for _, c := range p.changes {
+		pages += (len(c.Key) + len(c.Value)) / int(classBytes[len(classBytes)-1])
+	}
+	pages += len(p.changes) / 8
+	m := &p.tree.mu.memory
+	m.extend(max(0, slabs-len(m.freeSlabs)), max(0, pages-len(m.freePages)))
+}
+
+// do makes and hashes the changes of some tasks.
+func (p *plan) do(g *group, a *allocator, tasks []*task) {
+	for _, t := range tasks {
+		t.edit = p.tree.newEdit(p.v, p.next, t.ops, p.changes, a)
+		t.edit.canFail = true
+		t.edit.expect(len(t.ops) * max(4, int(t.was)-bits.Len(uint(len(t.ops)))+4))
+		parent := t.parent.n
+		t.edit.top.link.child[left] = p.v.link(parent).child[t.side]
+		t.edit.top.image.setStub(left, p.v.image(parent).stub(t.side))
+		t.run()
+	}
+	g.reset(&a.view, p.v.chunkBytes)
+	for _, t := range tasks {
+		if !t.failed {
+			g.bulk.hashKeys(t.edit)
+			g.children(&t.edit.top.link, &t.edit.top.image, t.bearer, &t.tally)
+		}
+	}
+	g.finish()
+}
+
+// run makes a task's changes.
+func (t *task) run() {
+	e := t.edit
+	t.changed = e.run(func(r outcome) (goOn bool) {
+		// The next key may now be less than the one that a node above is to bear: in order it would go to the left of that node.
+		t.failed = r.is(gone) || r.is(renamed) && e.next < len(e.ops) && string(e.change(&e.ops[e.next]).Key) < string(e.key(r.least))
+		if t.failed {
+			return false
+		}
+		t.heights = append(t.heights, r.height())
+		if r.least == 0 {
+			return true
+		}
+		t.least.least = r.least
+		if r.is(renamed) {
+			t.least.bits |= renamed
+			if t.renamed = e.least.hash; e.least.dirty {
+				t.renamed = sha256.Sum256(e.key(r.least))
+			}
+			t.bearer = &t.renamed
+		}
+		return true
+	})
+}
+
+// mend makes again, as one task each, the subtrees that were cut where a rotation is. It says whether the root is none of them.
+func (p *plan) mend() bool {
+	for {
+		f := p.unbalanced()
+		if f == nil {
+			return true
+		}
+		if f.parent == nil {
+			return false
+		}
+		from := slices.IndexFunc(p.tasks, func(t *task) bool { return t.isBelow(f) })
+		to := from
+		for to < len(p.tasks) && p.tasks[to].isBelow(f) {
+			to++
+		}
+		p.given = append(p.given, p.tasks[from:to]...)
+		t := f.part.task()
+		p.tasks = slices.Replace(p.tasks, from, to, t)
+		// Nobody else is at work now, so that this allocator need not be a shared one.
+		p.openings = append(p.openings, newAllocator(&p.tree.mu.memory, false))
+		p.do(&p.tree.mu.work.groups[0], &p.openings[len(p.openings)-1], []*task{t})
+	}
+}
+
+func (p part) isBelow(f *fork) bool {
+	for up := p.parent; up != nil; up = up.parent {
+		if up == f {
+			return true
+		}
+	}
+	return false
+}
+
+// unbalanced returns the fork that does not keep its balance at each moment, if the changes are made in order of the keys; nil: all do.
+func (p *plan) unbalanced() *fork {
+	for _, f := range p.forks {
+		i := p.v.image(f.n)
+		f.heights, f.height = [2]uint8{i.height(left), i.height(right)}, f.was
+	}
+	for _, t := range p.tasks {
+		if t.failed {
+			return t.parent
+		}
+		for _, h := range t.heights {
+			for f, side := t.parent, t.side; f != nil && f.heights[side] != h; f, side = f.parent, f.side {
+				f.heights[side] = h
+				l, r := f.heights[left], f.heights[right]
+				if max(l, r)-min(l, r) > 1 {
+					return f
+				}
+				h = 1 + max(l, r)
+				f.height = h
+			}
+		}
+	}
+	return nil
+}
+
+// join makes what is above the tasks, and with that next.
+func (p *plan) join(root *fork) {
+	t := p.tree
+	a := newAllocator(&t.mu.memory, false)
+	e := t.newEdit(p.v, p.next, nil, nil, &a)
+	e.top.link.child[left] = p.v.root
+	e.top.image.setStub(left, p.v.top)
+	if o := e.join(root); o.is(changed) {
+		e.put(&e.top.link, &e.top.image, left, o)
+	}
+	t.mu.work.finish(e, p.next)
+}
+
+// join copies a fork whose subtrees changed and gives it its new children.
+func (e *edit) join(f *fork) outcome {
+	out := outcome{n: f.n, bits: uint32(f.was)}
+	var hash Hash // of the key of out.least
+	for side := range 2 {
+		var o outcome
+		var stub Stub // of a task: it is hashed
+		if f.child[side] != nil {
+			o = e.join(f.child[side])
+		} else if t := f.task[side]; t != nil && t.changed {
+			stub = t.edit.top.image.stub(left)
+			o = outcome{n: t.edit.top.link.child[left], least: t.least.least, bits: t.least.bits | changed | uint32(stub.Height)}
+			e.least.hash, e.least.dirty = t.renamed, false
+		}
+		if !o.is(changed) {
+			continue
+		}
+		out.n = e.own(out.n)
+		out.bits |= changed
+		l, i := e.link(out.n), e.image(out.n)
+		e.put(l, i, side, o)
+		if f.task[side] != nil {
+			i.setStub(side, stub)
+			i[imageFlags] &^= dirty(side)
+		}
+		switch {
+		case o.least == 0:
+		case side == left:
+			out.least, out.bits, hash = o.least, out.bits|o.bits&renamed, e.least.hash
+		default:
+			e.setKey(out.n, l, i, o)
+		}
+	}
+	if out.is(changed) {
+		if f.height != f.was {
+			e.image(out.n).setFlag(moved)
+		}
+		out.bits = out.bits&^heightBits | uint32(f.height)
+	}
+	e.least.hash, e.least.dirty = hash, false
+	return out
+}

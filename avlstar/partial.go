@@ -1,0 +1,131 @@
+package avlstar
+
+import (
+	"bytes"
+	"fmt"
+)
+
+// Partial is a version of which some subtrees are stubs: hash, height and bytes stand in their parent's image, nothing else is here. What an
+// operation touches must be there, else it fails with a *MissingNodeError; its results are those of the full tree.
+//
+//	    (m)                   Get, Prove of a key from e to z, and changes of those: as in the full tree
+//	  ┌──┴──┐
+//	stub   (s)                Get of b: MissingNodeError, that names the stub
+//	[a,m) ┌─┴─┐
+//	     m=1 s=2
+//
+// References, reading and applying are as for a Version.
+type Partial struct{ v *Version }
+
+// Subtree is what Prune is asked about: keys in [First, After); nil is open.
+type Subtree struct {
+	Stub
+	First, After []byte
+}
+
+// MissingNodeError names the subtree that an operation on a partial tree needs, and of which only a stub is there.
+type MissingNodeError struct {
+	Node Stub   // the stub
+	Key  []byte // the key on whose way it lies
+}
+
+func (e *MissingNodeError) Error() string {
+	return fmt.Sprintf("the node %s of height %d and %d bytes on the way to key %s is missing",
+		e.Node.Hash, e.Node.Height, e.Node.Bytes, abbreviate(e.Key))
+}
+
+// Prune returns a partial copy of v, a tree of its own. stub says from the root down which subtrees are to be stubs; nothing below those
+// is looked at.
+func (v *Version) Prune(stub func(Subtree) bool) (*Partial, error) {
+	v.inUse()
+	t := new(tree)
+	p := pruning{from: v, stub: stub, to: newAllocator(&t.mu.memory, false)}
+	next := &Version{chunkBytes: v.chunkBytes, top: v.top, upper: v.upper, leaves: v.leaves, partial: true}
+	next.root = p.copy(sub{v.top, v.root}, nil, nil)
+	p.to.close()
+	next, err := t.publish(next)
+	if err != nil {
+		return nil, err
+	}
+	return &Partial{next}, nil
+}
+
+// Prune makes more of p's subtrees stubs, in a copy.
+func (p *Partial) Prune(stub func(Subtree) bool) (*Partial, error) { return p.v.Prune(stub) }
+
+type pruning struct {
+	from *Version
+	to   allocator
+	stub func(Subtree) bool
+}
+
+// copy copies the subtree s, whose keys are in [first, after), and returns its root: 0 where it is a stub.
+func (p *pruning) copy(s sub, first, after []byte) ref {
+	if s.n == 0 || p.stub(Subtree{s.Stub, first, after}) {
+		return 0
+	}
+	if s.n.isLeaf() {
+		key, value := p.from.leaf(s.n)
+		return p.to.putRecord(0, key, value)
+	}
+	n := p.to.newNode() // before its children, so that a path lies together
+	key := p.from.keyOf(s.n)
+	l := p.copy(p.from.child(s.n, left), first, key)
+	r := p.copy(p.from.child(s.n, right), key, after)
+	*p.to.link(n) = link{p.from.link(s.n).prefix, [2]ref{l, r}}
+	i := p.to.image(n)
+	*i = *p.from.image(s.n)
+	i.clearFlags()
+	i.setEpoch(0)
+	leaf := p.to.end(r, left)
+	if leaf == 0 { // the leaf with the key is not here
+		leaf = p.to.putRecord(0, key, nil)
+	}
+	i.setLeaf(leaf)
+	return n
+}
+
+// Get returns the value of key.
+func (p *Partial) Get(key []byte) (value []byte, ok bool, err error) {
+	v := p.v
+	v.inUse()
+	if v.top == emptyStub {
+		return nil, false, nil
+	}
+	way, err := v.path(key, key)
+	if err != nil {
+		return nil, false, fmt.Errorf("avlstar: get: %w", err)
+	}
+	k, value := v.leaf(way.leaf)
+	if !bytes.Equal(k, key) {
+		return nil, false, nil
+	}
+	return bytes.Clone(value), true, nil
+}
+
+// Apply is that of Version.
+func (p *Partial) Apply(changes []Change) (*Partial, error) {
+	v, err := p.v.Apply(changes)
+	if err != nil {
+		return nil, err
+	}
+	return &Partial{v}, nil
+}
+
+// Prove is that of Version.
+func (p *Partial) Prove(key []byte) (Proof, error) { return p.v.Prove(key) }
+
+// Commitment is that of Version: that of the full tree.
+func (p *Partial) Commitment() Commitment { return p.v.Commitment() }
+
+// AppHash is that of Version.
+func (p *Partial) AppHash() Hash { return p.v.AppHash() }
+
+// Len returns the number of leaves of the full tree.
+func (p *Partial) Len() uint64 { return p.v.Len() }
+
+// Retain is that of Version.
+func (p *Partial) Retain() { p.v.Retain() }
+
+// Release is that of Version.
+func (p *Partial) Release() { p.v.Release() }

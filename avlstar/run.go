@@ -1,0 +1,216 @@
+package avlstar
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/starling-kv/starling/avlstar/sha256mb"
+)
+
+// run is a complete subtree that was made from its leaf records, as a chunk carries them. Its nodes are numbered by their keys: inner
+// node i bears the key of leaf i, and the inner node that bears the key of leaf 0 is not part of it. So whoever knows how many
+// leaves come before a run knows the refs that its nodes will have in a tree (load.go).
+//
+//	leaf       0   1   2   3        data, from offset at[i] on
+//	inner          1   2   3        links[i], images[i]; refs in them count from the run's beginning
+type run struct {
+	data   []byte
+	at     []uint32
+	links  []link
+	images []image
+	root   sub
+	upper  uint64
+	first  Hash // SHA256 of the least key
+}
+
+// limits are what is known of a run beforehand.
+type limits struct {
+	chunkBytes uint64
+	height     uint8 // no inner node is higher: so it has 2^height leaves at most, and what is allocated is bounded by what was proved
+	check      func(i int, l Leaf) error
+}
+
+// newRun decodes records and builds their subtree, hashed. The run refers to data. The height of the first record is not looked at.
+func newRun(data []byte, lim limits) (*run, error) {
+	r := &run{data: data}
+	if err := r.decode(lim); err != nil {
+		return nil, err
+	}
+	s := getScratch(len(r.at))
+	defer putScratch(s)
+	if err := r.shape(lim, s); err != nil {
+		return nil, err
+	}
+	r.hash(s)
+	return r, nil
+}
+
+// len returns the number of leaves.
+func (r *run) len() int { return len(r.at) }
+
+// leaf returns leaf i, as its record has it. The capacity of key and value reaches beyond them, so that they can be hashed in place.
+func (r *run) leaf(i int) (l Leaf) {
+	at := int(r.at[i])
+	l.Height = r.data[at]
+	n, at := shortUvarint(r.data, at+1)
+	l.Key = r.data[at : at+n]
+	n, at = shortUvarint(r.data, at+n)
+	l.Value = r.data[at : at+n]
+	return l
+}
+
+// end returns where record i ends.
+func (r *run) end(i int) int {
+	if i+1 < len(r.at) {
+		return int(r.at[i+1])
+	}
+	return len(r.data)
+}
+
+// decode finds the records and checks each by itself, and that keys ascend.
+func (r *run) decode(lim limits) error {
+	if len(r.data) > math.MaxUint32 {
+		return fmt.Errorf("%d bytes of records", len(r.data))
+	}
+	var before []byte
+	for rest := r.data; len(rest) > 0; {
+		i := len(r.at)
+		l, after, err := decodeRecord(rest)
+		switch {
+		case err != nil:
+		case i > 0 && l.Height > lim.height:
+			err = fmt.Errorf("height %d in a chunk of height %d", l.Height, lim.height)
+		case lim.height < 32 && i >= 1<<lim.height:
+			err = fmt.Errorf("more than 2^%d leaves in a chunk of height %d", lim.height, lim.height)
+		case i > 0 && string(l.Key) <= string(before):
+			err = fmt.Errorf("key %s does not ascend", abbreviate(l.Key))
+		case lim.check != nil:
+			err = lim.check(i, l)
+		}
+		if err != nil {
+			return fmt.Errorf("record %d: %w", i, err)
+		}
+		r.at = append(r.at, uint32(len(r.data)-len(rest)))
+		before, rest = l.Key, after
+	}
+	if len(r.at) == 0 {
+		return errors.New("it is empty")
+	}
+	return nil
+}
+
+// shape makes the nodes, all but their hashes.
+func (r *run) shape(lim limits, s *scratch) error {
+	n := r.len()
+	r.links, r.images = make([]link, n), make([]image, n)
+	b := builder{chunkBytes: lim.chunkBytes, join: func(k uint32, stat Stat, l, rt *sub) (ref, Hash) {
+		r.links[k].child = [2]ref{l.n, rt.n}
+		i := &r.images[k]
+		i[0] = 0x01
+		i.setStat(left, l.Stat)
+		i.setStat(right, rt.Stat)
+		i.setLeaf(leafBit | ref(k))
+		s.parent(l.n, k, left)
+		s.parent(rt.n, k, right)
+		s.heights.heights[k] = stat.Height
+		return ref(k), Hash{} // later
+	}}
+	for i := range n {
+		l := r.leaf(i)
+		r.links[i].prefix = prefixOf(l.Key)
+		leaf := sub{Stub: Stub{Stat: Stat{Bytes: RecordBytes(len(l.Key), len(l.Value))}}, n: leafBit | ref(i)}
+		if err := b.add(l.Height, &leaf); err != nil {
+			return fmt.Errorf("record %d: %w", i, err)
+		}
+	}
+	root, err := b.root()
+	if err != nil {
+		return err
+	}
+	r.root, r.upper = *root, b.upper
+	s.parent(root.n, 0, left) // image 0 belongs to no node: the root's hash is put there
+	return nil
+}
+
+// hash computes the hashes: of keys and values, then of the leaves, then level by level.
+func (r *run) hash(s *scratch) {
+	n := r.len()
+	for i := range n {
+		l := r.leaf(i)
+		s.bulk.add(l.Key, r.images[i].keyHash())
+		s.bulk.add(l.Value, &s.values[i])
+	}
+	s.bulk.flush()
+	r.first = *r.images[0].keyHash()
+	var leaves leafImages
+	for i := range n {
+		leaves.add(r.images[i].keyHash(), &s.values[i], s.to(r, leafBit|ref(i)))
+	}
+	leaves.flush()
+	var b imageBatch
+	for _, level := range s.heights.sort()[1:] { // without node 0
+		for len(level) > 0 {
+			some := level[:min(batch, len(level))]
+			for k, n := range some {
+				b.messages[k] = r.images[n].hashed()
+			}
+			sha256mb.Sum(b.out[:len(some)], b.messages[:len(some)])
+			for k, n := range some {
+				*s.to(r, ref(n)) = b.out[k]
+			}
+			level = level[len(some):]
+		}
+	}
+	r.root.Hash = *r.images[0].hash(left)
+}
+
+// scratch is what newRun needs only while it works.
+type scratch struct {
+	values         []Hash
+	leafTo, nodeTo []uint32 // 2·parent + side of each leaf and inner node
+	heights        levels   // of inner nodes; 0 is none
+	bulk           bulk
+}
+
+var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
+
+func getScratch(n int) *scratch {
+	s := scratchPool.Get().(*scratch)
+	s.values = slices.Grow(s.values[:0], n)[:n]
+	s.leafTo = slices.Grow(s.leafTo[:0], n)[:n]
+	s.nodeTo = slices.Grow(s.nodeTo[:0], n)[:n]
+	s.heights.heights = slices.Grow(s.heights.heights[:0], n)[:n]
+	s.heights.heights[0] = 0
+	return s
+}
+
+// putScratch keeps s for the next run, unless it is much larger than most need.
+func putScratch(s *scratch) {
+	if cap(s.values) <= 1<<16 {
+		scratchPool.Put(s)
+	}
+}
+
+// parent notes where the hash of n goes.
+func (s *scratch) parent(n ref, k uint32, side int) {
+	to := 2*k + uint32(side)
+	if n.isLeaf() {
+		s.leafTo[n&^leafBit] = to
+	} else {
+		s.nodeTo[n] = to
+	}
+}
+
+// to returns where the hash of n goes.
+func (s *scratch) to(r *run, n ref) *Hash {
+	var to uint32
+	if n.isLeaf() {
+		to = s.leafTo[n&^leafBit]
+	} else {
+		to = s.nodeTo[n]
+	}
+	return r.images[to/2].hash(int(to % 2))
+}
