@@ -1,0 +1,146 @@
+package contestant
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cosmos/iavl"
+	"github.com/crypto-org-chain/cronos/memiavl"
+
+	"github.com/starling-kv/starling/bench/workload"
+)
+
+// memiavlTree is memiavl's Tree alone, in memory: without its write-ahead log and snapshots, which would only cost it time, and
+// without its cache of values, which random keys do not hit. A commit is ApplyChangeSet and SaveVersion with the hash.
+type memiavlTree struct {
+	tree *memiavl.Tree
+	dir  string
+}
+
+func openMemiavl(dir string) *memiavlTree { return &memiavlTree{tree: memiavl.New(0), dir: dir} }
+
+func (m *memiavlTree) Prepare(changes []workload.Change) func() ([]byte, error) {
+	array := make([]iavl.KVPair, len(changes))
+	set := iavl.ChangeSet{Pairs: make([]*iavl.KVPair, len(changes))}
+	return func() ([]byte, error) {
+		sortChanges(changes)
+		for i, c := range changes {
+			array[i] = iavl.KVPair{Delete: c.Value == nil, Key: c.Key, Value: c.Value}
+			set.Pairs[i] = &array[i]
+		}
+		m.tree.ApplyChangeSet(set)
+		root, _, err := m.tree.SaveVersion(true)
+		return root, err
+	}
+}
+
+func (m *memiavlTree) Get(key []byte) ([]byte, error) { return m.tree.Get(key), nil }
+
+func (m *memiavlTree) Prove(key []byte) (Proof, error) {
+	proof, err := m.tree.GetMembershipProof(key)
+	if err != nil {
+		return nil, err
+	}
+	b, err := proof.Marshal()
+	return Proof{b}, err
+}
+
+func (m *memiavlTree) VerifyProof(p Proof, key, value []byte) error {
+	return verifyIAVL(m.tree.RootHash(), p, key, value)
+}
+
+func (m *memiavlTree) CheckLen(n int) error {
+	node := m.tree.Iterator(nil, nil, true) // Tree does not tell its size
+	have := 0
+	for ; node.Valid(); node.Next() {
+		have++
+	}
+	return errors.Join(node.Close(), checkLen(have, n))
+}
+
+func (m *memiavlTree) Close() error { return m.tree.Close() }
+
+// memiavlStream reads the exporter of a copy; where a slice ends, the next begins with the first leaf again.
+type memiavlStream struct {
+	pinned   *memiavl.Tree
+	exporter *memiavl.Exporter
+}
+
+func (m *memiavlTree) Stream() (Stream, error) {
+	pinned := m.tree.Copy(0)
+	return &memiavlStream{pinned: pinned, exporter: pinned.Export()}, nil
+}
+
+func (s *memiavlStream) Next() (int, error) {
+	n := 0
+	for n < StreamPiece {
+		node, err := s.exporter.Next()
+		if errors.Is(err, memiavl.ErrorExportDone) {
+			s.exporter.Close()
+			s.exporter = s.pinned.Export()
+			continue
+		}
+		if err != nil {
+			return n, err
+		}
+		if node.Height == 0 {
+			n += leafBytes(node.Key, node.Value)
+		}
+	}
+	return n, nil
+}
+
+func (s *memiavlStream) Close() { s.exporter.Close() }
+
+type memiavlExport struct {
+	nodes   []*memiavl.ExportNode
+	root    []byte
+	version int64
+	bytes   int
+	dir     string
+}
+
+func (m *memiavlTree) Export() (Export, error) {
+	e := &memiavlExport{root: m.tree.RootHash(), version: m.tree.Version(), dir: m.dir}
+	exporter := m.tree.Export()
+	defer exporter.Close()
+	for {
+		node, err := exporter.Next()
+		if errors.Is(err, memiavl.ErrorExportDone) {
+			return e, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		e.nodes = append(e.nodes, node)
+		if node.Height == 0 {
+			e.bytes += leafBytes(node.Key, node.Value)
+		}
+	}
+}
+
+func (e *memiavlExport) Bytes() int { return e.bytes }
+
+// Import makes a snapshot on disk, which is the only importer that memiavl has: it hashes every node.
+func (e *memiavlExport) Import() (func(), error) {
+	dir, err := os.MkdirTemp(e.dir, "memiavl-import-")
+	if err != nil {
+		return nil, fmt.Errorf("no folder for memiavl's import: %w", err)
+	}
+	importer := memiavl.NewTreeImporter(dir, e.version)
+	for _, node := range e.nodes {
+		importer.Add(node)
+	}
+	if err := importer.Close(); err != nil {
+		return nil, err
+	}
+	snapshot, err := memiavl.OpenSnapshot(dir)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		_ = snapshot.Close() // both are gone with the process at the latest
+		_ = os.RemoveAll(dir)
+	}, checkRoot(snapshot.RootHash(), e.root)
+}

@@ -1,0 +1,62 @@
+// Command starling-bench measures Starling side by side with its peers.
+//
+//	starling-bench
+//	└── tree    the tree alone, against memiavl and IAVL v1     treebench
+//
+// It is a module of its own, so that the peers' dependencies never reach the node's. Run it with "cd bench && go run . tree".
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// usage is shorter than cobra's, and ends in what can be run.
+const usage = `Usage:
+  {{if .HasAvailableSubCommands}}{{.CommandPath}} COMMAND{{else}}{{.UseLine}}{{end}}
+{{- if .HasAvailableSubCommands}}
+
+Commands:{{range .Commands}}{{if .IsAvailableCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}
+{{- end}}
+{{- if .HasAvailableLocalFlags}}
+
+Flags:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}
+{{- end}}
+
+Examples (in the folder bench):
+{{.Example}}
+`
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "starling-bench",
+		Short:         "Measures Starling side by side with its peers",
+		Long:          "Measures Starling side by side with its peers, on the same seeded workload in one run.",
+		Example:       "  go run . tree --keys 100000 --versions 200 --against memiavl",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetUsageTemplate(usage)
+	root.AddCommand(newTree(), newTreeContestant())
+	return root
+}
+
+func main() {
+	// After the first signal the default is back: a second Ctrl-C ends the program at once (and, on Linux, its processes with it).
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	err := newRoot().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "starling-bench: %v\n", err)
+		os.Exit(1)
+	}
+}

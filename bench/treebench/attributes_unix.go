@@ -1,0 +1,8 @@
+//go:build unix && !linux
+
+package treebench
+
+import "syscall"
+
+// attributes gives each child a process group of its own, so that Ctrl-C reaches it only through us.
+func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -1,0 +1,21 @@
+// Package treebench compares authenticated trees side by side in one run.
+//
+//	       parent (run.go)                  one process per contestant (child.go)
+//	┌──────────────────────────┐  line-JSON  ┌────────────────────────────────┐
+//	│ phases in small slices:  │────────────▶│ workload ─▶ contestant ─▶ clock│ starling   also measures the floor
+//	│  load     10 batches     │             ├────────────────────────────────┤
+//	│  versions 50, 50 beside  │────────────▶│ the same operations            │ memiavl    frozen while others
+//	│           an export, …   │             ├────────────────────────────────┤            work (process.go)
+//	│  memory · get · proof    │────────────▶│ the same operations            │ iavl
+//	│  export and import       │             └────────────────────────────────┘
+//	└──────────┬───────────────┘
+//	           ▼
+//	Result (result.go) ─▶ table.go · targets.go · JSON
+//
+// One process works at a time, the others are stopped (SIGSTOP): nobody's garbage collector or compaction runs in somebody else's
+// time. Slices of all contestants alternate, so that the machine's noise hits all alike. Each process makes the seeded operations
+// itself, outside of the timed part.
+//
+// The floor (floor.go) is what the hashes of a commit cost with the best kernel in bulk on one core: no tree with these hashes can be
+// faster there without more cores. Beside it stands the walk: the cache misses on the changed paths at the latency of this memory.
+package treebench

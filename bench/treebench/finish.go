@@ -1,0 +1,98 @@
+package treebench
+
+import (
+	"fmt"
+	"slices"
+)
+
+// result checks that all trees are what they should be, and computes the figures.
+func (r *runner) result() (*Result, error) {
+	result := &Result{
+		Keys: r.o.Keys, Batch: r.o.Batch, Versions: r.o.Versions, Seed: r.o.Seed, ExportRate: r.o.ExportRate, Machine: thisMachine(),
+	}
+	r.progress.begin("check", "trees", len(r.entrants))
+	for _, e := range r.entrants {
+		r.progress.working(e.name)
+		if _, err := e.ask(request{Op: opCheck}); err != nil {
+			return nil, err
+		}
+		result.set(e.name, e.figures())
+		r.progress.add(1)
+	}
+	if err := sameRoots(r.entrants); err != nil {
+		return nil, err
+	}
+	floor, err := r.floor()
+	if err != nil {
+		return nil, err
+	}
+	result.Floor = floor
+	result.Targets = result.targets()
+	return result, nil
+}
+
+func (e *entrant) figures() *Figures {
+	f := &Figures{
+		LoadS:       e.load,
+		CommitP50MS: percentile(e.without, 50), CommitP99MS: percentile(e.without, 99),
+		CommitP50DuringExportMS: percentile(e.during, 50), CommitP99DuringExportMS: percentile(e.during, 99),
+		Versions: len(e.without),
+		GetNS:    median(e.gets), ProofUS: median(e.proofs), ProofBytes: e.proofBytes,
+		ExportS: median(e.exports), ImportS: median(e.imports), ExportBytes: e.exportLen,
+		BytesPerKey:              e.loaded.perKey(),
+		HeapBytesPerKey:          ratio(float64(e.loaded.Heap), float64(e.loaded.keys)),
+		BytesPerKeyAfterVersions: e.after.perKey(),
+		FinalKeys:                e.keys,
+		FinalRoot:                e.roots[len(e.roots)-1],
+	}
+	if e.streamTime > 0 {
+		f.StreamMBPerS = e.streamed / e.streamTime / 1e6
+	}
+	return f
+}
+
+func (r *runner) floor() (Floor, error) {
+	of := func(cost func(hashCost) float64) float64 {
+		var all []float64
+		for _, c := range r.costs {
+			all = append(all, cost(c))
+		}
+		return median(all)
+	}
+	starling := r.entrants[0]
+	f := Floor{Hash: hashCost{
+		Kernel: r.costs[0].Kernel,
+		Inner:  of(func(c hashCost) float64 { return c.Inner }),
+		Leaf:   of(func(c hashCost) float64 { return c.Leaf }),
+		Value:  of(func(c hashCost) float64 { return c.Value }),
+		Key:    of(func(c hashCost) float64 { return c.Key }),
+	}}
+	if f.Counted = starling.inner > 0; f.Counted {
+		made := float64(len(starling.without) + len(starling.during))
+		f.Inner, f.Leaves = float64(starling.inner)/made, float64(starling.leaves)/made
+	}
+	read := min(int(starling.after.larger()), maxReadBytes)
+	a, err := starling.ask(request{Op: opRead, N: read})
+	if err != nil {
+		return f, err
+	}
+	f.ReadNS, f.ReadMiB = a.Read, read>>20
+	f.hashes(starling.after.keys)
+	f.walk(starling.after.keys, starling.after.larger())
+	return f, nil
+}
+
+// sameRoots compares contestants of one hash, memiavl and IAVL v1, over all versions that both made.
+func sameRoots(entrants []*entrant) error {
+	peers := slices.DeleteFunc(slices.Clone(entrants), func(e *entrant) bool { return e.name == "starling" })
+	if len(peers) < 2 {
+		return nil
+	}
+	a, b := peers[0], peers[1]
+	for i := range min(len(a.roots), len(b.roots)) {
+		if a.roots[i] != b.roots[i] {
+			return fmt.Errorf("version %d has the root %s in %s and %s in %s: they did not make the same changes", i+1, a.roots[i], a.name, b.roots[i], b.name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package treebench
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/starling-kv/starling/bench/contestant"
+	"github.com/starling-kv/starling/bench/workload"
+)
+
+// Options are what a run is asked for.
+type Options struct {
+	Keys         int
+	Batch        int
+	Versions     int // with and as many without an export
+	IAVLVersions int // the same for IAVL v1, which is slow
+	Against      []string
+	Seed         uint64
+	ExportRate   float64 // MB/s of leaf records that a concurrent export makes
+	Dir          string  // for databases; a folder of its own is made in it
+}
+
+// Limits: identities of keys have 32 bits, and so have memiavl's sizes.
+const (
+	maxKeys     = 200_000_000
+	maxBatch    = 1_000_000
+	maxVersions = 1_000_000
+	maxRate     = 10_000
+)
+
+// Check says what is wrong with the options and what to do.
+func (o Options) Check() error {
+	switch {
+	case o.Keys < workload.MinKeys || o.Keys > maxKeys:
+		return fmt.Errorf("--keys is %d, it must be from %d to %d", o.Keys, workload.MinKeys, maxKeys)
+	case o.Batch < 1 || o.Batch > maxBatch:
+		return fmt.Errorf("--batch is %d, it must be from 1 to %d", o.Batch, maxBatch)
+	case o.Versions < 1 || o.Versions > maxVersions:
+		return fmt.Errorf("--versions is %d, it must be from 1 to %d (2000 for percentiles that mean something)", o.Versions, maxVersions)
+	case o.IAVLVersions < 1 || o.IAVLVersions > maxVersions:
+		return fmt.Errorf("--iavl-versions is %d, it must be from 1 to %d", o.IAVLVersions, maxVersions)
+	case !(o.ExportRate > 0 && o.ExportRate <= maxRate):
+		return fmt.Errorf("--export-rate is %v MB/s, it must be above 0 and at most %d", o.ExportRate, maxRate)
+	}
+	for i, name := range o.Against {
+		peers := contestant.Names[1:]
+		if !slices.Contains(peers, name) {
+			return fmt.Errorf("--against names %q, it knows %s and %s (empty: measure Starling alone)", name, peers[0], peers[1])
+		}
+		if slices.Contains(o.Against[:i], name) {
+			return fmt.Errorf("--against names %s twice, once is enough", name)
+		}
+	}
+	return nil
+}
+
+func (o Options) spec() workload.Spec {
+	return workload.Spec{Seed: o.Seed, Keys: o.Keys, Batch: o.Batch}
+}
+
+// versions is how many versions a contestant makes without an export, and as many beside one.
+func (o Options) versions(name string) int {
+	if name == "iavl" {
+		return min(o.IAVLVersions, o.Versions)
+	}
+	return o.Versions
+}
+
+// contestants are the names, Starling first.
+func (o Options) contestants() []string { return append(contestant.Names[:1:1], o.Against...) }

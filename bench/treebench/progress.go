@@ -1,0 +1,131 @@
+package treebench
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// logEvery is how often a log gets a line where there is no terminal to redraw a bar on.
+const logEvery = 5 * time.Second
+
+// Progress shows how far a run is: on a terminal with a bar, elsewhere with a line now and then.
+type Progress struct {
+	out      *os.File
+	terminal bool
+	start    time.Time
+
+	mu    sync.Mutex
+	phase *phase // nil: between phases
+}
+
+// phase is some work of known size.
+type phase struct {
+	name, unit  string
+	who         string
+	done, total int
+	start, said time.Time
+	bar         *progressbar.ProgressBar // on a terminal
+}
+
+// NewProgress shows on out.
+func NewProgress(out *os.File) *Progress {
+	return &Progress{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
+}
+
+// run says until the end what goes on, also while nothing is done for long. end stops that.
+func (p *Progress) run() (end func()) {
+	every := time.NewTicker(250 * time.Millisecond)
+	stop := make(chan struct{})
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-every.C:
+				p.show()
+			}
+		}
+	})
+	return func() {
+		every.Stop()
+		close(stop)
+		ended.Wait()
+		p.finish()
+	}
+}
+
+// begin names the next phase.
+func (p *Progress) begin(name, unit string, total int) {
+	p.finish()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	p.phase = &phase{name: name, unit: unit, total: total, start: now, said: now}
+	if p.terminal {
+		p.phase.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(p.out), progressbar.OptionSetWidth(24),
+			progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString(unit),
+			progressbar.OptionSetElapsedTime(false), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	}
+}
+
+// working says whose turn it is.
+func (p *Progress) working(who string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.phase.who = who
+}
+
+// add says that n more units are done.
+func (p *Progress) add(n int) {
+	p.mu.Lock()
+	p.phase.done += n
+	p.mu.Unlock()
+	p.show()
+}
+
+func (p *Progress) show() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.phase == nil {
+		return
+	}
+	if p.phase.bar != nil {
+		p.phase.bar.Describe(fmt.Sprintf("%5.0f s  %s: %s", time.Since(p.start).Seconds(), p.phase.name, p.phase.who))
+		if p.phase.done < p.phase.total { // a full bar would be the end of it
+			_ = p.phase.bar.Set(p.phase.done)
+		}
+		return
+	}
+	if time.Since(p.phase.said) >= logEvery {
+		p.line(", now " + p.phase.who)
+	}
+}
+
+// line writes where the phase is; p.mu is held.
+func (p *Progress) line(note string) {
+	f := p.phase
+	f.said = time.Now()
+	fmt.Fprintf(p.out, "%6.1f s  %s: %s of %s %s, %.0f/s%s\n", time.Since(p.start).Seconds(), f.name, group(f.done), group(f.total), f.unit,
+		float64(f.done)/max(time.Since(f.start).Seconds(), 1e-3), note)
+}
+
+// finish ends the phase with a line.
+func (p *Progress) finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.phase == nil {
+		return
+	}
+	if p.phase.bar != nil {
+		_ = p.phase.bar.Clear()
+		fmt.Fprint(p.out, "\r")
+	}
+	p.line("")
+	p.phase = nil
+}

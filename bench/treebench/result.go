@@ -1,0 +1,93 @@
+package treebench
+
+import (
+	"runtime"
+
+	"github.com/starling-kv/starling/bench/contestant"
+)
+
+// Figures are what was measured of one contestant.
+type Figures struct {
+	LoadS                   float64 `json:"load_s"`
+	CommitP50MS             float64 `json:"commit_p50_ms"`
+	CommitP99MS             float64 `json:"commit_p99_ms"`
+	GetNS                   float64 `json:"get_ns"`
+	ProofUS                 float64 `json:"proof_us"`
+	ExportS                 float64 `json:"export_s"`
+	ImportS                 float64 `json:"import_s"`
+	BytesPerKey             float64 `json:"bytes_per_key"`
+	CommitP99DuringExportMS float64 `json:"commit_p99_during_export_ms"`
+
+	// Beyond what was asked for.
+	CommitP50DuringExportMS  float64 `json:"commit_p50_during_export_ms"`
+	Versions                 int     `json:"versions"`           // without an export, and as many beside one
+	StreamMBPerS             float64 `json:"export_rate_mb_s"`   // that the concurrent export reached
+	ProofBytes               int     `json:"proof_bytes"`        // on average
+	HeapBytesPerKey          float64 `json:"heap_bytes_per_key"` // of BytesPerKey, in the Go heap
+	BytesPerKeyAfterVersions float64 `json:"bytes_per_key_after_versions"`
+	ExportBytes              int     `json:"export_bytes"` // leaf records
+	FinalKeys                int     `json:"final_keys"`
+	FinalRoot                string  `json:"final_root"`
+}
+
+// Result is the outcome of a run. Peers that did not take part are left out.
+type Result struct {
+	Keys     int      `json:"keys"`
+	Starling *Figures `json:"starling"`
+	IAVL     *Figures `json:"iavl,omitempty"`
+	Memiavl  *Figures `json:"memiavl,omitempty"`
+	Floor    Floor    `json:"floor"`
+
+	Batch      int      `json:"batch"`
+	Versions   int      `json:"versions"`
+	Seed       uint64   `json:"seed"`
+	ExportRate float64  `json:"export_rate_mb_s"` // that was asked for
+	Machine    Machine  `json:"machine"`
+	Targets    []Target `json:"targets"`
+}
+
+// Machine says where that was.
+type Machine struct {
+	OS   string `json:"os"`
+	Arch string `json:"arch"`
+	CPUs int    `json:"cpus"`
+	Go   string `json:"go"`
+}
+
+func thisMachine() Machine {
+	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
+}
+
+// figures of a contestant, nil where it did not take part.
+func (r *Result) figures(name string) *Figures {
+	switch name {
+	case "starling":
+		return r.Starling
+	case "memiavl":
+		return r.Memiavl
+	case "iavl":
+		return r.IAVL
+	}
+	return nil
+}
+
+func (r *Result) set(name string, f *Figures) {
+	switch name {
+	case "starling":
+		r.Starling = f
+	case "memiavl":
+		r.Memiavl = f
+	case "iavl":
+		r.IAVL = f
+	}
+}
+
+// peers are those that took part, in the order of the table.
+func (r *Result) peers() (names []string) {
+	for _, name := range contestant.Names[1:] {
+		if r.figures(name) != nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,269 @@
+package treebench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Sizes of slices and samples. A slice is short, so that noise which lasts seconds hits all contestants; slices are many, so that
+// medians over them mean something.
+const (
+	loadSlice    = 10 // batches
+	versionSlice = 50
+	warmUp       = 100 // versions at most
+	sliceWarmUp  = 3   // versions of each slice that are not measured: caches and sleeping threads are the interleaving's doing
+	getSlices    = 10
+	getsASlice   = 20_000
+	proofSlices  = 10
+	proofsASlice = 2_000
+	iavlProofs   = 200 // a slice
+	exportRounds = 3
+	iavlExports  = 1
+	secondsANano = 1e-9
+	millisANano  = 1e-6
+)
+
+// ErrInterrupted is the end by a signal before there was a result.
+var ErrInterrupted = errors.New("interrupted: nothing was written")
+
+// runner makes one run.
+type runner struct {
+	o        Options
+	progress *Progress
+	entrants []*entrant // Starling first
+	costs    []hashCost
+}
+
+// entrant is a contestant with what was measured of it, in the order of measuring.
+type entrant struct {
+	*process
+	versions int
+
+	load                  float64 // s
+	without, during       []float64
+	gets, proofs          []float64
+	exports, imports      []float64
+	streamed, streamTime  float64
+	inner, leaves         uint64
+	loaded, after         held
+	proofBytes, exportLen int
+	keys                  int
+	roots                 []string // of all commits
+}
+
+// held is the memory of a tree with so many keys.
+type held struct {
+	memory
+	keys int
+}
+
+func (h held) perKey() float64 { return ratio(float64(h.larger()), float64(h.keys)) }
+
+// Run measures. It says on progress how far it is, and ends its processes in any case.
+func Run(ctx context.Context, o Options, progress *Progress) (*Result, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(o.Dir, "starling-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("no folder for the databases (--dir says where): %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
+	r := &runner{o: o, progress: progress}
+	defer progress.run()()
+	defer func() {
+		for _, e := range r.entrants {
+			e.end()
+		}
+	}()
+	result, err := r.run(ctx, dir)
+	if ctx.Err() != nil {
+		return nil, ErrInterrupted
+	}
+	return result, err
+}
+
+func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
+	names := r.o.contestants()
+	r.progress.begin("start", "processes", len(names))
+	for _, name := range names {
+		r.progress.working(name)
+		versions := r.o.versions(name)
+		p, err := start(ctx, begin{
+			Name: name, Spec: r.o.spec(), Versions: 2*versions + warmUp + exportRounds + 2*r.rounds()*sliceWarmUp, ExportRate: r.o.ExportRate, Dir: dir,
+		})
+		if err != nil {
+			return nil, err
+		}
+		r.entrants = append(r.entrants, &entrant{process: p, versions: versions})
+		r.progress.add(1)
+	}
+	for _, phase := range []func() error{r.load, r.warmUp, r.commits, r.gets, r.proofs, r.memory, r.exports} {
+		if err := phase(); err != nil {
+			return nil, err
+		}
+	}
+	return r.result()
+}
+
+// slices calls slice for each round and contestant, each round beginning with another one.
+func (r *runner) slices(rounds int, slice func(round int, e *entrant) error) error {
+	for round := range rounds {
+		for i := range r.entrants {
+			e := r.entrants[(round+i)%len(r.entrants)]
+			r.progress.working(e.name)
+			if err := slice(round, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *runner) load() error {
+	steps := r.o.spec().LoadSteps()
+	r.progress.begin("load", "batches", steps*len(r.entrants))
+	return r.slices((steps+loadSlice-1)/loadSlice, func(_ int, e *entrant) error {
+		a, err := e.commit(request{Op: opLoad, N: loadSlice})
+		for _, n := range a.Nanos {
+			e.load += float64(n) * secondsANano
+		}
+		r.progress.add(len(a.Nanos))
+		return err
+	})
+}
+
+// rounds is the number of slices of versions.
+func (r *runner) rounds() int { return (r.o.Versions + versionSlice - 1) / versionSlice }
+
+// commits alternates slices without and with an export; every other round begins with the export.
+func (r *runner) commits() error {
+	total := 0
+	for _, e := range r.entrants {
+		total += 2 * e.versions
+	}
+	rounds := r.rounds()
+	r.progress.begin("versions", "versions", total)
+	return r.slices(rounds, func(round int, e *entrant) error {
+		if e.name == "starling" {
+			a, err := e.ask(request{Op: opHash})
+			if err != nil {
+				return err
+			}
+			r.costs = append(r.costs, a.Hash)
+		}
+		n := e.versions*(round+1)/rounds - e.versions*round/rounds
+		if n == 0 {
+			return nil
+		}
+		for _, export := range []bool{round%2 == 1, round%2 == 0} {
+			a, err := e.commit(request{Op: opVersions, N: n, Warm: sliceWarmUp, Export: export})
+			if err != nil {
+				return err
+			}
+			into := &e.without
+			if export {
+				into = &e.during
+			}
+			for _, n := range a.Nanos {
+				*into = append(*into, float64(n)*millisANano)
+			}
+			e.inner, e.leaves = e.inner+a.Inner, e.leaves+a.Leaves
+			e.streamed, e.streamTime = e.streamed+float64(a.Streamed), e.streamTime+a.StreamSeconds
+			r.progress.add(len(a.Nanos))
+		}
+		return nil
+	})
+}
+
+// warmUp measures the memory of the loaded tree, for which all free pages are given back; then some versions take them again.
+func (r *runner) warmUp() error {
+	r.progress.begin("memory and warm-up", "trees", len(r.entrants))
+	return r.slices(1, func(_ int, e *entrant) error {
+		a, err := e.ask(request{Op: opMemory})
+		if err != nil {
+			return err
+		}
+		e.loaded = held{a.Memory, a.Keys}
+		_, err = e.commit(request{Op: opVersions, N: min(warmUp, e.versions/10+1)})
+		r.progress.add(1)
+		return err
+	})
+}
+
+// memory measures the memory once more after the versions: what they left behind counts.
+func (r *runner) memory() error {
+	r.progress.begin("memory", "trees", len(r.entrants))
+	return r.slices(1, func(_ int, e *entrant) error {
+		a, err := e.ask(request{Op: opMemory})
+		e.after = held{a.Memory, a.Keys}
+		r.progress.add(1)
+		return err
+	})
+}
+
+func (r *runner) gets() error {
+	r.progress.begin("get", "gets", getSlices*getsASlice*len(r.entrants))
+	return r.slices(getSlices, func(round int, e *entrant) error {
+		a, err := e.ask(request{Op: opGet, N: getsASlice, Round: uint64(round)})
+		if err == nil {
+			e.gets = append(e.gets, float64(a.Nanos[0]))
+		}
+		r.progress.add(getsASlice)
+		return err
+	})
+}
+
+func (r *runner) proofs() error {
+	samples := func(e *entrant) int {
+		if e.name == "iavl" {
+			return iavlProofs
+		}
+		return proofsASlice
+	}
+	total := 0
+	for _, e := range r.entrants {
+		total += proofSlices * samples(e)
+	}
+	r.progress.begin("proof", "proofs", total)
+	return r.slices(proofSlices, func(round int, e *entrant) error {
+		a, err := e.ask(request{Op: opProve, N: samples(e), Round: uint64(getSlices + round)})
+		if err == nil {
+			e.proofs = append(e.proofs, float64(a.Nanos[0])/1e3)
+			e.proofBytes = a.Bytes
+		}
+		r.progress.add(samples(e))
+		return err
+	})
+}
+
+func (r *runner) exports() error {
+	r.progress.begin("export and import", "exports", exportRounds*len(r.entrants))
+	return r.slices(exportRounds, func(round int, e *entrant) error {
+		if e.name == "iavl" && round >= iavlExports {
+			r.progress.add(1)
+			return nil
+		}
+		a, err := e.commit(request{Op: opExport})
+		if err == nil {
+			e.exports = append(e.exports, float64(a.Nanos[0])*secondsANano)
+			e.imports = append(e.imports, float64(a.Nanos[1])*secondsANano)
+			e.exportLen = a.Bytes
+		}
+		r.progress.add(1)
+		return err
+	})
+}
+
+// commit is ask for what makes versions: it keeps their roots.
+func (e *entrant) commit(q request) (answer, error) {
+	a, err := e.ask(q)
+	e.roots = append(e.roots, a.Roots...)
+	e.keys = a.Keys
+	if err == nil && len(e.roots) != a.Step {
+		err = fmt.Errorf("%s: %d roots after %d commits", e.name, len(e.roots), a.Step)
+	}
+	return a, err
+}

@@ -1,0 +1,43 @@
+package treebench
+
+import (
+	"context"
+	"time"
+)
+
+// startStream exports the newest version beside commits, at the rate that was asked for or as fast as the contestant can. stop ends
+// that and tells how many bytes were exported in which time.
+func (c *child) startStream() (stop func() (bytes int, seconds float64, err error), err error) {
+	stream, err := c.tree.Stream()
+	if err != nil {
+		return nil, err
+	}
+	type end struct {
+		bytes int
+		err   error
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan end, 1)
+	from := time.Now()
+	go func() {
+		var e end
+		for e.err == nil && ctx.Err() == nil {
+			var n int
+			n, e.err = stream.Next()
+			e.bytes += n
+			due := time.Duration(float64(e.bytes) / (c.ExportRate * 1e6) * float64(time.Second))
+			select {
+			case <-ctx.Done():
+			case <-time.After(due - time.Since(from)):
+			}
+		}
+		ended <- e
+	}()
+	return func() (int, float64, error) {
+		took := time.Since(from).Seconds() // the piece that is being made is not the commits' time any more
+		cancel()
+		e := <-ended
+		stream.Close()
+		return e.bytes, took, e.err
+	}, nil
+}

@@ -1,0 +1,134 @@
+package treebench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/starling-kv/starling/bench/workload"
+)
+
+// row is one metric of the table.
+type row struct {
+	name   string
+	format string
+	of     func(*Figures) float64
+	floor  float64 // 0: none
+	plain  bool    // no ratios
+}
+
+func (r *Result) rows() []row {
+	return []row{
+		{name: "load, s", format: "%.2f", of: func(f *Figures) float64 { return f.LoadS }},
+		{name: "commit p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP50MS }, floor: r.Floor.CommitMS},
+		{name: "commit p99, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP99MS }, floor: r.Floor.CommitMS},
+		{name: "  during an export p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP50DuringExportMS }},
+		{name: "  during an export p99, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP99DuringExportMS }},
+		{name: "get, ns", format: "%.0f", of: func(f *Figures) float64 { return f.GetNS }},
+		{name: "ICS-23 proof, µs", format: "%.2f", of: func(f *Figures) float64 { return f.ProofUS }},
+		{name: "  bytes", format: "%.0f", of: func(f *Figures) float64 { return float64(f.ProofBytes) }},
+		{name: "export, s", format: "%.3f", of: func(f *Figures) float64 { return f.ExportS }},
+		{name: "import, verified, s", format: "%.3f", of: func(f *Figures) float64 { return f.ImportS }},
+		{name: "memory, bytes/key", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKey }},
+		{name: "  after the versions", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKeyAfterVersions }},
+		{name: "versions (each way)", format: "%.0f", of: func(f *Figures) float64 { return float64(f.Versions) }, plain: true},
+		{name: "concurrent export, MB/s", format: "%.1f", of: func(f *Figures) float64 { return f.StreamMBPerS }, plain: true},
+	}
+}
+
+// Print writes the table, how to read it, and the targets.
+func (r *Result) Print(out io.Writer) {
+	cells := [][]string{{fmt.Sprintf("%s keys", group(r.Keys)), "starling"}}
+	for _, name := range r.peers() {
+		cells[0] = append(cells[0], name, "×")
+	}
+	cells[0] = append(cells[0], "floor", "×")
+	for _, m := range r.rows() {
+		ours := m.of(r.Starling)
+		line := []string{m.name, fmt.Sprintf(m.format, ours)}
+		for _, name := range r.peers() {
+			theirs := m.of(r.figures(name))
+			line = append(line, fmt.Sprintf(m.format, theirs), times(theirs, ours, m.plain))
+		}
+		if m.floor > 0 {
+			line = append(line, fmt.Sprintf(m.format, m.floor), times(ours, m.floor, false))
+		} else {
+			line = append(line, "", "")
+		}
+		cells = append(cells, line)
+	}
+	printAligned(out, cells)
+	r.printNotes(out)
+	fmt.Fprintf(out, "\nTargets (they are set for 1,000,000 keys and %s versions)\n", group(2000))
+	for _, t := range r.Targets {
+		met := "not met"
+		if t.Met {
+			met = "met"
+		}
+		fmt.Fprintf(out, "  %-8s %s: %s\n", met, t.Name, t.Measure)
+	}
+}
+
+func (r *Result) printNotes(out io.Writer) {
+	f := r.Floor
+	counted := "counted"
+	if !f.Counted {
+		counted = "estimated, the tree does not count"
+	}
+	fmt.Fprintf(out, `
+× beside a peer: how many times Starling's figure it needs; × beside the floor: how many times the floor Starling needs.
+commit      %d operations (%d updates, %d inserts, %d deletes), from the changes to the root hash
+floor       %.0f inner nodes × %.1f ns + %.0f leaves × (%.1f + %.1f) ns + %d new keys × %.1f ns (%s),
+            in bulk on one core with the kernel %s
+walk        %.2f ms beside it: %.0f nodes of the changed paths below the %d levels that fit the L2 cache × %.0f ns,
+            a random read in %d MiB, one after another
+export      beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the rate reached stands above
+memory      growth of the process since before the tree, after a garbage collection: the Go heap in use or, where it is larger, what is
+            resident; first of the loaded tree, then after all versions; IAVL v1's is its cache
+`, workload.Changes, workload.Updates, workload.Inserts, workload.Deletes,
+		f.Inner, f.Hash.Inner, f.Leaves, f.Hash.Leaf, f.Hash.Value, workload.Inserts, f.Hash.Key, counted, f.Hash.Kernel,
+		f.WalkMS, f.Misses, f.CachedLevels, f.ReadNS, f.ReadMiB, r.ExportRate)
+}
+
+func times(a, b float64, plain bool) string {
+	if plain || a == 0 || b == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.3g", a/b)
+}
+
+// printAligned writes the first column to the left and the others to the right.
+func printAligned(out io.Writer, cells [][]string) {
+	widths := make([]int, len(cells[0]))
+	for _, line := range cells {
+		for i, c := range line {
+			widths[i] = max(widths[i], utf8.RuneCountInString(c))
+		}
+	}
+	for _, line := range cells {
+		var b strings.Builder
+		for i, c := range line {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
+			if i == 0 {
+				b.WriteString(c + pad)
+			} else {
+				b.WriteString("  " + pad + c)
+			}
+		}
+		fmt.Fprintln(out, strings.TrimRight(b.String(), " "))
+	}
+}
+
+// group writes a number with commas between its thousands.
+func group(n int) string {
+	digits := fmt.Sprint(n)
+	var b strings.Builder
+	for i, d := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 {
+			b.WriteByte(',')
+		}
+		b.WriteRune(d)
+	}
+	return b.String()
+}

@@ -1,0 +1,52 @@
+package treebench
+
+import "fmt"
+
+// Target is one of the issue's figures to reach, as a ratio within one run.
+type Target struct {
+	Name    string  `json:"name"`
+	Met     bool    `json:"met"`
+	Figure  float64 `json:"figure"`
+	Measure string  `json:"measure"` // the figure in words
+}
+
+// targets judges a result. What was not measured, for want of the peer, is left out. They hold at one million keys.
+func (r *Result) targets() (t []Target) {
+	s := r.Starling
+	// faster than a peer at least so many times
+	faster := func(name string, times, peer, ours float64) Target {
+		ratio := ratio(peer, ours)
+		return Target{Name: name, Met: ratio >= times, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+	}
+	if m := r.Memiavl; m != nil {
+		t = append(t, faster("commit at least 6× memiavl", 6, m.CommitP50MS, s.CommitP50MS))
+	}
+	if i := r.IAVL; i != nil {
+		t = append(t, faster("commit at least 100× IAVL v1", 100, i.CommitP50MS, s.CommitP50MS))
+	}
+	above := ratio(s.CommitP50MS, r.Floor.CommitMS)
+	t = append(t, Target{Name: "commit within 4× of the hash floor", Met: above <= 4, Figure: above, Measure: fmt.Sprintf("%.3g×", above)})
+	if m := r.Memiavl; m != nil {
+		t = append(t, faster("load at least 5× memiavl", 5, m.LoadS, s.LoadS))
+		get := faster("get at most 1 µs or 3× memiavl", 3, m.GetNS, s.GetNS)
+		get.Met = get.Met || s.GetNS <= 1000
+		get.Measure = fmt.Sprintf("%.0f ns, %s", s.GetNS, get.Measure)
+		t = append(t, get,
+			faster("proof at least 3× memiavl", 3, m.ProofUS, s.ProofUS),
+			faster("export and verified import at least 8× memiavl", 8, m.ExportS+m.ImportS, s.ExportS+s.ImportS))
+	} else {
+		t = append(t, Target{Name: "get at most 1 µs", Met: s.GetNS <= 1000, Figure: s.GetNS, Measure: fmt.Sprintf("%.0f ns", s.GetNS)})
+	}
+	during := ratio(s.CommitP99DuringExportMS, s.CommitP99MS)
+	return append(t,
+		Target{Name: "memory at most 300 bytes a key", Met: s.BytesPerKey <= 300, Figure: s.BytesPerKey, Measure: fmt.Sprintf("%.0f bytes", s.BytesPerKey)},
+		Target{Name: "commit p99 during an export at most 1.3× without", Met: during <= 1.3, Figure: during, Measure: fmt.Sprintf("%.3g×", during)})
+}
+
+// ratio is 0 where there is nothing to compare with.
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}

@@ -1,0 +1,189 @@
+// Package workload makes the operations that every contestant of a benchmark gets, the same from one seed.
+//
+//	New(spec) ── step 1 … L ──▶ load: batches of puts of new keys, until Keys are there
+//	              │
+//	              └── step L+1 … ─▶ versions: 1,000 changes each, 80 % update · 15 % insert · 5 % delete
+//
+//	a key   = f(seed, identity)          20 bytes          ┐ so the model of what is there is two arrays of numbers
+//	a value = f(seed, identity, step)    100 bytes         ┘ without pointers, which no garbage collector scans
+//
+// Each process has a Workload of its own and makes the operations itself: that is not part of any timing. The changes of
+// a step come in random order; no key is twice in one step.
+package workload
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+)
+
+// Sizes of the workload (issue "The tree at the speed of the hardware").
+const (
+	KeyBytes   = 20
+	ValueBytes = 100
+
+	Updates = 800
+	Inserts = 150
+	Deletes = 50
+	// Changes is how many a version has.
+	Changes = Updates + Inserts + Deletes
+
+	// MinKeys leaves enough keys for the updates and deletes of a version, which are of different keys.
+	MinKeys = 2 * Changes
+)
+
+// Spec says which operations these are.
+type Spec struct {
+	Seed  uint64 `json:"seed"`
+	Keys  int    `json:"keys"`
+	Batch int    `json:"batch"` // changes in a step of the load
+}
+
+// Change puts a value or, where Value is nil, deletes a key. Both are allocated for this change alone: whoever gets it may keep
+// them.
+type Change struct{ Key, Value []byte }
+
+// Workload makes the steps and remembers what is there after them. Not for concurrent use.
+type Workload struct {
+	spec    Spec
+	step    uint32
+	present []uint32 // identities of the keys that are there, in no order
+	last    []uint32 // by identity: the step of the value
+}
+
+// New begins a workload that has room for versions after the load.
+func New(spec Spec, versions int) (*Workload, error) {
+	switch {
+	case spec.Keys < MinKeys:
+		return nil, fmt.Errorf("%d keys are too few for versions of %d changes, it takes %d", spec.Keys, Changes, MinKeys)
+	case spec.Batch < 1:
+		return nil, fmt.Errorf("a load batch of %d keys, it takes at least 1", spec.Batch)
+	}
+	// All memory is taken and written to now: what a tree needs is measured later as growth of the process.
+	room := spec.Keys + versions*Inserts
+	w := &Workload{spec: spec, present: make([]uint32, room), last: make([]uint32, room)}
+	for i := range room {
+		w.present[i], w.last[i] = 1, 1
+	}
+	w.present, w.last = w.present[:0], w.last[:0]
+	return w, nil
+}
+
+// LoadSteps is how many steps the load has.
+func (s Spec) LoadSteps() int { return (s.Keys + s.Batch - 1) / s.Batch }
+
+// Len is how many keys are there.
+func (w *Workload) Len() int { return len(w.present) }
+
+// Step is how many steps were made.
+func (w *Workload) Step() int { return int(w.step) }
+
+// Loaded says whether the load is over.
+func (w *Workload) Loaded() bool { return int(w.step) >= w.spec.LoadSteps() }
+
+// Next makes the changes of the next step.
+func (w *Workload) Next() []Change {
+	w.step++
+	if int(w.step) <= w.spec.LoadSteps() {
+		n := min(w.spec.Batch, w.spec.Keys-len(w.last))
+		changes := make([]Change, n)
+		for i := range changes {
+			changes[i] = w.insert()
+		}
+		return changes
+	}
+	return w.version()
+}
+
+func (w *Workload) version() []Change {
+	rng := w.rand(uint64(w.step))
+	changes := make([]Change, 0, Changes)
+	// The keys that change are drawn without repetition by moving them to the front.
+	for i := range Updates + Deletes {
+		j := i + rng.IntN(len(w.present)-i)
+		w.present[i], w.present[j] = w.present[j], w.present[i]
+	}
+	for _, id := range w.present[:Updates] {
+		w.last[id] = w.step
+		changes = append(changes, Change{Key: w.key(id), Value: w.value(id, w.step)})
+	}
+	for i := Updates + Deletes - 1; i >= Updates; i-- {
+		changes = append(changes, Change{Key: w.key(w.present[i])})
+		end := len(w.present) - 1
+		w.present[i] = w.present[end]
+		w.present = w.present[:end]
+	}
+	for range Inserts {
+		changes = append(changes, w.insert())
+	}
+	rng.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
+	return changes
+}
+
+func (w *Workload) insert() Change {
+	id := uint32(len(w.last))
+	w.last = append(w.last, w.step)
+	w.present = append(w.present, id)
+	return Change{Key: w.key(id), Value: w.value(id, w.step)}
+}
+
+// Present draws n random keys that are there with their values. round makes draws of one step differ.
+func (w *Workload) Present(n int, round uint64) []Change {
+	rng := w.rand(uint64(w.step) | (round+1)<<32)
+	drawn := make([]Change, n)
+	for i := range drawn {
+		id := w.present[rng.IntN(len(w.present))]
+		drawn[i] = Change{Key: w.key(id), Value: w.value(id, w.last[id])}
+	}
+	return drawn
+}
+
+// PresentKeys is Present without the values, one after another in one array, which costs less to make.
+func (w *Workload) PresentKeys(n int, round uint64) [][]byte {
+	rng := w.rand(uint64(w.step) | (round+1)<<32)
+	array := make([]byte, 0, n*KeyBytes+8)
+	keys := make([][]byte, n)
+	for i := range keys {
+		from := len(array)
+		array = w.appendKey(array, w.present[rng.IntN(len(w.present))])
+		keys[i] = array[from:len(array):len(array)]
+	}
+	return keys
+}
+
+func (w *Workload) rand(stream uint64) *rand.Rand {
+	return rand.New(rand.NewPCG(w.spec.Seed, stream)) //nolint:gosec // it must be the same every time
+}
+
+func (w *Workload) key(id uint32) []byte {
+	return w.appendKey(make([]byte, 0, 24), id)[:KeyBytes:KeyBytes]
+}
+
+func (w *Workload) appendKey(b []byte, id uint32) []byte {
+	end := len(b) + KeyBytes
+	state := mix(w.spec.Seed) + uint64(id) // mix is a bijection: the first 8 bytes of all keys differ
+	for range 3 {
+		state = mix(state)
+		b = binary.LittleEndian.AppendUint64(b, state)
+	}
+	return b[:end]
+}
+
+func (w *Workload) value(id, step uint32) []byte {
+	const words = (ValueBytes + 7) / 8
+	b := make([]byte, 0, words*8)
+	state := mix(mix(w.spec.Seed^0x76616c7565) + (uint64(id)<<32 | uint64(step)))
+	for range words {
+		state += 0x9e3779b97f4a7c15
+		b = binary.LittleEndian.AppendUint64(b, mix(state))
+	}
+	return b[:ValueBytes:ValueBytes]
+}
+
+// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
