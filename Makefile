@@ -28,7 +28,7 @@ build: ## build starlingd into build/
 install: ## install starlingd into GOBIN
 	CGO_ENABLED=0 $(GO) install -trimpath -ldflags '$(LDFLAGS)' ./cmd/starlingd
 
-test: unit oracle e2e ## everything that must pass: unit tests, the iavl oracle, networks of real processes
+test: unit oracle bench e2e ## everything that must pass: unit tests, the iavl oracle, a small benchmark, networks of real processes
 
 unit: ## vet and unit tests, under the race detector where there is a C compiler
 	$(GO) vet ./...
@@ -41,11 +41,15 @@ unit: ## vet and unit tests, under the race detector where there is a C compiler
 oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so that iavl never reaches the node)
 	cd avlstar/oracle && $(GO) test -timeout 10m ./...
 
+bench: ## the tests of starling-bench, which run it on a few keys (a module of its own, so that the peers never reach the node)
+	cd bench && $(GO) vet ./... && $(GO) test -timeout 10m ./...
+
 e2e: ## networks of real processes on loopback: localnet, a stock CometBFT, the README's commands
 	$(GO) test -count=1 -p 1 -timeout 20m $(E2E_PACKAGES)
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
 	$(TOOLS)/golangci-lint-$(GOLANGCI) run ./...
+	cd bench && $(TOOLS)/golangci-lint-$(GOLANGCI) run --config ../.golangci.yml ./...
 
 $(TOOLS)/golangci-lint-$(GOLANGCI):
 	GOFLAGS= GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)

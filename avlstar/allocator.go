@@ -1,6 +1,9 @@
 package avlstar
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math/bits"
+)
 
 // allocator hands out nodes and records of a memory to one goroutine. It keeps a slab, and a page of each class, to itself. A shared
 // one locks the memory when it needs another; then no more than were reserved (memory.extend) may be needed, so that the lists
@@ -82,6 +85,10 @@ func (a *allocator) newRecord(n int) (ref, []byte) {
 		a.view = a.m.view
 	}
 	slot := own.take()
+	if word := own.free[own.word]; word != 0 { // the record after this one
+		next := uint32(own.word)*64 + uint32(bits.TrailingZeros64(word))
+		prefetchNewRecord(&a.view.pages[own.page][next*size])
+	}
 	return leafBit | ref(own.page<<pageShift|slot*size/unitBytes), a.view.pages[own.page][slot*size:]
 }
 

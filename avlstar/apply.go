@@ -148,6 +148,8 @@ func (t *tree) settle(e *edit, next *Version) {
 	next.upper += uint64(e.upper) // both may be less than 0: it wraps around, and back
 	next.leaves += uint64(e.leaves)
 	latest := t.mu.alive[len(t.mu.alive)-1]
-	latest.held = append(latest.held, e.dead...)
+	if len(e.dead) > 0 {
+		latest.held = append(latest.held, e.dead)
+	}
 	e.clean(&t.mu.memory)
 }

@@ -16,7 +16,12 @@ type crew struct {
 	others int
 	state  atomic.Int32 // crewWaits, crewWorks or crewLeaves
 	work   func(worker int)
-	wg     sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		closed bool // who has not begun need not
+	}
+	busy sync.WaitGroup
 }
 
 const (
@@ -33,14 +38,15 @@ func callCrew(changes int) *crew {
 	}
 	c.others = min(runtime.GOMAXPROCS(0), maxWorkers) - 1
 	for i := range c.others {
-		c.wg.Go(func() {
+		go func() {
 			for c.state.Load() == crewWaits {
 				runtime.Gosched()
 			}
-			if c.state.Load() == crewWorks {
+			if c.state.Load() == crewWorks && c.begin() {
+				defer c.busy.Done()
 				c.work(i + 1)
 			}
-		})
+		}()
 	}
 	return c
 }
@@ -48,12 +54,26 @@ func callCrew(changes int) *crew {
 // workers returns how many there are, the caller included.
 func (c *crew) workers() int { return c.others + 1 }
 
-// do lets all do work, and returns when they have. It can be called once.
+// begin says whether there is still something to do.
+func (c *crew) begin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.mu.closed {
+		c.busy.Add(1)
+	}
+	return !c.mu.closed
+}
+
+// do lets all do work, which must go on until nothing is left to be shared, and returns when it is done. It does not wait for those that
+// found no core to run on meanwhile. It can be called once.
 func (c *crew) do(work func(worker int)) {
 	c.work = work
 	c.state.Store(crewWorks)
 	work(0)
-	c.wg.Wait()
+	c.mu.Lock()
+	c.mu.closed = true
+	c.mu.Unlock()
+	c.busy.Wait()
 }
 
 // dismiss sends away who has nothing to do.

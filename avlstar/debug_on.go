@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 )
 
 // debug: every version is checked as a whole when it is made, every node of the memory is accounted for, and what is freed is
@@ -25,7 +26,7 @@ func (t *tree) check(v *Version) {
 	}
 	for i, a := range t.mu.alive[:len(t.mu.alive)-1] {
 		next := t.mu.alive[i+1].version
-		for _, d := range a.held {
+		for _, d := range slices.Concat(a.held...) {
 			c.must(d.born <= a.version.epoch, "node of epoch %d held by version %d", d.born, a.version.epoch)
 			if d.n.isLeaf() {
 				c.must(t.mu.recordEpoch(d.n) == d.born, "a held leaf is another one now")

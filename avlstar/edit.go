@@ -390,11 +390,6 @@ func (e *edit) missing(i *image, side, change int) {
 	e.err = &MissingNodeError{Node: i.stub(side), Key: bytes.Clone(e.change(&e.ops[change]).Key)}
 }
 
-// expect makes room on the lists for so many nodes.
-func (e *edit) expect(nodes int) {
-	e.made, e.dead = make([]ref, 0, nodes), make([]dead, 0, nodes)
-}
-
 // undo frees what was made. The allocator must be closed.
 func (e *edit) undo(m *memory) {
 	for _, n := range e.made {

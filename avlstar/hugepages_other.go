@@ -2,6 +2,4 @@
 
 package avlstar
 
-import "unsafe"
-
-func adviseHuge(unsafe.Pointer, uintptr) {}
+func adviseHuge[T any](*T) {}

@@ -24,12 +24,11 @@ func TestLifetimes(t *testing.T) {
 			v, content := mustEmpty(t, 3000), model{}
 			for i := range versions {
 				var block []Change
-				switch {
-				case i%97 == 60: // down to nothing
+				if i%97 == 60 { // down to nothing
 					for key := range content {
 						block = append(block, Change{Key: []byte(key)})
 					}
-				default:
+				} else {
 					block = randomBlock(rnd, rnd.IntN(1<<rnd.IntN(10)), 1500, []float64{0.1, 0.3, 0.7}[i/30%3], true)
 				}
 				before := maps.Clone(content)

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"sync"
-	"unsafe"
 )
 
 // ref names a node of a tree's memory: an inner node below leafBit, the record of a leaf from there on. 0 is neither: in the slot of
@@ -181,8 +180,8 @@ func (m *memory) addSlab() uint32 {
 	m.slabCount++
 	s := m.freeSlabs.pop()
 	made := slab{new([slabNodes]link), new([slabNodes]image)}
-	adviseHuge(unsafe.Pointer(made.links), unsafe.Sizeof(*made.links))
-	adviseHuge(unsafe.Pointer(made.images), unsafe.Sizeof(*made.images))
+	adviseHuge(made.links)
+	adviseHuge(made.images)
 	m.slabs[s], m.slabBlocks[s] = made, newBlock(slabNodes, 0)
 	if s == 0 { // node 0 does not exist
 		m.slabBlocks[0].take()
@@ -212,9 +211,9 @@ func (m *memory) takePage(class uint8) uint32 {
 		}
 		m.freePages.push(p)
 	}
-	page := make([]byte, pageBytes)
-	adviseHuge(unsafe.Pointer(&page[0]), pageBytes)
-	return m.addPage(page, newBlock(pageBytes/int(classBytes[class]), class))
+	page := new([pageBytes]byte)
+	adviseHuge(page)
+	return m.addPage(page[:], newBlock(pageBytes/int(classBytes[class]), class))
 }
 
 func (m *memory) givePage(p uint32) {

@@ -69,7 +69,6 @@ func (i *image) total() uint64                  { return i.bytes(left) + i.bytes
 func (i *image) ownHeight() uint8               { return 1 + max(i.height(left), i.height(right)) }
 func (i *image) stat(side int) Stat             { return Stat{i.height(side), i.bytes(side)} }
 func (i *image) stub(side int) Stub             { return Stub{i.stat(side), *i.hash(side)} }
-func (i *image) innerOp(side int) (op []byte)   { return i[:imageHash+32*side] } // prefix of the proof from this child
 func (i *image) setStub(side int, s Stub)       { i.setStat(side, s.Stat); *i.hash(side) = s.Hash }
 func (i *image) setStat(side int, s Stat)       { i.setHeight(side, s.Height); i.setBytes(side, s.Bytes) }
 func (i *image) isDirty(side int) bool          { return i[imageFlags]&dirty(side) != 0 }

@@ -84,18 +84,14 @@ func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew)
 	for i := range p.openings {
 		p.openings[i].close()
 	}
-	if !done {
-		p.given = append(p.given, p.tasks...)
-	}
 	for _, task := range p.given {
-		task.edit.undo(&t.mu.memory)
+		p.release(task, false)
+	}
+	for _, task := range p.tasks {
+		p.release(task, done)
 	}
 	if !done {
 		return false
-	}
-	for _, task := range p.tasks {
-		t.settle(task.edit, next)
-		next.count(&task.tally)
 	}
 	p.join(root)
 	return true
@@ -139,6 +135,9 @@ func (p *plan) share(c *crew) {
 	for i := range p.openings {
 		p.openings[i] = newAllocator(&p.tree.mu.memory, true)
 	}
+	for _, t := range p.tasks {
+		p.prepare(t)
+	}
 	turns := turns{n: len(p.tasks), workers: c.workers()}
 	c.do(func(worker int) {
 		for from, to := turns.take(); from < to; from, to = turns.take() {
@@ -159,15 +158,34 @@ func (p *plan) reserve(allocators int) {
 	m.extend(max(0, slabs-len(m.freeSlabs)), max(0, pages-len(m.freePages)))
 }
 
+// prepare makes the edit of a task.
+func (p *plan) prepare(t *task) {
+	mu, parent := &p.tree.mu, t.parent.n
+	expected := len(t.ops) * max(4, int(t.was)-bits.Len(uint(len(t.ops)))+4)
+	e := p.tree.newEdit(p.v, p.next, t.ops, p.changes, nil)
+	e.canFail, e.made, e.dead = true, mu.made.take(expected), mu.dead.take(expected)
+	e.top.link.child[left] = p.v.link(parent).child[t.side]
+	e.top.image.setStub(left, p.v.image(parent).stub(t.side))
+	t.edit = e
+}
+
+// release books what a task did, or undoes it, and keeps its lists for the next block.
+func (p *plan) release(t *task, done bool) {
+	mu, e := &p.tree.mu, t.edit
+	if done {
+		p.tree.settle(e, p.next)
+		p.next.count(&t.tally)
+	} else {
+		e.undo(&mu.memory)
+		mu.dead.give(e.dead)
+	}
+	mu.made.give(e.made)
+}
+
 // do makes and hashes the changes of some tasks.
 func (p *plan) do(g *group, a *allocator, tasks []*task) {
 	for _, t := range tasks {
-		t.edit = p.tree.newEdit(p.v, p.next, t.ops, p.changes, a)
-		t.edit.canFail = true
-		t.edit.expect(len(t.ops) * max(4, int(t.was)-bits.Len(uint(len(t.ops)))+4))
-		parent := t.parent.n
-		t.edit.top.link.child[left] = p.v.link(parent).child[t.side]
-		t.edit.top.image.setStub(left, p.v.image(parent).stub(t.side))
+		t.edit.allocator = a
 		t.run()
 	}
 	g.reset(&a.view, p.v.chunkBytes)
@@ -222,6 +240,7 @@ func (p *plan) mend() bool {
 		}
 		p.given = append(p.given, p.tasks[from:to]...)
 		t := f.part.task()
+		p.prepare(t)
 		p.tasks = slices.Replace(p.tasks, from, to, t)
 		// Nobody else is at work now, so that this allocator need not be a shared one.
 		p.openings = append(p.openings, newAllocator(&p.tree.mu.memory, false))

@@ -16,3 +16,8 @@ func prefetchRecord(b *byte)
 //
 //go:noescape
 func prefetchNewNode(l *link, i *image)
+
+// prefetchNewRecord asks for the beginning of a leaf's record that will be written.
+//
+//go:noescape
+func prefetchNewRecord(b *byte)

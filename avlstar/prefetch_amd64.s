@@ -26,3 +26,10 @@ TEXT ·prefetchNewNode(SB), NOSPLIT, $0-16
 	BYTE $0x0f; BYTE $0x0d; BYTE $0x0b             // PREFETCHW (BX)
 	BYTE $0x0f; BYTE $0x0d; BYTE $0x4b; BYTE $0x40 // PREFETCHW 64(BX)
 	RET
+
+// func prefetchNewRecord(b *byte)
+TEXT ·prefetchNewRecord(SB), NOSPLIT, $0-8
+	MOVQ b+0(FP), AX
+	BYTE $0x0f; BYTE $0x0d; BYTE $0x08             // PREFETCHW (AX)
+	BYTE $0x0f; BYTE $0x0d; BYTE $0x48; BYTE $0x40 // PREFETCHW 64(AX)
+	RET

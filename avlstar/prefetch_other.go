@@ -7,3 +7,5 @@ func prefetchNode(*link, *image) {}
 func prefetchRecord(*byte) {}
 
 func prefetchNewNode(*link, *image) {}
+
+func prefetchNewRecord(*byte) {}

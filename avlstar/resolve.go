@@ -177,7 +177,7 @@ func (r *resolver) split(e *edit, want int) {
 func (g *group) reset(w *view, chunkBytes uint64) { g.w, g.chunkBytes = w, chunkBytes }
 
 // maxKept bounds the lists that are kept from one edit to the next.
-const maxKept = 1 << 17
+const maxKept = 1 << 14
 
 // put notes a dirty inner node.
 func (g *group) put(j innerJob) {

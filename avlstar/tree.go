@@ -29,6 +29,8 @@ type tree struct {
 		epoch uint32   // of the latest Apply
 		alive []*alive // ascending epochs; the last is the latest version, released or not
 		work  resolver
+		dead  spare[dead]
+		made  spare[ref]
 	}
 	stats atomic.Pointer[MemoryStats]
 }
@@ -36,7 +38,7 @@ type tree struct {
 // alive is a version whose nodes are not freed.
 type alive struct {
 	version *Version
-	held    []dead // nodes that are in no later version, but in this one
+	held    [][]dead // nodes that are in no later version, but in this one
 }
 
 // dead is a node that the latest version has not.
@@ -138,18 +140,20 @@ func (t *tree) reclaim() {
 func (t *tree) drop(i int) {
 	gone := t.mu.alive[i]
 	t.mu.alive = slices.Delete(t.mu.alive, i, i+1)
-	if i == 0 {
-		for _, d := range gone.held {
-			t.free(d.n)
+	for _, list := range gone.held {
+		kept := list[:0]
+		for _, d := range list {
+			if i > 0 && d.born <= t.mu.alive[i-1].version.epoch {
+				kept = append(kept, d)
+			} else {
+				t.free(d.n)
+			}
 		}
-		return
-	}
-	before := t.mu.alive[i-1]
-	for _, d := range gone.held {
-		if d.born <= before.version.epoch {
-			before.held = append(before.held, d)
+		if len(kept) > 0 {
+			before := t.mu.alive[i-1]
+			before.held = append(before.held, kept)
 		} else {
-			t.free(d.n)
+			t.mu.dead.give(list)
 		}
 	}
 }
@@ -172,9 +176,11 @@ func (t *tree) rewind(v *Version) error {
 		case a.version == v:
 			t.freeSince(t.mu.alive[len(t.mu.alive)-1].version.root, v.epoch)
 			for _, later := range t.mu.alive[i+1:] {
-				for _, d := range later.held { // what was made and given up after v
-					if d.born > v.epoch {
-						t.free(d.n)
+				for _, list := range later.held {
+					for _, d := range list {
+						if d.born > v.epoch { // it was made and given up after v
+							t.free(d.n)
+						}
 					}
 				}
 			}
@@ -208,7 +214,9 @@ func (t *tree) account() {
 		NodeBytes: uint64(t.mu.slabCount) * slabNodes * (16 + 128),
 	}
 	for _, a := range t.mu.alive {
-		s.Held += uint64(len(a.held))
+		for _, list := range a.held {
+			s.Held += uint64(len(list))
+		}
 	}
 	t.stats.Store(&s)
 }
