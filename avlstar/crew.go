@@ -33,7 +33,7 @@ const (
 // callCrew calls as many as so many changes are worth. dismiss must follow.
 func callCrew(changes int) *crew {
 	c := &crew{}
-	if changes < minParallel {
+	if changes < tune.minChanges {
 		return c
 	}
 	c.others = min(runtime.GOMAXPROCS(0), maxWorkers) - 1

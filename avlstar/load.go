@@ -52,7 +52,11 @@ func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
 	refs := make([]ref, r.len())
 	l.mu.Lock()
 	m := &l.tree.mu.memory
-	if uint64(len(m.pages))+uint64(len(r.data))/(pageBytes/2)+uint64(len(classBytes)) >= maxPages {
+	eighths := 0
+	for i := range refs {
+		eighths += pageEighths(r.end(i) - int(r.at[i]))
+	}
+	if len(m.pages)+eighths/8+1+len(classBytes) >= maxPages {
 		l.mu.Unlock()
 		return placed{}, fmt.Errorf("%w: %d pages of records", ErrTooLarge, len(m.pages))
 	}

@@ -191,6 +191,9 @@ func (m *memory) addSlab() uint32 {
 
 // extend makes so many more indices without a slab or a page. It moves the lists, which no other goroutine may use meanwhile.
 func (m *memory) extend(slabs, pages int) {
+	if len(m.slabs)+slabs > maxSlabs || len(m.pages)+pages > maxPages {
+		panic("avlstar: more slabs or pages than room allows") // refs would wrap around
+	}
 	for range slabs {
 		m.freeSlabs.push(uint32(len(m.slabs)))
 		m.slabs, m.slabBlocks = append(m.slabs, slab{}), append(m.slabBlocks, nil)

@@ -45,6 +45,7 @@ type fork struct {
 	// heights of its children as the changes go on, in the order of the keys, and its own.
 	heights [2]uint8
 	height  uint8
+	moved   bool     // its height changed, perhaps back
 	child   [2]*fork // where that is a fork
 	task    [2]*task // where that is a task; neither: nothing changes there
 }
@@ -62,19 +63,27 @@ type task struct {
 	failed  bool
 }
 
-const (
-	// minParallel is how many changes are worth the goroutines.
-	minParallel = 256
-	// minTaskHeight: lower subtrees are not cut. Their heights change often, and there is little in them to share.
-	minTaskHeight = 7
-)
+// tune says when a block is cut, and how far. Tests lower it, so that there are rotations above the tasks in every block.
+var tune = struct {
+	minChanges    int   // so many changes are worth the goroutines
+	minTask       int   // changes of a task
+	minTaskHeight uint8 // lower subtrees are not cut: their heights change often, and there is little in them to share
+	maxBackoff    int   // so many blocks at most are made in order at once after some that had to be
+}{256, 16, 7, 64}
+
+// maxMends bounds how often parts of a block are made again before all of it is; half of its changes do as well.
+const maxMends = 16
 
 // inParallel makes next by several goroutines and says whether it did.
 func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew) bool {
-	if c.workers() == 1 || v.top.Height < minTaskHeight+2 || v.partial {
+	if c.workers() == 1 || v.top.Height < tune.minTaskHeight+2 || v.partial {
 		return false
 	}
-	p := plan{tree: t, v: v, next: next, changes: changes, want: max(len(ops)/(16*c.workers()), 16)}
+	if t.mu.backoff > 0 {
+		t.mu.backoff--
+		return false
+	}
+	p := plan{tree: t, v: v, next: next, changes: changes, want: max(len(ops)/(16*c.workers()), tune.minTask)}
 	root := p.cut(v.root, part{ops: ops, was: v.top.Height})
 	if root == nil || len(p.tasks) < 2*c.workers() {
 		return false
@@ -91,8 +100,11 @@ func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew)
 		p.release(task, done)
 	}
 	if !done {
+		t.mu.failures = min(2*t.mu.failures+1, tune.maxBackoff)
+		t.mu.backoff = t.mu.failures
 		return false
 	}
+	t.mu.failures = 0
 	p.join(root)
 	return true
 }
@@ -102,7 +114,7 @@ func (p *plan) cut(n ref, of part) *fork {
 	if len(of.ops) == 0 {
 		return nil
 	}
-	if len(of.ops) <= p.want || of.was < minTaskHeight {
+	if len(of.ops) <= p.want || of.was < tune.minTaskHeight {
 		if of.parent != nil {
 			p.tasks = append(p.tasks, of.task())
 		}
@@ -148,14 +160,11 @@ func (p *plan) share(c *crew) {
 
 // reserve makes sure that shared allocators find what the changes can need at most.
 func (p *plan) reserve(allocators int) {
-	nodes := len(p.changes) * 3 * (int(p.v.top.Height) + 2)
-	slabs, pages := nodes/slabNodes+allocators, allocators*len(classBytes)
-	for _, c := range p.changes {
-		pages += (len(c.Key) + len(c.Value)) / int(classBytes[len(classBytes)-1])
-	}
-	pages += len(p.changes) / 8
+	nodes, pages := needs(p.changes, p.v.top.Height)
+	slabs := nodes/slabNodes + allocators
+	pages += allocators * len(classBytes)
 	m := &p.tree.mu.memory
-	m.extend(max(0, slabs-len(m.freeSlabs)), max(0, pages-len(m.freePages)))
+	m.extend(min(max(0, slabs-len(m.freeSlabs)), maxSlabs-len(m.slabs)), min(max(0, pages-len(m.freePages)), maxPages-len(m.pages)))
 }
 
 // prepare makes the edit of a task.
@@ -177,6 +186,8 @@ func (p *plan) release(t *task, done bool) {
 		p.next.count(&t.tally)
 	} else {
 		e.undo(&mu.memory)
+	}
+	if !done || len(e.dead) == 0 {
 		mu.dead.give(e.dead)
 	}
 	mu.made.give(e.made)
@@ -223,14 +234,17 @@ func (t *task) run() {
 	})
 }
 
-// mend makes again, as one task each, the subtrees that were cut where a rotation is. It says whether the root is none of them.
+// mend makes again, as one task each, the subtrees that were cut where a rotation is. It says whether it could: it gives up where that is
+// the root, and where too much would be made again (blocks can be aimed at that).
 func (p *plan) mend() bool {
+	again, mends := 0, 0
 	for {
 		f := p.unbalanced()
 		if f == nil {
 			return true
 		}
-		if f.parent == nil {
+		again, mends = again+len(f.ops), mends+1
+		if f.parent == nil || again > len(p.changes)/2 || mends > maxMends {
 			return false
 		}
 		from := slices.IndexFunc(p.tasks, func(t *task) bool { return t.isBelow(f) })
@@ -261,7 +275,7 @@ func (p part) isBelow(f *fork) bool {
 func (p *plan) unbalanced() *fork {
 	for _, f := range p.forks {
 		i := p.v.image(f.n)
-		f.heights, f.height = [2]uint8{i.height(left), i.height(right)}, f.was
+		f.heights, f.height, f.moved = [2]uint8{i.height(left), i.height(right)}, f.was, false
 	}
 	for _, t := range p.tasks {
 		if t.failed {
@@ -275,6 +289,7 @@ func (p *plan) unbalanced() *fork {
 					return f
 				}
 				h = 1 + max(l, r)
+				f.moved = f.moved || h != f.height
 				f.height = h
 			}
 		}
@@ -329,7 +344,7 @@ func (e *edit) join(f *fork) outcome {
 		}
 	}
 	if out.is(changed) {
-		if f.height != f.was {
+		if f.moved {
 			e.image(out.n).setFlag(moved)
 		}
 		out.bits = out.bits&^heightBits | uint32(f.height)

@@ -31,6 +31,8 @@ type tree struct {
 		work  resolver
 		dead  spare[dead]
 		made  spare[ref]
+		// After failures blocks that had to be made in order, so many are made so at once (parallel.go).
+		failures, backoff int
 	}
 	stats atomic.Pointer[MemoryStats]
 }
@@ -49,7 +51,7 @@ type dead struct {
 
 var (
 	// ErrTooLarge is wrapped where a tree would exceed what the formats or its memory can hold: 2^32-1 chunks, 2^31 leaves, 32 GiB of
-	// leaf records (those of more than 8 KiB apart), 2^32 versions.
+	// leaf records, 2^19 of them larger than 8 KiB, 2^32 versions.
 	ErrTooLarge = errors.New("tree too large")
 	// ErrNotLatest is Apply's answer where a later version of the same tree is in use.
 	ErrNotLatest = errors.New("not the latest version of its tree")
@@ -140,22 +142,33 @@ func (t *tree) reclaim() {
 func (t *tree) drop(i int) {
 	gone := t.mu.alive[i]
 	t.mu.alive = slices.Delete(t.mu.alive, i, i+1)
+	var before *alive
+	if i > 0 {
+		before = t.mu.alive[i-1]
+	}
 	for _, list := range gone.held {
-		kept := list[:0]
 		for _, d := range list {
-			if i > 0 && d.born <= t.mu.alive[i-1].version.epoch {
-				kept = append(kept, d)
+			if before != nil && d.born <= before.version.epoch {
+				before.hold(d)
 			} else {
 				t.free(d.n)
 			}
 		}
-		if len(kept) > 0 {
-			before := t.mu.alive[i-1]
-			before.held = append(before.held, kept)
-		} else {
-			t.mu.dead.give(list)
-		}
+		t.mu.dead.give(list)
 	}
+}
+
+// maxHeld is how long a list grows before another is begun.
+const maxHeld = 1 << 14
+
+// hold adds a node to what a keeps alive.
+func (a *alive) hold(d dead) {
+	last := len(a.held) - 1
+	if last < 0 || len(a.held[last]) >= maxHeld {
+		a.held = append(a.held, nil)
+		last++
+	}
+	a.held[last] = append(a.held[last], d)
 }
 
 func (t *tree) free(n ref) {
@@ -221,17 +234,30 @@ func (t *tree) account() {
 	t.stats.Store(&s)
 }
 
-// room says whether changes fit the memory, whatever they turn out to do: a change makes a path of new nodes and two more for each
-// rotation on it, and a record.
+// room says whether changes fit the memory, whatever they turn out to do.
 func (t *tree) room(changes []Change, height uint8) error {
-	nodes := uint64(len(changes)) * 3 * (uint64(height) + 2)
-	records := uint64(0)
-	for _, c := range changes {
-		records += RecordBytes(len(c.Key), len(c.Value)) + pageBytes/8
-	}
-	pages := uint64(len(t.mu.pages)-len(t.mu.freePages)) + records/pageBytes + uint64(len(classBytes)) + uint64(len(changes))/8
-	if t.mu.nodes+nodes > (maxSlabs-1)*slabNodes || pages >= maxPages {
+	nodes, pages := needs(changes, height)
+	pages += (maxWorkers + maxMends) * len(classBytes) // each allocator may have one of every class
+	if t.mu.nodes+uint64(nodes) > (maxSlabs-maxWorkers-maxMends)*slabNodes || len(t.mu.pages)-len(t.mu.freePages)+pages >= maxPages {
 		return fmt.Errorf("%w: %d inner nodes and %d pages of records are in memory", ErrTooLarge, t.mu.nodes, len(t.mu.pages))
 	}
 	return nil
+}
+
+// needs returns how many nodes and pages changes can need at most: a change makes a path of new nodes, and two more for each rotation
+// on it, and a record.
+func needs(changes []Change, height uint8) (nodes, pages int) {
+	eighths := 0
+	for _, c := range changes {
+		eighths += pageEighths(int(RecordBytes(len(c.Key), len(c.Value))))
+	}
+	return len(changes) * 3 * (int(height) + 2), eighths/8 + 1
+}
+
+// pageEighths is how much of a page a record of n bytes, as a chunk has it, takes at most.
+func pageEighths(n int) int {
+	if n+recordHeader-1 > int(classBytes[len(classBytes)-1]) {
+		return 8 // a page of its own
+	}
+	return 1
 }
