@@ -3,18 +3,16 @@ package avlstar
 import (
 	"runtime"
 	"sync"
-	"sync/atomic"
 )
 
 // maxWorkers bounds the goroutines that share a block.
 const maxWorkers = 8
 
-// crew is the other goroutines that help with one block. They are called as soon as the block is known to be large, and then wait awake
-// for some tenths of a millisecond until there is something to share: to wake a core that sleeps takes a virtual machine as long
-// as a tenth of a block.
+// crew is the other goroutines that help with one block. They are called as soon as the block is known to be large, so that a core that
+// sleeps is awake when there is something to share: in a virtual machine that takes as long as a tenth of a block.
 type crew struct {
 	others int
-	state  atomic.Int32 // crewWaits, crewWorks or crewLeaves
+	begun  chan struct{} // closed when there is work, or when it is known that there will be none
 	work   func(worker int)
 
 	mu struct {
@@ -24,25 +22,17 @@ type crew struct {
 	busy sync.WaitGroup
 }
 
-const (
-	crewWaits = iota
-	crewWorks
-	crewLeaves
-)
-
 // callCrew calls as many as so many changes are worth. dismiss must follow.
 func callCrew(changes int) *crew {
-	c := &crew{}
+	c := &crew{begun: make(chan struct{})}
 	if changes < tune.minChanges {
 		return c
 	}
 	c.others = min(runtime.GOMAXPROCS(0), maxWorkers) - 1
 	for i := range c.others {
 		go func() {
-			for c.state.Load() == crewWaits {
-				runtime.Gosched()
-			}
-			if c.state.Load() == crewWorks && c.begin() {
+			<-c.begun
+			if c.begin() {
 				defer c.busy.Done()
 				c.work(i + 1)
 			}
@@ -53,6 +43,16 @@ func callCrew(changes int) *crew {
 
 // workers returns how many there are, the caller included.
 func (c *crew) workers() int { return c.others + 1 }
+
+// used says whether do was called, or dismiss.
+func (c *crew) used() bool {
+	select {
+	case <-c.begun:
+		return true
+	default:
+		return false
+	}
+}
 
 // begin says whether there is still something to do.
 func (c *crew) begin() bool {
@@ -68,7 +68,7 @@ func (c *crew) begin() bool {
 // found no core to run on meanwhile. It can be called once.
 func (c *crew) do(work func(worker int)) {
 	c.work = work
-	c.state.Store(crewWorks)
+	close(c.begun)
 	work(0)
 	c.mu.Lock()
 	c.mu.closed = true
@@ -77,4 +77,9 @@ func (c *crew) do(work func(worker int)) {
 }
 
 // dismiss sends away who has nothing to do.
-func (c *crew) dismiss() { c.state.CompareAndSwap(crewWaits, crewLeaves) }
+func (c *crew) dismiss() {
+	if !c.used() {
+		c.mu.closed = true
+		close(c.begun)
+	}
+}

@@ -2,4 +2,4 @@
 
 package avlstar
 
-func adviseHuge[T any](*T) {}
+func adviseHuge[T any]([]T) {}

@@ -180,8 +180,8 @@ func (m *memory) addSlab() uint32 {
 	m.slabCount++
 	s := m.freeSlabs.pop()
 	made := slab{new([slabNodes]link), new([slabNodes]image)}
-	adviseHuge(made.links)
-	adviseHuge(made.images)
+	adviseHuge(made.links[:])
+	adviseHuge(made.images[:])
 	m.slabs[s], m.slabBlocks[s] = made, newBlock(slabNodes, 0)
 	if s == 0 { // node 0 does not exist
 		m.slabBlocks[0].take()
@@ -214,9 +214,9 @@ func (m *memory) takePage(class uint8) uint32 {
 		}
 		m.freePages.push(p)
 	}
-	page := new([pageBytes]byte)
+	page := make([]byte, pageBytes)
 	adviseHuge(page)
-	return m.addPage(page[:], newBlock(pageBytes/int(classBytes[class]), class))
+	return m.addPage(page, newBlock(pageBytes/int(classBytes[class]), class))
 }
 
 func (m *memory) givePage(p uint32) {

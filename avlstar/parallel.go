@@ -71,6 +71,9 @@ var tune = struct {
 	maxBackoff    int   // so many blocks at most are made in order at once after some that had to be
 }{256, 16, 7, 64}
 
+// maxTask bounds the changes of a task, so that what a goroutine makes before it hashes it stays in its cache.
+const maxTask = 64
+
 // maxMends bounds how often parts of a block are made again before all of it is; half of its changes do as well.
 const maxMends = 16
 
@@ -83,7 +86,7 @@ func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew)
 		t.mu.backoff--
 		return false
 	}
-	p := plan{tree: t, v: v, next: next, changes: changes, want: max(len(ops)/(16*c.workers()), tune.minTask)}
+	p := plan{tree: t, v: v, next: next, changes: changes, want: min(max(len(ops)/(16*c.workers()), tune.minTask), maxTask)}
 	root := p.cut(v.root, part{ops: ops, was: v.top.Height})
 	if root == nil || len(p.tasks) < 2*c.workers() {
 		return false

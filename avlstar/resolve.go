@@ -89,7 +89,7 @@ func (r *resolver) finish(e *edit, v *Version) {
 
 // share hashes most of what e left open by several goroutines, if it is much.
 func (r *resolver) share(e *edit, v *Version, c *crew) {
-	if c.workers() == 1 || c.state.Load() != crewWaits {
+	if c.workers() == 1 || c.used() {
 		return
 	}
 	r.grow(c.workers())
@@ -114,6 +114,9 @@ func (r *resolver) share(e *edit, v *Version, c *crew) {
 	clear(r.tasks) // they refer to e, and that to the changes
 }
 
+// maxTurn bounds the tasks of a turn.
+const maxTurn = 8
+
 // turns deals out tasks: many at a time first, since many nodes are hashed faster together, fewer towards the end, so that all
 // workers end at about the same time.
 type turns struct {
@@ -127,7 +130,7 @@ func (t *turns) take() (from, to int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	from = t.next
-	t.next += (t.n - from + 2*t.workers - 1) / (2 * t.workers)
+	t.next += min((t.n-from+2*t.workers-1)/(2*t.workers), maxTurn)
 	return from, t.next
 }
 
