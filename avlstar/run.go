@@ -106,9 +106,6 @@ func (r *run) decode(lim limits) error {
 func (r *run) shape(lim limits, s *scratch) error {
 	n := r.len()
 	r.links, r.images = make([]link, n), make([]image, n)
-	if n > slabNodes {
-		adviseHuge(r.images)
-	}
 	b := builder{chunkBytes: lim.chunkBytes, join: func(k uint32, stat Stat, l, rt *sub) (ref, Hash) {
 		r.links[k].child = [2]ref{l.n, rt.n}
 		i := &r.images[k]

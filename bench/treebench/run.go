@@ -19,7 +19,7 @@ const (
 	proofSlices  = 10
 	proofsASlice = 2_000
 	iavlProofs   = 200 // a slice
-	exportRounds = 3
+	exportRounds = 5
 	iavlExports  = 1
 	secondsANano = 1e-9
 	millisANano  = 1e-6
