@@ -62,7 +62,8 @@ func startNetwork() error {
 		Home: home, ChainID: "demo-1",
 		App: app.Genesis{Open: true, SnapshotInterval: 5, ChunkBytes: 1000, Admins: []string{account},
 			Grants: []app.GenesisGrant{{Grantee: account, Prefix: "fruit/"}, {Grantee: account, Prefix: "test/"}}},
-		Edit: func(c *cfg.Config, _ *node.AppConfig) {
+		Edit: func(c *cfg.Config, a *node.AppConfig) {
+			a.State.KeepRecent = 100_000 // a test asks for an older height, and the machine may be slow
 			c.RPC.ListenAddress = "tcp://" + network.address
 			c.P2P.ListenAddress = "tcp://127.0.0.1:0"
 			c.Consensus.TimeoutCommit = 100 * time.Millisecond
