@@ -86,7 +86,8 @@ func TestMemoryReturns(t *testing.T) {
 			require.LessOrEqual(t, now.LeafBytes, start.LeafBytes*2)
 		}
 		if round > 0 {
-			require.Less(t, float64(after.HeapAlloc), 1.1*float64(heap.HeapAlloc), "Go heap")
+			// Slabs and pages above the lowest empty out at random, so a few more or less may be left.
+			require.Less(t, float64(after.HeapAlloc), 1.3*float64(heap.HeapAlloc), "Go heap")
 			require.Less(t, float64(after.HeapObjects), 1.1*float64(heap.HeapObjects)+1000)
 		}
 		heap = after
