@@ -17,7 +17,7 @@ else
 RACE          := -race
 endif
 
-.PHONY: help build install test unit oracle e2e lint fuzz proto kernels vectors clean
+.PHONY: help build install test unit oracle bench e2e lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
