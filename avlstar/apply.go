@@ -17,7 +17,8 @@ var ErrInvalidChange = errors.New("invalid change")
 
 // Apply returns the version after one block of changes, in any order but each key once; v stays as it is. The changes are made
 // one key after another in ascending key order; deleting an absent key and putting the value that is there change nothing, and if
-// nothing changes the result is v itself with one more reference. Keys and values are copied.
+// nothing changes the result is v itself with one more reference (with Paging perhaps another version of the same state). Keys and
+// values are copied. With Paging it may fail with a *PageError, and v stays as it is.
 //
 // History is linear: where later versions of the tree exist, they must be released, and are given up; else the error is ErrNotLatest.
 // One Apply of a tree runs at a time, others wait for it; readers of any version do not.
@@ -36,7 +37,22 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	if err := t.rewind(v); err != nil {
 		return nil, fmt.Errorf("avlstar: apply: %w", err)
 	}
-	next, err := t.apply(v, ops, changes, c)
+	base := t.evict(v)
+	t.bring(base, ops, changes)
+	next, err := t.apply(base, ops, changes, c)
+	switch {
+	case base == v:
+	case next == nil && err == nil: // what left memory stays away
+		next = base
+	default:
+		base.Release()
+	}
+	if next != nil {
+		next.parent = v.epoch // base differs from v in what is in memory only
+	}
+	if t.paging != nil {
+		t.paging.runs = nil
+	}
 	if next == nil && err == nil {
 		t.account()
 		v.Retain()
@@ -92,7 +108,7 @@ func (c Change) check() error {
 
 // apply makes the version after v, nil where ops change nothing. The caller holds t.mu.
 func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version, error) {
-	if err := t.room(changes, v.top.Height); err != nil {
+	if err := t.room(changes, v); err != nil {
 		return nil, err
 	}
 	if v.epoch+1 >= freed {
@@ -107,7 +123,7 @@ func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version,
 			return nil, fmt.Errorf("avlstar: apply: %w", err)
 		}
 	}
-	if next.root == v.root { // every change makes another root
+	if next.root == v.root && next.top == v.top { // every change makes another root
 		return nil, nil
 	}
 	return t.publish(next)
@@ -121,6 +137,7 @@ func (t *tree) inOrder(v, next *Version, ops []op, changes []Change, c *crew) er
 	e.top.link.child[left] = v.root
 	e.top.image.setStub(left, v.top)
 	e.run(nil)
+	e.graftTop()
 	if e.err != nil {
 		a.close()
 		e.undo(&t.mu.memory)
@@ -133,7 +150,7 @@ func (t *tree) inOrder(v, next *Version, ops []op, changes []Change, c *crew) er
 
 // newEdit returns an edit that makes next.
 func (t *tree) newEdit(v, next *Version, ops []op, changes []Change, a *allocator) *edit {
-	return &edit{allocator: a, tree: t, epoch: next.epoch, changes: changes, ops: ops, chunkBytes: v.chunkBytes}
+	return &edit{allocator: a, tree: t, epoch: next.epoch, changes: changes, ops: ops, chunkBytes: v.chunkBytes, before: v, stubs: v.partial}
 }
 
 // took makes the tree below e.top the state of next.

@@ -1,6 +1,7 @@
 package avlstar
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
@@ -102,5 +103,57 @@ func BenchmarkGet(b *testing.B) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for b.Loop() {
 		v.Get(benchKey(rnd.Uint64N(1_000_000)))
+	}
+}
+
+// slicePages serves pages from the sorted leaves of a state: reading costs nothing, so that what is measured is proving and grafting.
+type slicePages struct{ leaves []Leaf }
+
+func (p *slicePages) Page(s Subtree) (*Page, error) {
+	at, _ := slices.BinarySearchFunc(p.leaves, s.First, func(l Leaf, key []byte) int { return bytes.Compare(l.Key, key) })
+	records := make([]byte, 0, s.Bytes)
+	for uint64(len(records)) < s.Bytes {
+		records = appendRecord(records, p.leaves[at])
+		at++
+	}
+	return VerifyPage(s.Stub, records)
+}
+
+// BenchmarkApplyPaged is BenchmarkApply, half of it, on a tree of which nothing but what lies above pages is in memory.
+func BenchmarkApplyPaged(b *testing.B) {
+	var p slicePages
+	for l := range benchVersion(b).Leaves() {
+		p.leaves = append(p.leaves, l)
+	}
+	v, err := FromLeavesPaged(DefaultChunkBytes, Paging{Pages: &p, Budget: func() int64 { return 1 << 40 }}, withoutError(slices.Values(p.leaves)))
+	require.NoError(b, err)
+	m := v.Memory()
+	b.ReportMetric(float64(m.NodeBytes+m.LeafBytes)/1e6, "MB")
+	x := uint64(0)
+	for b.Loop() {
+		changes := make([]Change, 1000)
+		for i := range changes {
+			changes[i] = Change{benchKey(x % 1_000_000), benchValue(x)}
+			x += 7919
+		}
+		next, err := v.Apply(changes)
+		require.NoError(b, err)
+		next.Release()
+	}
+}
+
+func BenchmarkGetPaged(b *testing.B) {
+	var p slicePages
+	for l := range benchVersion(b).Leaves() {
+		p.leaves = append(p.leaves, l)
+	}
+	v, err := FromLeavesPaged(DefaultChunkBytes, Paging{Pages: &p}, withoutError(slices.Values(p.leaves)))
+	require.NoError(b, err)
+	x := uint64(0)
+	for b.Loop() {
+		if _, ok := v.View(benchKey(x % 1_000_000)); !ok {
+			b.Fatal("absent")
+		}
+		x += 7919
 	}
 }

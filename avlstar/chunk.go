@@ -49,24 +49,49 @@ func (v *Version) Chunk(k uint32) ([]byte, error) {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}
 	v.upperTree()
-	b := make([]byte, 0, v.chunks[k].Bytes)
-	b, _ = v.appendRecords(b, v.chunks[k].n)
+	c := v.chunks[k]
+	b := make([]byte, 0, c.Bytes)
+	if c.n == 0 {
+		b, _ = v.appendPage(b, c.up, c.side)
+	} else {
+		b, _ = v.appendRecords(b, c.n)
+	}
+	if uint64(len(b)) != c.Bytes { // a page could not be had
+		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, v.Err())
+	}
 	return b, nil
 }
 
 // appendRecords appends the leaf records below n, and returns the height of n. A leaf's record begins with the height of the inner node
 // that bears its key, which is known when the subtree on the right of that node ends. So no image is read.
-func (w *view) appendRecords(b []byte, n ref) ([]byte, uint8) {
+func (v *Version) appendRecords(b []byte, n ref) ([]byte, uint8) {
 	if n.isLeaf() {
-		return append(append(b, 0), w.body(n)...), 0
+		return append(append(b, 0), v.body(n)...), 0
 	}
-	l := w.link(n)
-	b, leftHeight := w.appendRecords(b, l.child[left])
-	at := len(b)
-	b, rightHeight := w.appendRecords(b, l.child[right])
-	height := 1 + max(leftHeight, rightHeight)
-	b[at] = height
+	l := v.link(n)
+	var heights [2]uint8
+	at := 0
+	for side, c := range l.child {
+		at = len(b)
+		if c != 0 {
+			b, heights[side] = v.appendRecords(b, c)
+		} else {
+			b, heights[side] = v.appendPage(b, n, side)
+		}
+	}
+	height := 1 + max(heights[left], heights[right])
+	if at < len(b) {
+		b[at] = height
+	}
 	return b, height
+}
+
+// appendPage is appendRecords of the child of n on one side, of which only a stub is in memory. It appends nothing where that cannot be had.
+func (v *Version) appendPage(b []byte, n ref, side int) ([]byte, uint8) {
+	if p := v.pageBelow(n, side); p != nil {
+		b = append(b, p.data...)
+	}
+	return b, v.image(n).height(side)
 }
 
 // VerifyChunk checks that data is chunk k of m, alone: its length, that it decodes completely into a proper AVL tree of strictly
@@ -140,7 +165,7 @@ func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
 	if _, err := m.Commitment(); err != nil { // before anything is taken from the chunks
 		return nil, err
 	}
-	l := newLoader()
+	l := newLoader(m.ChunkBytes)
 	l.placed = make([]placed, len(chunks))
 	if err := l.reserve(bases[len(chunks)]); err != nil {
 		return nil, err
@@ -166,5 +191,5 @@ func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
 	if err := failed.Load(); err != nil {
 		return nil, *err
 	}
-	return l.finish(m.ChunkBytes, true, bases[len(chunks)], 0)
+	return l.finish(true, bases[len(chunks)], 0)
 }

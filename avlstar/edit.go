@@ -20,6 +20,8 @@ import "bytes"
 type edit struct {
 	*allocator
 	tree       *tree
+	before     *Version
+	stubs      bool // there may be stubs, so also stand-ins (graft.go)
 	epoch      uint32
 	chunkBytes uint64
 	upper      int64 // inner nodes above the chunks that died: less than 0
@@ -31,6 +33,7 @@ type edit struct {
 	next    int // the first of ops that is not made
 	warm    int // the first of ops whose path was not yet fetched into the cache
 	start   ref // the root before
+	low     ref // record of the least key below top, where that is no left edge
 
 	// top is above the root, which is its left child.
 	top struct {
@@ -52,7 +55,18 @@ type edit struct {
 		hash  Hash
 		dirty bool
 	}
-	err error // *MissingNodeError
+	err error // *MissingNodeError, *PageError
+	// first is where findFirst found something last: a key before it in the version before, and the record in its page. The left edge
+	// of the tree only moves to the right.
+	first struct {
+		key    []byte
+		record int
+	}
+	// latest is the page that was brought back last, where the walk needed one that it was not ready for.
+	latest struct {
+		hash Hash
+		run  *run
+	}
 }
 
 // outcome says what became of a subtree.
@@ -92,7 +106,7 @@ func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 			}
 			continue
 		}
-		r := e.visit(top, i, left, 0)
+		r := e.visit(top, i, left, 0, 0)
 		if !r.is(changed) {
 			continue
 		}
@@ -102,7 +116,9 @@ func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 			i.clearFlags()
 			i.setStub(left, emptyStub)
 		}
-		if noted != nil && !noted(r) {
+		if noted == nil {
+			e.unless(r.least, 0) // nobody bears the least key of all
+		} else if !noted(r) {
 			break
 		}
 	}
@@ -110,33 +126,36 @@ func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 }
 
 // visit makes the changes of the child of a node on one side, as far as their keys are below that of inner node bound (0: there is no
-// bound). It returns where they are made, and before that when something changed that concerns the nodes above.
-func (e *edit) visit(up *link, upImage *image, side int, bound ref) outcome {
+// bound). It returns where they are made, and before that when something changed that concerns the nodes above. The least key below
+// is that of inner node low (0: see edit.low).
+func (e *edit) visit(up *link, upImage *image, side int, low, bound ref) outcome {
 	n := up.child[side]
-	if n.isLeaf() {
-		return e.visitLeaf(n, upImage, side)
-	}
 	height := upImage.height(side)
 	out := outcome{n: n, bits: uint32(height)}
 	if n == 0 {
-		e.missing(upImage, side, e.next)
-		return out
+		if n, out.least = e.graft(upImage, side, low, bound); n == 0 {
+			return out
+		}
+		out.n, out.bits = n, out.bits|changed
+	}
+	if n.isLeaf() {
+		return e.came(out, e.visitLeaf(n, upImage, side))
 	}
 	for {
 		if e.next >= e.warm {
 			e.fetch()
 		}
 		l, i := e.link(n), e.image(n)
-		side, childBound := right, bound
+		side, childLow, childBound := right, n, bound
 		if e.less(e.ops[e.next], n, l) {
-			side, childBound = left, n
+			side, childLow, childBound = left, low, n
 		}
-		r := e.visit(l, i, side, childBound)
+		r := e.visit(l, i, side, childLow, childBound)
 		if e.err != nil {
 			return out
 		}
 		if r.is(gone) {
-			return e.lift(n, 1-side)
+			return e.came(out, e.lift(n, 1-side))
 		}
 		if r.is(changed) {
 			n = e.own(n)
@@ -150,7 +169,7 @@ func (e *edit) visit(up *link, upImage *image, side int, bound ref) outcome {
 				}
 			}
 			var h uint8
-			n, h = e.balance(n, height)
+			n, h = e.balance(n, height, low)
 			out.n, out.bits = n, out.bits&^heightBits|uint32(h)|changed
 			if h != height || out.least != 0 || e.err != nil {
 				return out
@@ -160,6 +179,18 @@ func (e *edit) visit(up *link, upImage *image, side int, bound ref) outcome {
 			return out
 		}
 	}
+}
+
+// came returns what became of a subtree, of which out says whether it was grafted.
+func (e *edit) came(out, r outcome) outcome {
+	switch {
+	case !out.is(changed) || r.is(gone):
+		return r
+	case r.least == 0:
+		r.least = out.least
+	}
+	r.bits |= changed
+	return r
 }
 
 // below says whether the next key is below that of inner node n.
@@ -243,6 +274,8 @@ func (e *edit) lift(n ref, side int) outcome {
 	if side == right { // the least key was on the left; now it is the one that n had
 		out.least, out.bits = i.leaf(), out.bits|renamed
 		e.least.hash, e.least.dirty = *i.keyHash(), i[imageFlags]&dirtyKey != 0
+	} else {
+		e.unless(i.leaf(), 0)
 	}
 	e.kill(n, i.epoch())
 	return out
@@ -250,6 +283,7 @@ func (e *edit) lift(n ref, side int) outcome {
 
 // setKey makes the least leaf of the right subtree the one whose key n bears.
 func (e *edit) setKey(n ref, l *link, i *image, r outcome) {
+	e.unless(i.leaf(), r.least)
 	i.setLeaf(r.least)
 	if !r.is(renamed) {
 		return
@@ -268,8 +302,8 @@ func (e *edit) keyUnknown(n ref, i *image) {
 }
 
 // balance rotates where the heights of n's children differ by 2, n being of epoch: doubly only if the inner grandchild is strictly
-// higher. It returns the root of the subtree and its height, before being what that was.
-func (e *edit) balance(n ref, before uint8) (ref, uint8) {
+// higher. It returns the root of the subtree and its height, before being what that was. low is that of visit.
+func (e *edit) balance(n ref, before uint8, low ref) (ref, uint8) {
 	i := e.image(n)
 	high := left
 	switch diff := int(i.height(left)) - int(i.height(right)); {
@@ -282,12 +316,15 @@ func (e *edit) balance(n ref, before uint8) (ref, uint8) {
 		}
 		return n, h
 	}
-	c := e.ownChild(n, high)
+	c := e.ownChild(n, high, low)
 	if e.err != nil {
 		return n, before
 	}
 	if ci := e.image(c); ci.height(high) < ci.height(1-high) {
-		g := e.ownChild(c, 1-high)
+		if high == right {
+			low = n
+		}
+		g := e.ownChild(c, 1-high, low)
 		if e.err != nil {
 			return n, before
 		}
@@ -339,12 +376,14 @@ func (e *edit) own(n ref) ref {
 	return c
 }
 
-// ownChild owns the inner child of n on one side, n being of epoch.
-func (e *edit) ownChild(n ref, side int) ref {
+// ownChild owns the inner child of n on one side, n being of epoch. The least key below n is that of inner node low.
+func (e *edit) ownChild(n ref, side int, low ref) ref {
 	c := e.link(n).child[side]
 	if c == 0 {
-		e.missing(e.image(n), side, e.next-1)
-		return 0
+		if side == right {
+			low = n
+		}
+		return e.graftRoot(n, side, low)
 	}
 	c = e.own(c)
 	e.link(n).child[side] = c
@@ -364,11 +403,7 @@ func (e *edit) newInner() ref {
 
 func (e *edit) newLeaf(c *Change) ref {
 	e.leaves++
-	r := e.putRecord(e.epoch, c.Key, c.Value)
-	if e.canFail {
-		e.made = append(e.made, r)
-	}
-	return r
+	return e.newRecord(c.Key, c.Value)
 }
 
 // kill takes a node of the given epoch out of the version that is made.
@@ -379,14 +414,20 @@ func (e *edit) kill(n ref, epoch uint32) {
 			e.upper--
 		}
 		e.dead = append(e.dead, dead{n, epoch})
-	case n.isInner(): // a leaf of epoch stays: its key is changed once
+	case n.isInner():
 		e.image(n).setEpoch(freed) // it may still be on the list of keys
+		e.gone = append(e.gone, n)
+	default: // it was grafted: a leaf that is put stays, its key is changed once
+		e.setRecordEpoch(n, freed)
 		e.gone = append(e.gone, n)
 	}
 }
 
 // missing says that the child of a node on one side is needed for a change, and only a stub of it is here.
 func (e *edit) missing(i *image, side, change int) {
+	if e.err != nil {
+		return
+	}
 	e.err = &MissingNodeError{Node: i.stub(side), Key: bytes.Clone(e.change(&e.ops[change]).Key)}
 }
 
@@ -395,7 +436,9 @@ func (e *edit) undo(m *memory) {
 	for _, n := range e.made {
 		switch {
 		case n.isLeaf():
-			m.freeRecord(n)
+			if m.recordEpoch(n) == e.epoch {
+				m.freeRecord(n)
+			}
 		case m.image(n).epoch() == e.epoch:
 			m.freeNode(n)
 		}
@@ -406,7 +449,11 @@ func (e *edit) undo(m *memory) {
 // clean frees what was made and given up again. The allocator must be closed.
 func (e *edit) clean(m *memory) {
 	for _, n := range e.gone {
-		m.freeNode(n)
+		if n.isLeaf() {
+			m.freeRecord(n)
+		} else {
+			m.freeNode(n)
+		}
 	}
 }
 

@@ -123,3 +123,43 @@ func refCartesian(leaves []refLeaf) *refNode {
 	}
 	return n
 }
+
+// FuzzVerifyPage gives each input a stub that fits it as well as one can; what is accepted must read as the naive decoder reads it.
+func FuzzVerifyPage(f *testing.F) {
+	f.Add([]byte{0, 1, 'a', 1, 'x', 1, 1, 'b', 2, 'y', 'z', 0}, uint8(1), []byte("b"))
+	f.Add([]byte{7, 1, 'a', 1, 'x'}, uint8(0), []byte{})
+	f.Fuzz(func(t *testing.T, data []byte, height uint8, key []byte) {
+		if len(data) > 1<<13 {
+			return // the naive decoder is quadratic
+		}
+		plain := bytes.Clone(data)
+		if len(plain) > 0 {
+			plain[0] = 0
+		}
+		stub := Stub{Stat: Stat{Height: height, Bytes: uint64(len(data))}}
+		naive := refDecodeChunk(plain)
+		if naive != nil {
+			stub.Height, stub.Hash = uint8(naive.height()), Hash(naive.hash())
+		}
+		p, err := VerifyPage(stub, data)
+		if naive == nil {
+			require.ErrorIs(t, err, ErrInvalidPage)
+			return
+		}
+		require.NoError(t, err)
+		require.Equal(t, stub, p.Compact().nodes().root.Stub)
+		var least []byte
+		for below := uint64(0); ; {
+			l := p.find(key)
+			if least == nil {
+				least = p.records().leaf(0).Key
+			}
+			require.True(t, bytes.Compare(l.Key, key) <= 0 || bytes.Equal(l.Key, least))
+			require.LessOrEqual(t, below, p.bytesBelow(key))
+			if len(key) == 0 {
+				return
+			}
+			key = key[:len(key)-1]
+		}
+	})
+}

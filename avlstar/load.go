@@ -15,15 +15,17 @@ import (
 //	leaves        0 ……… a-1 │ a ……… b-1 │ b ………        a run each
 //	inner nodes   1 ……… a-1 │ a ……… b-1 │ b ………        a, b: above the runs, made by upper when all are placed
 type loader struct {
-	tree   *tree
-	mu     sync.Mutex // guards the tree's memory while runs are placed
-	leaves allocator  // of records
-	placed []placed
+	tree       *tree
+	chunkBytes uint64
+	mu         sync.Mutex // guards the tree's memory while runs are placed
+	leaves     allocator  // of records
+	placed     []placed
+	paged      bool // what lies above pages only: so nodes are numbered as they come
 }
 
-func newLoader() loader {
+func newLoader(chunkBytes uint64) loader {
 	t := new(tree)
-	return loader{tree: t, leaves: newAllocator(&t.mu.memory, false)}
+	return loader{tree: t, chunkBytes: chunkBytes, leaves: newAllocator(&t.mu.memory, false)}
 }
 
 // placed is what the tree above a run needs of it.
@@ -37,6 +39,9 @@ type placed struct {
 
 // reserve makes the nodes exist that the first n leaves lead to. The caller holds mu, or is alone.
 func (l *loader) reserve(n uint64) error {
+	if l.paged {
+		return nil
+	}
 	if n >= uint64(leafBit) {
 		return fmt.Errorf("%w: more than 2^31 leaves", ErrTooLarge)
 	}
@@ -49,6 +54,9 @@ func (l *loader) reserve(n uint64) error {
 
 // place copies a run's nodes and leaves into the tree, behind base other leaves. reserve was called for them. It may be called concurrently.
 func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
+	if l.paged {
+		return l.placeUpper(r, base, boundary), nil
+	}
 	refs := make([]ref, r.len())
 	l.mu.Lock()
 	m := &l.tree.mu.memory
@@ -91,11 +99,44 @@ func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
 	return p, nil
 }
 
+// placeUpper is place, but of what lies above pages only, and of the root in any case.
+func (l *loader) placeUpper(r *run, base uint32, boundary uint8) placed {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := placed{base: base, boundary: boundary, root: r.root, keyHash: r.first}
+	if r.root.n.isLeaf() {
+		first := r.leaf(0)
+		p.root.n = l.leaves.putRecord(0, first.Key, first.Value)
+		p.leaf = p.root.n
+		return p
+	}
+	p.root.n = l.upper(r, r.root.n)
+	if base > 0 { // else no node bears the first key
+		p.leaf = l.leaves.putRecord(0, r.leaf(0).Key, nil)
+	}
+	return p
+}
+
+// upper copies inner node n of a run, and what lies above pages below it.
+func (l *loader) upper(r *run, n ref) ref {
+	c := l.leaves.newNode()
+	*l.leaves.image(c) = r.images[n]
+	i := link{prefix: r.links[n].prefix}
+	for side, child := range r.links[n].child {
+		if s := r.images[n].stat(side); !isPage(s, l.chunkBytes) {
+			i.child[side] = l.upper(r, child)
+		}
+	}
+	*l.leaves.link(c) = i
+	l.leaves.image(c).setLeaf(l.leaves.putRecord(0, r.leaf(int(n)).Key, nil))
+	return c
+}
+
 // finish makes the upper tree and publishes the version. leaves is how many there are, upper how many of the nodes in runs are no chunk's.
-func (l *loader) finish(chunkBytes uint64, upperOnly bool, leaves, upper uint64) (*Version, error) {
-	v := &Version{chunkBytes: chunkBytes, leaves: leaves, top: emptyStub}
+func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) {
+	v := &Version{chunkBytes: l.chunkBytes, leaves: leaves, top: emptyStub, partial: l.paged}
 	if leaves > 0 {
-		b := builder{chunkBytes: chunkBytes, upperOnly: upperOnly, join: l.join}
+		b := builder{chunkBytes: l.chunkBytes, upperOnly: upperOnly, join: l.join}
 		for k := range l.placed {
 			if err := b.add(l.placed[k].boundary, &l.placed[k].root); err != nil {
 				return nil, fmt.Errorf("leaf %d: %w", l.placed[k].base, err)
@@ -106,7 +147,9 @@ func (l *loader) finish(chunkBytes uint64, upperOnly bool, leaves, upper uint64)
 			return nil, err
 		}
 		v.root, v.top, v.upper = root.n, root.Stub, upper+b.upper
-		l.settle(leaves)
+		if !l.paged {
+			l.settle(leaves)
+		}
 	}
 	l.leaves.close()
 	return l.tree.publish(v)
@@ -115,8 +158,11 @@ func (l *loader) finish(chunkBytes uint64, upperOnly bool, leaves, upper uint64)
 // join makes an inner node above the runs.
 func (l *loader) join(k uint32, _ Stat, lt, rt *sub) (ref, Hash) {
 	p := &l.placed[k]
-	w := &l.tree.mu.view
-	n := ref(p.base)
+	w, n := &l.tree.mu.view, ref(p.base)
+	if l.paged {
+		n = l.leaves.newNode()
+		w = &l.tree.mu.view
+	}
 	*w.link(n) = link{prefixOf(w.key(p.leaf)), [2]ref{lt.n, rt.n}}
 	i := w.image(n)
 	*i = image{0: 0x01}
@@ -148,17 +194,30 @@ const runHeight = 12
 // is ignored; every other must be that of the inner node with the same key. Keys and values are copied. It fails with the
 // error of leaves, or when they are not those of a proper tree. Subtrees are built and hashed in parallel while leaves are read.
 func FromLeaves(chunkBytes uint64, leaves iter.Seq2[Leaf, error]) (*Version, error) {
+	return treeFromLeaves(chunkBytes, nil, leaves)
+}
+
+// FromLeavesPaged is FromLeaves of a tree with Paging, where leaves are those that are stored: of its pages nothing stays in memory.
+func FromLeavesPaged(chunkBytes uint64, p Paging, leaves iter.Seq2[Leaf, error]) (*Version, error) {
+	return treeFromLeaves(chunkBytes, &p, leaves)
+}
+
+func treeFromLeaves(chunkBytes uint64, p *Paging, leaves iter.Seq2[Leaf, error]) (*Version, error) {
 	if err := checkChunkBytes(chunkBytes); err != nil {
 		return nil, fmt.Errorf("avlstar: %w", err)
 	}
 	s := newStream(chunkBytes)
+	s.paged = p != nil
 	err := s.read(leaves)
 	if waited := s.wait(); waited != nil { // of an earlier leaf, if there are two
 		err = waited
 	}
 	if err == nil {
 		var v *Version
-		if v, err = s.finish(chunkBytes, false, s.count, s.upper); err == nil {
+		if v, err = s.finish(false, s.count, s.above); err == nil {
+			if p != nil {
+				v.EnablePaging(*p)
+			}
 			return v, nil
 		}
 	}
@@ -168,8 +227,7 @@ func FromLeaves(chunkBytes uint64, leaves iter.Seq2[Leaf, error]) (*Version, err
 // stream cuts leaves into runs and builds them in other goroutines.
 type stream struct {
 	loader
-	chunkBytes uint64
-	count      uint64 // leaves so far
+	count uint64 // leaves so far
 
 	now  *piece
 	work chan *piece
@@ -177,7 +235,7 @@ type stream struct {
 	wg   sync.WaitGroup
 
 	mu     sync.Mutex
-	upper  uint64
+	above  uint64 // nodes of runs that are no chunk's
 	failed error
 	at     uint32 // leaf of failed
 }
@@ -192,7 +250,7 @@ type piece struct {
 
 func newStream(chunkBytes uint64) *stream {
 	workers := runtime.GOMAXPROCS(0)
-	s := &stream{loader: newLoader(), chunkBytes: chunkBytes, work: make(chan *piece, workers), free: make(chan *piece, 2*workers)}
+	s := &stream{loader: newLoader(chunkBytes), work: make(chan *piece, workers), free: make(chan *piece, 2*workers)}
 	for range 2 * workers {
 		s.free <- &piece{}
 	}
@@ -276,7 +334,7 @@ func (s *stream) build(p *piece) {
 	defer s.mu.Unlock()
 	switch {
 	case err == nil:
-		s.upper += r.upper
+		s.above += r.upper
 		s.loader.mu.Lock()
 		s.placed[p.index] = done
 		s.loader.mu.Unlock()

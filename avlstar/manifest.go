@@ -40,19 +40,26 @@ func (v *Version) upperTree() {
 	v.inUse()
 	v.once.Do(func() {
 		v.man = &Manifest{ChunkBytes: v.chunkBytes, Entries: make([]Entry, 0, v.NumChunks())}
-		v.chunks = make([]sub, 0, v.NumChunks())
+		v.chunks = make([]chunkRoot, 0, v.NumChunks())
 		if v.root != 0 {
-			v.walkUpper(sub{v.top, v.root}, 0, nil)
+			v.walkUpper(chunkRoot{sub: sub{v.top, v.root}}, 0, nil)
 		}
 	})
 }
 
+// chunkRoot is the root of a chunk, the child of a node on one side.
+type chunkRoot struct {
+	sub
+	up   ref
+	side int
+}
+
 // walkUpper appends the chunks of s. h is the height of the inner node whose key is the least key of s, keyHash where that key's hash
 // stands; nil: nowhere, it is the least of all.
-func (v *Version) walkUpper(s sub, h uint8, keyHash *Hash) {
+func (v *Version) walkUpper(s chunkRoot, h uint8, keyHash *Hash) {
 	if !isSmall(s.Stat, v.chunkBytes) {
-		v.walkUpper(v.child(s.n, left), h, keyHash)
-		v.walkUpper(v.child(s.n, right), s.Height, v.image(s.n).keyHash())
+		v.walkUpper(chunkRoot{v.child(s.n, left), s.n, left}, h, keyHash)
+		v.walkUpper(chunkRoot{v.child(s.n, right), s.n, right}, s.Height, v.image(s.n).keyHash())
 		return
 	}
 	e := Entry{BoundaryHeight: h, Root: s.Stub}

@@ -267,8 +267,8 @@ func (m *memory) freeRecord(r ref) {
 //
 //	epoch:u32le ‖ uvarint(len key) ‖ key ‖ uvarint(len value) ‖ value
 //
-// which behind the epoch is the record of a chunk without its height (record.go). A record without value, of length 0, only keeps
-// the key of an inner node of a partial tree.
+// which behind the epoch is the record of a chunk without its height (record.go). A record without value, of length 0, is a stand-in
+// for a leaf that is not in memory (graft.go).
 const recordHeader = 4
 
 // record returns the page from the record on.
@@ -277,6 +277,8 @@ func (w *view) record(r ref) []byte {
 }
 
 func (w *view) recordEpoch(r ref) uint32 { return binary.LittleEndian.Uint32(w.record(r)) }
+
+func (w *view) setRecordEpoch(r ref, epoch uint32) { binary.LittleEndian.PutUint32(w.record(r), epoch) }
 
 // key returns the key of a leaf.
 func (w *view) key(r ref) []byte {

@@ -22,7 +22,8 @@ import (
 //	blocks ──────▶ ├ procs     GOMAXPROCS 1, 2, 8           ──▶ root, manifest, chunks, proofs
 //	               ├ batches   a block in several Apply calls
 //	               ├ reload    from leaves or from chunks, between blocks
-//	               └ partial   all stubs but what a block touches
+//	               ├ partial   all stubs but what a block touches
+//	               └ paged     pages leave memory and come back
 func TestMetamorphic(t *testing.T) {
 	rnd := newRand(t)
 	for i := range scaled(8) {
@@ -57,6 +58,22 @@ func (s *story) compareAll(t *testing.T) {
 	t.Run("reload from leaves", func(t *testing.T) { s.requireRun(t, want, config{reload: fromLeaves}) })
 	t.Run("reload from chunks", func(t *testing.T) { s.requireRun(t, want, config{reload: fromChunks}) })
 	t.Run("partial", func(t *testing.T) { s.requireRun(t, want, config{partial: true}) })
+	for _, n := range []uint64{1, 300, 3000} {
+		t.Run(fmt.Sprint("pages of ", n), func(t *testing.T) {
+			smallPages(t, n)
+			s.requireRun(t, want, config{paged: true})
+			for _, policy := range []pinPolicy{pinAll, pinShuffled, pinForks} {
+				s.requireRun(t, want, config{paged: true, pins: policy})
+			}
+			s.requireRun(t, want, config{paged: true, pins: pinSome, batch: 60, partial: true})
+			usual := tune
+			defer func() { tune = usual }()
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+			tune.minChanges, tune.minTask, tune.minTaskHeight, tune.maxBackoff = 4, 2, 2, 0
+			s.requireRun(t, want, config{paged: true, pins: pinForks})
+			s.requireRun(t, want, config{paged: true, pins: pinShuffled})
+		})
+	}
 	t.Run("all at once", func(t *testing.T) {
 		s.requireRun(t, want, config{pins: pinShuffled, batch: 60, reload: reloadSometimes, partial: true})
 	})
@@ -99,6 +116,7 @@ type config struct {
 	batch   int // changes of one Apply, 0: all
 	reload  func(t *testing.T, rnd *rand.Rand, v *Version) *Version
 	partial bool
+	paged   bool
 }
 
 func (s *story) requireRun(t *testing.T, want []outcomeOf, c config) {
@@ -113,6 +131,12 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 	rnd := rand.New(rand.NewPCG(s.seed, 1))
 	p := &pins{policy: c.pins, rnd: rnd}
 	v := mustEmpty(t, s.chunkBytes)
+	var paging pagingStory
+	if c.paged {
+		paging = pagingStory{disk: &disk{}, rnd: rnd}
+		paging.enable(v)
+		c.reload = paging.reload
+	}
 	for i, block := range s.blocks {
 		var partial *Partial
 		if c.partial {
@@ -124,6 +148,9 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 		}
 		for part := range slices.Chunk(block, batch) {
 			v = p.advance(t, v, part)
+			if c.paged {
+				paging.after(t, v)
+			}
 		}
 		if c.reload != nil {
 			if again := c.reload(t, rnd, v); again != v {
@@ -139,11 +166,29 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 		full := i%8 == 7 || i+1 == len(s.blocks)
 		outcomes = append(outcomes, s.outcome(t, v, full))
 	}
+	for _, h := range p.held { // they are as they were, whatever left memory since
+		require.NoError(t, h.v.Err())
+		requireRebuilds(t, h.v)
+	}
 	p.releaseAll()
+	if c.paged {
+		require.NoError(t, v.Err())
+		return outcomes
+	}
 	v = advance(t, v, Change{[]byte("last"), []byte("one more")})
 	v = advance(t, v, Change{[]byte("last"), []byte("another")})
 	requireOnlyLatest(t, v)
 	return outcomes
+}
+
+// requireRebuilds rebuilds a version from its leaves.
+func requireRebuilds(t *testing.T, v *Version) {
+	t.Helper()
+	again, err := FromLeaves(v.ChunkBytes(), withoutError(v.Leaves()))
+	require.NoError(t, err)
+	require.Equal(t, v.Commitment(), again.Commitment())
+	require.NoError(t, v.Err())
+	again.Release()
 }
 
 func (s *story) outcome(t *testing.T, v *Version, full bool) (o outcomeOf) {

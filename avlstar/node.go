@@ -83,9 +83,7 @@ type sub struct {
 }
 
 // child returns a child of inner node n.
-func (w *view) child(n ref, side int) sub {
-	return sub{w.image(n).stub(side), w.link(n).child[side]}
-}
+func (w *view) child(n ref, side int) sub { return childOf(w, n, side) }
 
 // keyOf returns the key of inner node n.
 func (w *view) keyOf(n ref) []byte { return w.key(w.image(n).leaf()) }

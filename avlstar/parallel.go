@@ -36,6 +36,7 @@ type part struct {
 	ops    []op
 	bearer *Hash // SHA256 of the least key
 	was    uint8 // height before
+	low    ref   // inner node that bears the least key; 0: on the left edge of the tree
 }
 
 // fork is an inner node above the tasks.
@@ -69,7 +70,8 @@ var tune = struct {
 	minTask       int   // changes of a task
 	minTaskHeight uint8 // lower subtrees are not cut: their heights change often, and there is little in them to share
 	maxBackoff    int   // so many blocks at most are made in order at once after some that had to be
-}{256, 16, 7, 64}
+	pageBytes     uint64
+}{256, 16, 7, 64, maxPageBytes}
 
 // maxTask bounds the changes of a task, so that what a goroutine makes before it hashes it stays in its cache.
 const maxTask = 64
@@ -79,7 +81,7 @@ const maxMends = 16
 
 // inParallel makes next by several goroutines and says whether it did.
 func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew) bool {
-	if c.workers() == 1 || v.top.Height < tune.minTaskHeight+2 || v.partial {
+	if c.workers() == 1 || v.top.Height < tune.minTaskHeight+2 || v.partial && t.paging == nil {
 		return false
 	}
 	if t.mu.backoff > 0 {
@@ -117,7 +119,7 @@ func (p *plan) cut(n ref, of part) *fork {
 	if len(of.ops) == 0 {
 		return nil
 	}
-	if len(of.ops) <= p.want || of.was < tune.minTaskHeight {
+	if len(of.ops) <= p.want || of.was < tune.minTaskHeight || n == 0 {
 		if of.parent != nil {
 			p.tasks = append(p.tasks, of.task())
 		}
@@ -129,8 +131,8 @@ func (p *plan) cut(n ref, of part) *fork {
 	at := sort.Search(len(of.ops), func(k int) bool { // the first that goes right
 		return !p.v.less(p.changes[of.ops[k].i].Key, of.ops[k].prefix, n, l)
 	})
-	f.child[left] = p.cut(l.child[left], part{f, left, of.ops[:at:at], of.bearer, i.height(left)})
-	f.child[right] = p.cut(l.child[right], part{f, right, of.ops[at:], i.keyHash(), i.height(right)})
+	f.child[left] = p.cut(l.child[left], part{f, left, of.ops[:at:at], of.bearer, i.height(left), of.low})
+	f.child[right] = p.cut(l.child[right], part{f, right, of.ops[at:], i.keyHash(), i.height(right), n})
 	return f
 }
 
@@ -163,7 +165,7 @@ func (p *plan) share(c *crew) {
 
 // reserve makes sure that shared allocators find what the changes can need at most.
 func (p *plan) reserve(allocators int) {
-	nodes, pages := needs(p.changes, p.v.top.Height)
+	nodes, pages := needs(p.changes, p.v)
 	slabs := nodes/slabNodes + allocators
 	pages += allocators * len(classBytes)
 	m := &p.tree.mu.memory
@@ -178,6 +180,9 @@ func (p *plan) prepare(t *task) {
 	e.canFail, e.made, e.dead = true, mu.made.take(expected), mu.dead.take(expected)
 	e.top.link.child[left] = p.v.link(parent).child[t.side]
 	e.top.image.setStub(left, p.v.image(parent).stub(t.side))
+	if t.low != 0 {
+		e.low = p.v.image(t.low).leaf()
+	}
 	t.edit = e
 }
 
@@ -225,7 +230,10 @@ func (t *task) run() {
 		if r.least == 0 {
 			return true
 		}
-		t.least.least = r.least
+		e.unless(t.least.least, r.least)
+		if t.least.least = r.least; e.low != 0 {
+			e.low = r.least
+		}
 		if r.is(renamed) {
 			t.least.bits |= renamed
 			if t.renamed = e.least.hash; e.least.dirty {
@@ -235,6 +243,7 @@ func (t *task) run() {
 		}
 		return true
 	})
+	t.failed = t.failed || e.err != nil // in order it will be met again
 }
 
 // mend makes again, as one task each, the subtrees that were cut where a rotation is. It says whether it could: it gives up where that is
@@ -308,6 +317,7 @@ func (p *plan) join(root *fork) {
 	e.top.link.child[left] = p.v.root
 	e.top.image.setStub(left, p.v.top)
 	if o := e.join(root); o.is(changed) {
+		e.unless(o.least, 0) // nobody bears the least key of all
 		e.put(&e.top.link, &e.top.image, left, o)
 	}
 	t.mu.work.finish(e, p.next)

@@ -41,8 +41,11 @@ func (v *Version) Prune(stub func(Subtree) bool) (*Partial, error) {
 	t := new(tree)
 	p := pruning{from: v, stub: stub, to: newAllocator(&t.mu.memory, false)}
 	next := &Version{chunkBytes: v.chunkBytes, top: v.top, upper: v.upper, leaves: v.leaves, partial: true}
-	next.root = p.copy(sub{v.top, v.root}, nil, nil)
+	next.root = p.copy(&v.view, sub{v.top, v.root}, nil, nil)
 	p.to.close()
+	if p.err != nil {
+		return nil, fmt.Errorf("avlstar: prune: %w", p.err)
+	}
 	next, err := t.publish(next)
 	if err != nil {
 		return nil, err
@@ -57,24 +60,35 @@ type pruning struct {
 	from *Version
 	to   allocator
 	stub func(Subtree) bool
+	err  error
 }
 
 // copy copies the subtree s, whose keys are in [first, after), and returns its root: 0 where it is a stub.
-func (p *pruning) copy(s sub, first, after []byte) ref {
-	if s.n == 0 || p.stub(Subtree{s.Stub, first, after}) {
+func (p *pruning) copy(w nodes, s sub, first, after []byte) ref {
+	at := Subtree{s.Stub, first, after}
+	if p.err != nil || s.n == 0 && (p.from.tree.paging == nil || s.Stub == emptyStub) || p.stub(at) {
 		return 0
 	}
+	if s.n == 0 { // of a page
+		page, err := p.from.tree.fetchPage(at)
+		if err != nil {
+			p.err = err
+			return 0
+		}
+		r := page.nodes()
+		w, s.n = runNodes{r}, r.root.n
+	}
 	if s.n.isLeaf() {
-		key, value := p.from.leaf(s.n)
+		key, value := w.leaf(s.n)
 		return p.to.putRecord(0, key, value)
 	}
 	n := p.to.newNode() // before its children, so that a path lies together
-	key := p.from.keyOf(s.n)
-	l := p.copy(p.from.child(s.n, left), first, key)
-	r := p.copy(p.from.child(s.n, right), key, after)
-	*p.to.link(n) = link{p.from.link(s.n).prefix, [2]ref{l, r}}
+	key := w.keyOf(s.n)
+	l := p.copy(w, childOf(w, s.n, left), first, key)
+	r := p.copy(w, childOf(w, s.n, right), key, after)
+	*p.to.link(n) = link{w.link(s.n).prefix, [2]ref{l, r}}
 	i := p.to.image(n)
-	*i = *p.from.image(s.n)
+	*i = *w.image(s.n)
 	i.clearFlags()
 	i.setEpoch(0)
 	leaf := p.to.end(r, left)
@@ -92,15 +106,14 @@ func (p *Partial) Get(key []byte) (value []byte, ok bool, err error) {
 	if v.top == emptyStub {
 		return nil, false, nil
 	}
-	way, err := v.path(key, key)
+	way, err := v.path(key)
 	if err != nil {
 		return nil, false, fmt.Errorf("avlstar: get: %w", err)
 	}
-	k, value := v.leaf(way.leaf)
-	if !bytes.Equal(k, key) {
+	if !bytes.Equal(way.key, key) {
 		return nil, false, nil
 	}
-	return bytes.Clone(value), true, nil
+	return bytes.Clone(way.value), true, nil
 }
 
 // Apply is that of Version.

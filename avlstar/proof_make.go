@@ -11,68 +11,95 @@ func (v *Version) proveState(key []byte) ([]byte, error) {
 	if v.top == emptyStub {
 		return nil, nil
 	}
-	p, err := v.path(key, key)
+	p, err := v.path(key)
 	if err != nil {
 		return nil, err
 	}
-	if bytes.Equal(v.key(p.leaf), key) {
-		return v.appendExistence(nil, 0x0a, p), nil
+	if bytes.Equal(p.key, key) {
+		return appendExistence(nil, 0x0a, p), nil
 	}
 	b := appendField(make([]byte, 0, 8192), 0x0a, key)
-	if bytes.Compare(v.key(p.leaf), key) < 0 { // else key is below all
-		b = v.appendExistence(b, 0x12, p)
+	if bytes.Compare(p.key, key) < 0 { // else key is below all
+		b = appendExistence(b, 0x12, p)
 		if p, err = v.after(p, key); err != nil {
 			return nil, err
 		}
 	}
-	if p.leaf != 0 {
-		b = v.appendExistence(b, 0x1a, p)
+	if p.key != nil {
+		b = appendExistence(b, 0x1a, p)
 	}
 	return appendField(nil, 0x12, b), nil
 }
 
-// path is the way from the root to a leaf.
+// path is the way from the root to a leaf, nil where there is none.
 type path struct {
-	leaf  ref
-	steps []step
+	key, value []byte
+	steps      []step
 }
 
+// step goes from a node to its child on one side.
 type step struct {
-	n    ref
-	side int
+	page  *run // that the node is in; nil: in the tree
+	n     ref
+	side  int
+	image *image
 }
 
-// path returns the way to the leaf where a search for key ends. asked is what an error names.
-func (v *Version) path(key, asked []byte) (path, error) {
+// path returns the way to the leaf where a search for key ends.
+func (v *Version) path(key []byte) (path, error) {
 	p := path{steps: make([]step, 0, 48)}
 	prefix := prefixOf(key)
-	return v.descend(p, v.root, asked, func(n ref, l *link) int {
+	n := v.root
+	for n.isInner() {
+		l, i := v.link(n), v.image(n)
+		prefetchNode(l, i) // the image is what the proof is made of
+		side := right
 		if v.less(key, prefix, n, l) {
+			side = left
+		}
+		p.steps = append(p.steps, step{nil, n, side, i})
+		n = l.child[side]
+	}
+	return v.complete(p, n, key, func(r *run, n ref) int {
+		if bytes.Compare(key, r.leaf(int(n)).Key) < 0 {
 			return left
 		}
 		return right
 	})
 }
 
-// descend goes on from n to a leaf. The images, which the proof is made of, are on their way into the cache while it goes down.
-func (v *Version) descend(p path, n ref, asked []byte, choose func(n ref, l *link) int) (path, error) {
-	for n.isInner() {
-		l := v.link(n)
-		prefetchNode(l, v.image(n))
-		side := choose(n, l)
-		p.steps = append(p.steps, step{n, side})
-		n = l.child[side]
+// complete completes a path that has come to a leaf, or to a stub: then it goes on through the page. asked is what an error names.
+func (v *Version) complete(p path, n ref, asked []byte, choose func(r *run, n ref) int) (path, error) {
+	if n.isLeaf() {
+		p.key, p.value = v.leaf(n)
+		return p, nil
 	}
-	if n == 0 {
+	if len(p.steps) == 0 || !v.paged() {
 		stub := v.top
 		if len(p.steps) > 0 {
 			last := p.steps[len(p.steps)-1]
-			stub = v.image(last.n).stub(last.side)
+			stub = last.image.stub(last.side)
 		}
 		return path{}, &MissingNodeError{Node: stub, Key: bytes.Clone(asked)}
 	}
-	p.leaf = n
-	return p, nil
+	last := p.steps[len(p.steps)-1]
+	page := v.pageBelow(last.n, last.side)
+	if page == nil {
+		return path{}, v.Err()
+	}
+	r := page.nodes()
+	return descendPage(p, r, r.root.n, choose), nil
+}
+
+// descendPage goes on from node n of a page to a leaf.
+func descendPage(p path, r *run, n ref, choose func(r *run, n ref) int) path {
+	for n.isInner() {
+		side := choose(r, n)
+		p.steps = append(p.steps, step{r, n, side, &r.images[n]})
+		n = r.links[n].child[side]
+	}
+	p.key, p.value = runNodes{r}.leaf(n)
+	return p
 }
 
 // after returns the way to the leaf right of p, one without a leaf where p is the last.
@@ -83,15 +110,24 @@ func (v *Version) after(p path, asked []byte) (path, error) {
 	if i < 0 {
 		return path{}, nil
 	}
-	n := p.steps[i].n
-	next := path{steps: append(append(make([]step, 0, 48), p.steps[:i]...), step{n, right})}
-	return v.descend(next, v.link(n).child[right], asked, func(ref, *link) int { return left })
+	turn := p.steps[i]
+	turn.side = right
+	next := path{steps: append(append(make([]step, 0, 48), p.steps[:i]...), turn)}
+	leftmost := func(*run, ref) int { return left }
+	if turn.page != nil {
+		return descendPage(next, turn.page, turn.page.links[turn.n].child[right], leftmost), nil
+	}
+	n := v.link(turn.n).child[right]
+	for n.isInner() {
+		next.steps = append(next.steps, step{nil, n, left, v.image(n)})
+		n = v.link(n).child[left]
+	}
+	return v.complete(next, n, asked, leftmost)
 }
 
 // appendExistence appends a field of the given tag: the proof of the leaf at the end of p.
-func (v *Version) appendExistence(b []byte, tag byte, p path) []byte {
-	key, value := v.leaf(p.leaf)
-	n := fieldBytes(len(key)) + fieldBytes(len(value)) + fieldBytes(len(stateLeafOp))
+func appendExistence(b []byte, tag byte, p path) []byte {
+	n := fieldBytes(len(p.key)) + fieldBytes(len(p.value)) + fieldBytes(len(stateLeafOp))
 	for _, s := range p.steps {
 		n += fieldBytes(innerOpLen(s.side))
 	}
@@ -100,21 +136,20 @@ func (v *Version) appendExistence(b []byte, tag byte, p path) []byte {
 	}
 	b = append(b, tag)
 	b = binary.AppendUvarint(b, uint64(n))
-	b = appendField(b, 0x0a, key)
-	b = appendField(b, 0x12, value)
+	b = appendField(b, 0x0a, p.key)
+	b = appendField(b, 0x12, p.value)
 	b = appendField(b, 0x1a, stateLeafOp)
 	for i := len(p.steps) - 1; i >= 0; i-- { // from the leaf up
 		s := p.steps[i]
-		image := v.image(s.n)
 		b = append(b, 0x22, byte(innerOpLen(s.side)))
 		if s.side == left {
 			b = append(b, leftInnerOp...)
-			b = append(b, image[:innerPrefixBytes]...)
+			b = append(b, s.image[:innerPrefixBytes]...)
 			b = append(b, innerSuffix...)
-			b = append(b, image.hash(right)[:]...)
+			b = append(b, s.image.hash(right)[:]...)
 		} else {
 			b = append(b, rightInnerOp...)
-			b = append(b, image[:innerPrefixBytes+32]...) // the left child's hash follows the prefix
+			b = append(b, s.image[:innerPrefixBytes+32]...) // the left child's hash follows the prefix
 		}
 	}
 	return b
@@ -139,17 +174,18 @@ func appendField(b []byte, tag byte, field []byte) []byte {
 
 // below is the greatest key below key, nil where there is none.
 func (v *Version) below(key []byte) []byte {
-	prefix, n := prefixOf(key), v.root
-	for n.isInner() {
-		l := v.link(n)
-		side := left
-		if !v.less(key, prefix, n, l) && !bytes.Equal(v.keyOf(n), key) {
-			side = right // its least key is that of n, which is below key
+	s, n := v.locate(key, true)
+	switch {
+	case n != 0:
+		if k := v.key(n); bytes.Compare(k, key) < 0 {
+			return k
 		}
-		n = l.child[side]
-	}
-	if n != 0 && bytes.Compare(v.key(n), key) < 0 {
-		return v.key(n)
+	case v.paged() && s.Stub != emptyStub:
+		if p := v.page(s); p != nil {
+			if i := p.below(key); i > 0 {
+				return p.records().leaf(i - 1).Key
+			}
+		}
 	}
 	return nil
 }

@@ -32,7 +32,11 @@ func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next [
 		}
 		entries = append(entries, KV{bytes.Clone(key), bytes.Clone(value)})
 	}
-	return entries, next, RangeProof{Tree: v.proveRange(start, end, next), Map: v.proveMap()}, nil
+	tree, err := v.proveRange(start, end, next)
+	if err != nil {
+		return nil, nil, RangeProof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
+	}
+	return entries, next, RangeProof{Tree: tree, Map: v.proveMap()}, nil
 }
 
 // VerifyRange checks that under appHash entries are all there is in [start, end) or, where next is set, in [start, next), and that

@@ -6,27 +6,32 @@ import (
 )
 
 // proveRange makes RangeProof.Tree for what ProveRange answers, nil in the empty tree.
-func (v *Version) proveRange(start, end, next []byte) []byte {
+func (v *Version) proveRange(start, end, next []byte) ([]byte, error) {
 	if v.root == 0 {
-		return nil
+		return nil, nil
 	}
 	// The leaves to show are those from lo to hi, both included: the neighbours. nil: there is none, on to the tree's end.
 	lo, hi := v.below(start), next
 	if hi == nil && len(end) != 0 {
 		for key := range v.Ascend(end, nil) {
-			hi = key
+			hi = bytes.Clone(key)
 			break
 		}
 	}
 	c := v.Commitment()
 	t := rangeTree{chunkBytes: c.ChunkBytes, chunks: c.Chunks}
-	t.cover(&v.view, sub{v.top, v.root}, boundary{}, nil, lo, hi)
+	if err := v.cover(&t, &v.view, sub{v.top, v.root}, boundary{}, nil, lo, hi); err != nil {
+		return nil, err
+	}
+	if err := v.Err(); err != nil {
+		return nil, err
+	}
 	for i := range t.items {
 		if it := &t.items[i]; it.key != nil && (bytes.Compare(it.key, start) < 0 || bytes.Equal(it.key, hi)) {
 			it.kind = neighbourKind
 		}
 	}
-	return t.encode()
+	return t.encode(), nil
 }
 
 // boundary is the inner node before a subtree: its height and the least key of the subtree. Before the first one there is none.
@@ -36,10 +41,10 @@ type boundary struct {
 	hash   *Hash
 }
 
-// cover appends the items for the subtree s: its leaves from lo to hi, stubs for all else. first is the inner node before s,
+// cover appends to t the items for the subtree s: its leaves from lo to hi, stubs for all else. first is the inner node before s,
 // after the key of the one behind it (nil: s is the last). Both are keys of leaves, so that s has a leaf to show exactly if
 // lo < after and first <= hi.
-func (t *rangeTree) cover(w *view, s sub, first boundary, after, lo, hi []byte) {
+func (v *Version) cover(t *rangeTree, w nodes, s sub, first boundary, after, lo, hi []byte) error {
 	outside := after != nil && bytes.Compare(after, lo) <= 0 || first.key != nil && hi != nil && bytes.Compare(first.key, hi) > 0
 	switch {
 	case outside:
@@ -48,12 +53,22 @@ func (t *rangeTree) cover(w *view, s sub, first boundary, after, lo, hi []byte) 
 			it.keyHash = *first.hash
 		}
 		t.items = append(t.items, it)
+	case s.n == 0:
+		page, err := v.tree.fetchPage(Subtree{s.Stub, first.key, after})
+		if err != nil {
+			return err
+		}
+		r := page.nodes()
+		return v.cover(t, runNodes{r}, r.root, first, after, lo, hi)
 	case s.n.isLeaf():
 		key, value := w.leaf(s.n)
 		t.items = append(t.items, newRangeLeaf(resultKind, first.height, key, len(value), sha256.Sum256(value)))
 	default:
 		key := w.keyOf(s.n)
-		t.cover(w, w.child(s.n, left), first, key, lo, hi)
-		t.cover(w, w.child(s.n, right), boundary{s.Height, key, w.image(s.n).keyHash()}, after, lo, hi)
+		if err := v.cover(t, w, childOf(w, s.n, left), first, key, lo, hi); err != nil {
+			return err
+		}
+		return v.cover(t, w, childOf(w, s.n, right), boundary{s.Height, key, w.image(s.n).keyHash()}, after, lo, hi)
 	}
+	return nil
 }

@@ -76,6 +76,7 @@ func (r *run) decode(lim limits) error {
 		return fmt.Errorf("%d bytes of records", len(r.data))
 	}
 	var before []byte
+	r.at = make([]uint32, 0, len(r.data)/64+1)
 	for rest := r.data; len(rest) > 0; {
 		i := len(r.at)
 		l, after, err := decodeRecord(rest)

@@ -34,7 +34,8 @@ type tree struct {
 		// After failures blocks that had to be made in order, so many are made so at once (parallel.go).
 		failures, backoff int
 	}
-	stats atomic.Pointer[MemoryStats]
+	stats  atomic.Pointer[MemoryStats]
+	paging *paging // nil: everything is in memory; readers look at it only where there are stubs
 }
 
 // alive is a version whose nodes are not freed.
@@ -65,6 +66,8 @@ type MemoryStats struct {
 	Held       uint64 // nodes and leaves of them that only older versions have
 	NodeBytes  uint64 // memory of inner nodes, in use or not
 	LeafBytes  uint64 // memory of leaf records, in use or not
+	Evicted    uint64 // pages that left memory so far
+	Loaded     uint64 // pages that Apply brought back so far
 }
 
 // Memory returns what the tree of v held after its last Apply.
@@ -120,12 +123,27 @@ func (t *tree) publish(v *Version) (*Version, error) {
 	if v.upper >= math.MaxUint32 || v.epoch >= freed {
 		return nil, fmt.Errorf("%w: %d chunks after %d versions", ErrTooLarge, v.upper+1, v.epoch)
 	}
+	t.enlist(v)
+	t.account()
+	return v, nil
+}
+
+// enlist puts v, which t.mu.memory now holds, behind the latest version, with one reference. The caller holds t.mu.
+func (t *tree) enlist(v *Version) {
 	v.tree, v.view = t, t.mu.view
 	v.refs.Store(1)
 	t.mu.alive = append(t.mu.alive, &alive{version: v})
-	t.account()
 	t.check(v)
-	return v, nil
+}
+
+// held returns how many nodes and leaves only older versions have. The caller holds t.mu.
+func (t *tree) held() (n uint64) {
+	for _, a := range t.mu.alive {
+		for _, list := range a.held {
+			n += uint64(len(list))
+		}
+	}
+	return n
 }
 
 // reclaim frees what the versions kept alive that were released since. The caller holds t.mu.
@@ -187,7 +205,11 @@ func (t *tree) rewind(v *Version) error {
 		case a.version == v && i == len(t.mu.alive)-1:
 			return nil
 		case a.version == v:
-			t.freeSince(t.mu.alive[len(t.mu.alive)-1].version.root, v.epoch)
+			latest := t.mu.alive[len(t.mu.alive)-1].version
+			t.freeSince(latest.root, v.epoch, latest.partial)
+			if t.paging != nil { // what had left is back
+				t.paging.resting = false
+			}
 			for _, later := range t.mu.alive[i+1:] {
 				for _, list := range later.held {
 					for _, d := range list {
@@ -205,8 +227,8 @@ func (t *tree) rewind(v *Version) error {
 	}
 }
 
-// freeSince frees the nodes below n that were made after epoch.
-func (t *tree) freeSince(n ref, epoch uint32) {
+// freeSince frees the nodes below n that were made after epoch, and their stand-ins where there may be any.
+func (t *tree) freeSince(n ref, epoch uint32, stubs bool) {
 	switch {
 	case n.isLeaf():
 		if t.mu.recordEpoch(n) > epoch {
@@ -214,8 +236,11 @@ func (t *tree) freeSince(n ref, epoch uint32) {
 		}
 	case n.isInner() && t.mu.image(n).newerThan(epoch):
 		l := *t.mu.link(n)
-		t.freeSince(l.child[left], epoch)
-		t.freeSince(l.child[right], epoch)
+		if k := t.mu.image(n).leaf(); stubs && t.mu.standIn(k) && t.mu.recordEpoch(k) > epoch {
+			t.mu.freeRecord(k)
+		}
+		t.freeSince(l.child[left], epoch, stubs)
+		t.freeSince(l.child[right], epoch, stubs)
 		t.mu.freeNode(n)
 	}
 }
@@ -224,19 +249,17 @@ func (t *tree) freeSince(n ref, epoch uint32) {
 func (t *tree) account() {
 	s := MemoryStats{
 		Versions: len(t.mu.alive), InnerNodes: t.mu.nodes, Leaves: t.mu.leaves, LeafBytes: t.mu.leafBytes,
-		NodeBytes: uint64(t.mu.slabCount) * slabNodes * (16 + 128),
+		NodeBytes: uint64(t.mu.slabCount) * slabNodes * (16 + 128), Held: t.held(),
 	}
-	for _, a := range t.mu.alive {
-		for _, list := range a.held {
-			s.Held += uint64(len(list))
-		}
+	if p := t.paging; p != nil {
+		s.Evicted, s.Loaded = p.evicted, p.loaded.Load()
 	}
 	t.stats.Store(&s)
 }
 
 // room says whether changes fit the memory, whatever they turn out to do.
-func (t *tree) room(changes []Change, height uint8) error {
-	nodes, pages := needs(changes, height)
+func (t *tree) room(changes []Change, v *Version) error {
+	nodes, pages := needs(changes, v)
 	pages += (maxWorkers + maxMends) * len(classBytes) // each allocator may have one of every class
 	if t.mu.nodes+uint64(nodes) > (maxSlabs-maxWorkers-maxMends)*slabNodes || len(t.mu.pages)-len(t.mu.freePages)+pages >= maxPages {
 		return fmt.Errorf("%w: %d inner nodes and %d pages of records are in memory", ErrTooLarge, t.mu.nodes, len(t.mu.pages))
@@ -245,9 +268,12 @@ func (t *tree) room(changes []Change, height uint8) error {
 }
 
 // needs returns how many nodes and pages changes can need at most: a change makes a path of new nodes, and two more for each rotation
-// on it, and a record.
-func needs(changes []Change, height uint8) (nodes, pages int) {
-	eighths := 0
+// on it, and a record. Where there are stubs, the leaf that it replaces may come with it, and a stand-in for each of the nodes.
+func needs(changes []Change, v *Version) (nodes, pages int) {
+	height, eighths := v.top.Height, 0
+	if v.partial { // most of these are small; the lists grow where that is not so
+		eighths = len(changes) * (16 + 3*(int(height)+2)) / 16
+	}
 	for _, c := range changes {
 		eighths += pageEighths(int(RecordBytes(len(c.Key), len(c.Value))))
 	}

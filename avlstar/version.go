@@ -28,12 +28,13 @@ type Version struct {
 	parent     uint32 // epoch of the version that this one was made from
 	upper      uint64 // inner nodes above the chunks: the tree has one chunk more
 	leaves     uint64
-	partial    bool // there may be stubs
+	partial    bool                  // there may be stubs
+	failed     atomic.Pointer[error] // see Err
 
 	hashedInner, hashedLeaves uint64
 
-	once   sync.Once // guards what upperTree fills in
-	chunks []sub     // in key order
+	once   sync.Once   // guards what upperTree fills in
+	chunks []chunkRoot // in key order
 	man    *Manifest
 
 	mapOnce  sync.Once // guards mapProof
@@ -77,7 +78,7 @@ func (v *Version) findEqual(key []byte) ref {
 	if n != 0 {
 		prefetchRecord(&v.record(n)[0]) // both its lines at once
 	}
-	if n == 0 || bytes.Equal(v.key(n), key) {
+	if n == 0 && !v.partial || n != 0 && bytes.Equal(v.key(n), key) {
 		return n
 	}
 	if n = v.find(key); n != 0 && !bytes.Equal(v.key(n), key) {
@@ -96,6 +97,14 @@ func (v *Version) Get(key []byte) (value []byte, ok bool) {
 func (v *Version) View(key []byte) (value []byte, ok bool) {
 	n := v.findEqual(key)
 	if n == 0 {
+		if p := v.pageOn(key); p != nil {
+			if l := p.find(key); bytes.Equal(l.Key, key) {
+				if len(l.Value) < len(p.data)/2 {
+					return bytes.Clone(l.Value), true // who keeps it does not keep the page
+				}
+				return l.Value[:len(l.Value):len(l.Value)], true
+			}
+		}
 		return nil, false
 	}
 	_, value = v.leaf(n)
@@ -104,17 +113,21 @@ func (v *Version) View(key []byte) (value []byte, ok bool) {
 
 // Has says whether key is there.
 func (v *Version) Has(key []byte) bool {
-	return v.findEqual(key) != 0
+	_, ok := v.View(key)
+	return ok
 }
 
 // Floor returns the greatest key that is not greater than key, with its value.
 func (v *Version) Floor(key []byte) (k, value []byte, ok bool) {
-	n := v.find(key)
-	if n == 0 {
+	if n := v.find(key); n != 0 {
+		k, value = v.leaf(n)
+	} else if p := v.pageOn(key); p != nil {
+		l := p.find(key)
+		k, value = l.Key, l.Value
+	} else {
 		return nil, nil, false
 	}
-	k, value = v.leaf(n)
-	if bytes.Compare(k, key) > 0 { // so n is the least leaf: no inner node on the way had a key up to key
+	if bytes.Compare(k, key) > 0 { // so it is the least leaf: no inner node on the way had a key up to key
 		return nil, nil, false
 	}
 	return bytes.Clone(k), bytes.Clone(value), true
@@ -128,27 +141,35 @@ func (v *Version) Ascend(start, end []byte) iter.Seq2[[]byte, []byte] {
 	}
 }
 
-func (w *view) ascend(n ref, start, end []byte, yield func(key, value []byte) bool) bool {
+func (v *Version) ascend(n ref, start, end []byte, yield func(key, value []byte) bool) bool {
 	if n == 0 {
 		return true
 	}
 	if n.isLeaf() {
-		key, value := w.leaf(n)
+		key, value := v.leaf(n)
 		if start != nil && bytes.Compare(key, start) < 0 || end != nil && bytes.Compare(key, end) >= 0 {
 			return true
 		}
 		return yield(key, value[:len(value):len(value)])
 	}
-	l := w.link(n)
-	if start == nil || w.less(start, prefixOf(start), n, l) {
-		if !w.ascend(l.child[left], start, end, yield) {
+	l := v.link(n)
+	if start == nil || v.less(start, prefixOf(start), n, l) {
+		if !v.ascendChild(n, left, start, end, yield) {
 			return false
 		}
 	}
-	if end == nil || !w.less(end, prefixOf(end), n, l) && !bytes.Equal(end, w.keyOf(n)) {
-		return w.ascend(l.child[right], start, end, yield)
+	if end == nil || !v.less(end, prefixOf(end), n, l) && !bytes.Equal(end, v.keyOf(n)) {
+		return v.ascendChild(n, right, start, end, yield)
 	}
 	return true
+}
+
+func (v *Version) ascendChild(n ref, side int, start, end []byte, yield func(key, value []byte) bool) bool {
+	if c := v.link(n).child[side]; c != 0 {
+		return v.ascend(c, start, end, yield)
+	}
+	p := v.pageBelow(n, side)
+	return p != nil && p.leaves(start, end, 0, func(l Leaf) bool { return yield(l.Key, l.Value) })
 }
 
 // Leaves yields all leaves in key order, each with the height of the inner node whose key it is, the first with 0.
@@ -161,16 +182,25 @@ func (v *Version) Leaves() iter.Seq[Leaf] {
 
 // leavesOf yields the leaves below n, of this height. h is the height of the inner node whose key is the least key below n: the
 // right child of an inner node begins with the leaf whose key that node bears.
-func (w *view) leavesOf(n ref, height, h uint8, yield func(Leaf) bool) bool {
+func (v *Version) leavesOf(n ref, height, h uint8, yield func(Leaf) bool) bool {
 	if n == 0 {
 		return true
 	}
 	if n.isLeaf() {
-		key, value := w.leaf(n)
+		key, value := v.leaf(n)
 		return yield(Leaf{Key: key, Value: value[:len(value):len(value)], Height: h})
 	}
-	l, i := w.link(n), w.image(n)
-	return w.leavesOf(l.child[left], i.height(left), h, yield) && w.leavesOf(l.child[right], i.height(right), height, yield)
+	l, i := v.link(n), v.image(n)
+	for side, h := range [2]uint8{h, height} {
+		if c := l.child[side]; c != 0 {
+			if !v.leavesOf(c, i.height(side), h, yield) {
+				return false
+			}
+		} else if p := v.pageBelow(n, side); p == nil || !p.leaves(nil, nil, h, yield) {
+			return false
+		}
+	}
+	return true
 }
 
 // RangeBytes returns the length of the leaf records of the keys in [start, end); nil is open. It takes O(log n).
@@ -202,6 +232,10 @@ func (v *Version) bytesBelow(key []byte) (sum uint64) {
 	}
 	if n != 0 && bytes.Compare(v.key(n), key) < 0 {
 		sum += bytesOfN
+	} else if n == 0 {
+		if p := v.pageOn(key); p != nil {
+			sum += p.bytesBelow(key)
+		}
 	}
 	return sum
 }

@@ -1,0 +1,346 @@
+package avlstar
+
+import (
+	"bytes"
+	"sort"
+)
+
+// Where an edit comes to a stub, it grafts: it copies the nodes of the page on the way to its changes into the tree, as nodes of the new
+// version; what lies beside them stays a stub. Older versions keep the stub that they have.
+//
+//	      stub                 (n)            ops: e
+//	   a…………………h      →     stub  (e)
+//	                       a…d   e  stub
+//	                                f…h
+//
+// An inner node refers to the leaf that has its key. Where that leaf is not in memory, it refers to a *stand-in*: a record of the key
+// without a value, which belongs to this node, and goes when the leaf comes or the node dies for good.
+
+// graft takes the place of the stub on one side of a node. Its keys begin with that of inner node low and reach up to that of inner node
+// bound (0: no bound). It returns its root, 0 where it cannot be had, and its least leaf, if that came along.
+func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
+	to := e.next + 1
+	for to < len(e.ops) && (bound == 0 || e.less(e.ops[to], bound, e.link(bound))) {
+		to++
+	}
+	r, at, ok := e.find(low, up.stub(side))
+	if !ok {
+		e.missing(up, side, e.next)
+		return 0, 0
+	}
+	return e.copyPath(r, at, e.ops[e.next:to])
+}
+
+// graftRoot grafts a stub on one side of inner node n, which is of epoch, the root alone: an inner node. Its keys begin with that of
+// inner node low.
+func (e *edit) graftRoot(n ref, side int, low ref) ref {
+	r, at, ok := e.find(low, e.image(n).stub(side))
+	if !ok || !at.isInner() {
+		e.missing(e.image(n), side, e.next-1)
+		return 0
+	}
+	c, _ := e.copyPath(r, at, nil)
+	e.link(n).child[side] = c
+	return c
+}
+
+// graftTop makes sure that the root is in memory: a stub becomes the root where all beside it was deleted.
+func (e *edit) graftTop() {
+	top, i := &e.top.link, &e.top.image
+	if e.tree.paging == nil || e.err != nil || top.child[left] != 0 || i.stub(left) == emptyStub {
+		return
+	}
+	r, at, ok := e.find(0, i.stub(left))
+	if !ok {
+		e.missing(i, left, len(e.ops)-1)
+		return
+	}
+	top.child[left], _ = e.copyPath(r, at, nil)
+}
+
+// find returns the node with this stub, whose keys begin with that of inner node low (0: with that of e.low): in a page of the version
+// before, which has them too.
+func (e *edit) find(low ref, stub Stub) (r *run, at ref, ok bool) {
+	if e.tree.paging == nil || e.err != nil {
+		return nil, 0, false
+	}
+	if low == 0 && e.low == 0 {
+		return e.findFirst(stub)
+	}
+	least := e.low
+	if low != 0 {
+		least = e.image(low).leaf()
+	}
+	key := e.key(least)
+	s, n := e.before.locate(key, false)
+	if n != 0 {
+		return nil, 0, false
+	}
+	if r = e.page(s); r == nil {
+		return nil, 0, false
+	}
+	at, ok = r.node(stub, key)
+	return r, at, ok
+}
+
+// findFirst finds the node with this stub on the left edge of the tree, where no node bears its least key. Of the version before,
+// keys may have been deleted that came first, each of them by one of the changes.
+func (e *edit) findFirst(stub Stub) (r *run, at ref, ok bool) {
+	for tries := 0; tries <= len(e.changes); {
+		s, n := e.before.locate(e.first.key, false)
+		if n != 0 {
+			tries++
+		} else {
+			if r = e.page(s); r == nil {
+				return nil, 0, false
+			}
+			for ; e.first.record < r.len() && tries <= len(e.changes); e.first.record++ {
+				if at, ok = r.node(stub, r.leaf(e.first.record).Key); ok {
+					return r, at, true
+				}
+				tries++
+			}
+		}
+		if s.After == nil {
+			break
+		}
+		e.first.key, e.first.record = s.After, 0
+	}
+	return nil, 0, false
+}
+
+// page returns the nodes of page s.
+func (e *edit) page(s Subtree) *run {
+	if r := e.tree.paging.runs[s.Hash]; r != nil {
+		return r
+	}
+	if e.latest.run != nil && e.latest.hash == s.Hash {
+		return e.latest.run
+	}
+	p, err := e.tree.fetchPage(s)
+	if err != nil {
+		e.err = err
+		return nil
+	}
+	e.tree.paging.loaded.Add(1)
+	e.latest.hash, e.latest.run = s.Hash, p.nodes()
+	return e.latest.run
+}
+
+// copyPath copies node n of r, and those below it on the way to ops.
+func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
+	if n.isLeaf() {
+		l := r.leaf(int(n &^ leafBit))
+		c = e.newRecord(l.Key, l.Value)
+		return c, c
+	}
+	key := r.leaf(int(n)).Key
+	split := sort.Search(len(ops), func(i int) bool { return bytes.Compare(e.change(&ops[i]).Key, key) >= 0 })
+	c = e.newInner()
+	*e.image(c) = r.images[n]
+	e.image(c).clearFlags()
+	e.image(c).setEpoch(e.epoch)
+	*e.link(c) = link{prefix: r.links[n].prefix}
+	var bearer ref // the leaf with the key
+	if split > 0 {
+		e.link(c).child[left], least = e.copyPath(r, r.links[n].child[left], ops[:split])
+	}
+	if split < len(ops) {
+		e.link(c).child[right], bearer = e.copyPath(r, r.links[n].child[right], ops[split:])
+	}
+	if bearer == 0 {
+		bearer = e.newRecord(key, nil)
+	}
+	e.image(c).setLeaf(bearer)
+	return c, least
+}
+
+// newRecord stores the record of a leaf that the version before has too, or a stand-in.
+func (e *edit) newRecord(key, value []byte) ref {
+	r := e.putRecord(e.epoch, key, value)
+	if e.canFail {
+		e.made = append(e.made, r)
+	}
+	return r
+}
+
+// standIn says whether a record has no value.
+func (w *view) standIn(r ref) bool {
+	b := w.record(r)
+	n, at := shortUvarint(b, recordHeader)
+	return b[at+n] == 0
+}
+
+// unless kills the stand-in old, unless it is what takes its place.
+func (e *edit) unless(old, next ref) {
+	if e.stubs && old != 0 && old != next && e.standIn(old) {
+		e.kill(old, e.recordEpoch(old))
+	}
+}
+
+// sweep makes stubs of pages that are stored and were not changed lately, in a version of its own: who reads older ones is not disturbed.
+type sweep struct {
+	*edit
+	from   []byte // where it begins; nil: at the least key
+	to     []byte // where the next one begins; nil: it reached the end
+	newest uint32 // epoch of pages that may go
+	want   int64  // bytes
+	freed  int64
+	pages  uint64
+}
+
+// swept is what became of a subtree.
+type swept struct {
+	n     ref
+	other bool // n is another node, or none
+	least bool // its least leaf went
+}
+
+// minAge is the age in versions of pages that a sweep begins with; with each lap that frees too little it takes younger ones.
+const minAge = 64
+
+// evict returns a version like v without some pages, if the tree takes more memory than it should, which the caller releases; else v
+// itself. The caller holds t.mu.
+func (t *tree) evict(v *Version) *Version {
+	p := t.paging
+	if p == nil || !v.root.isInner() {
+		return v
+	}
+	stored := p.stored.Load()
+	if p.resting && stored == p.idle {
+		return v
+	}
+	budget, have := p.Budget(), t.resident()
+	if have <= budget {
+		return v
+	}
+	p.resting = false
+	want := have - budget + budget/16 // some more, so that not every block must
+	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
+	next := &Version{
+		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: true, upper: v.upper, leaves: v.leaves, root: v.root, top: v.top,
+	}
+	a := newAllocator(&t.mu.memory, false)
+	s := sweep{edit: t.newEdit(v, next, nil, nil, &a), from: p.cursor, want: want}
+	s.stubs = true
+	lap := 0
+	for ; lap < 2; lap++ { // the second begins at the least key, the first perhaps, too
+		s.newest = 0
+		if v.epoch > p.age {
+			s.newest = min(stored, v.epoch-p.age)
+		}
+		s.to = nil
+		next.root = s.walk(next.root, next.top, nil).n
+		if p.cursor = bytes.Clone(s.to); s.to != nil || s.freed >= want {
+			break
+		}
+		if s.from == nil {
+			lap = 1
+		}
+		s.from = nil
+	}
+	switch {
+	case s.freed >= want/2:
+		p.age = min(p.age+1, minAge)
+	case p.age == 0 && lap == 2: // all that could go went
+		p.resting, p.idle = true, stored
+	default:
+		p.age /= 2
+	}
+	p.evicted += s.pages
+	s.close()
+	if s.pages == 0 {
+		t.mu.epoch--
+		return v
+	}
+	s.upper = 0 // nothing is hashed again
+	t.settle(s.edit, next)
+	t.enlist(next)
+	return next
+}
+
+// resident is about how many bytes the latest version takes.
+func (t *tree) resident() int64 {
+	all := t.mu.nodes + t.mu.leaves
+	if all == 0 {
+		return 0
+	}
+	each := (t.mu.nodes*(16+128) + t.mu.leafBytes) / all
+	return int64(each * (all - min(t.held(), all)))
+}
+
+// isPage says whether a subtree may leave memory as a whole, all above it being larger. No node in it is above a chunk.
+func isPage(s Stat, chunkBytes uint64) bool {
+	return s.Height == 0 || s.Bytes <= min(tune.pageBytes, chunkBytes)
+}
+
+// walk sweeps the subtree n, whose keys end before after (nil: the tree's end).
+func (s *sweep) walk(n ref, stub Stub, after []byte) swept {
+	kept := swept{n: n}
+	if n == 0 || s.from != nil && after != nil && bytes.Compare(after, s.from) <= 0 {
+		return kept
+	}
+	if isPage(stub.Stat, s.chunkBytes) && n != s.before.root {
+		if s.freed >= s.want {
+			return kept
+		}
+		var epoch uint32
+		if n.isLeaf() {
+			epoch = s.recordEpoch(n)
+		} else {
+			epoch = s.image(n).epoch()
+		}
+		if epoch > s.newest {
+			return kept
+		}
+		s.drop(n)
+		s.pages++
+		if told := s.tree.paging.Evicted; told != nil {
+			told(stub)
+		}
+		if s.freed >= s.want {
+			s.to = after
+		}
+		return swept{other: true, least: true}
+	}
+	key := s.keyOf(n)
+	l := s.walk(s.link(n).child[left], s.image(n).stub(left), key)
+	if s.freed >= s.want && s.to == nil {
+		s.to = key
+	}
+	var r swept
+	if s.freed < s.want {
+		r = s.walk(s.link(n).child[right], s.image(n).stub(right), after)
+	} else {
+		r.n = s.link(n).child[right]
+	}
+	if !l.other && !r.other {
+		return kept
+	}
+	c := s.own(n)
+	if r.least && !s.standIn(s.image(c).leaf()) {
+		s.image(c).setLeaf(s.newRecord(key, nil))
+	}
+	s.link(c).child = [2]ref{l.n, r.n}
+	return swept{n: c, other: true, least: l.least}
+}
+
+// drop takes the nodes and leaves below n out of the version that is made.
+func (s *sweep) drop(n ref) {
+	switch {
+	case n == 0:
+	case n.isLeaf():
+		key, value := s.leaf(n)
+		s.freed += int64(recordHeader + 4 + len(key) + len(value))
+		s.kill(n, s.recordEpoch(n))
+	default:
+		l, i := s.link(n), s.image(n)
+		s.freed += 16 + 128
+		if k := i.leaf(); s.standIn(k) {
+			s.kill(k, s.recordEpoch(k))
+		}
+		s.kill(n, i.epoch())
+		s.drop(l.child[left])
+		s.drop(l.child[right])
+	}
+}
