@@ -4,6 +4,7 @@ GO            ?= go
 TOOLS         := $(CURDIR)/.tools
 GOLANGCI      := v2.11.4
 FUZZTIME      ?= 30s
+KILLS         ?= 50
 VERSION       ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS       := -X github.com/starling-kv/starling/node.Version=$(VERSION)
 
@@ -17,7 +18,7 @@ else
 RACE          := -race
 endif
 
-.PHONY: help build install test unit oracle bench e2e lint fuzz proto kernels vectors clean
+.PHONY: help build install test unit oracle bench e2e torture lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -46,6 +47,10 @@ bench: ## the tests of starling-bench, which run it on a few keys (a module of i
 
 e2e: ## networks of real processes on loopback: localnet, a stock CometBFT, the README's commands
 	$(GO) test -count=1 -p 1 -timeout 20m $(E2E_PACKAGES)
+
+torture: ## kill a validator KILLS times (50) while clients write, then again with a state that is not all in memory (`make e2e`: a few times)
+	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
+	STARLING_TORTURE_KILLS=$(KILLS) STARLING_TORTURE_PAGED=true $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
 	$(TOOLS)/golangci-lint-$(GOLANGCI) run ./...

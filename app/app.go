@@ -14,20 +14,25 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Store keeps the state durably. The application calls it from one goroutine at a time.
+// Store keeps the state. The application calls Load and Commit from one goroutine at a time, Durable at any time.
 //
 // Versions are counted references (avlstar.Version), and one rule says whose they are, here and everywhere in this program: a version
 // that is passed as an argument is valid during the call, and who keeps it longer retains it; one that is returned comes with a
 // reference, which the caller releases.
 type Store interface {
-	// Load returns the state that was committed last, which the caller releases: height 0 and nil where there is none.
+	// Load returns the state that is durable, which the caller releases: height 0 and nil where there is none.
 	Load() (height int64, v *avlstar.Version, err error)
 
-	// Commit makes v the state at height. When it returns nil, all of it is durable, after an error nothing or all of it. base is
-	// the version before and changes what differs from it, in ascending key order; base is nil at the first commit, which carries
-	// every key. Neither the versions nor the slices of changes may be used after it returns, unless v and base are retained. After
-	// an error the application goes on no further: the node must stop.
+	// Commit hands over the block that made v the state at height. What it writes becomes durable later, block after block in order, each
+	// whole or not at all: see Durable. It may wait where too much is waiting already. base is the version before and changes
+	// what differs from it, in ascending key order; base is nil at the first commit, which carries every key. The store retains v
+	// and base as long as it needs them, and may keep changes: nobody changes their keys and values, which are valid as long as v is
+	// retained. After an error, also one of an earlier block, the application goes on no further: the node must stop.
 	Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
+
+	// Durable returns the height of the state that a restart comes back to, 0 where there is none. It never falls. The blocks since
+	// are the only witness of what came after it: CometBFT executes them again.
+	Durable() int64
 }
 
 // Snapshots offers and receives snapshots (package statesync). The last four are those of abci.Application. All methods may be
@@ -127,7 +132,7 @@ func New(options Options) (*App, error) {
 	return a, nil
 }
 
-// adopt makes a durable state the one to go on from, and retains it.
+// adopt makes a state of the store the one to go on from, and retains it.
 func (a *App) adopt(height int64, v *avlstar.Version) error {
 	if height < 1 || v == nil {
 		return fmt.Errorf("a state at height %d cannot be gone on from", height)
@@ -230,7 +235,15 @@ func (a *App) Latest() (height int64, v *avlstar.Version) {
 // Height returns the height of the block that was committed last, 0 where there is none.
 func (a *App) Height() int64 { return a.published.Load().height }
 
-// Info tells CometBFT from where to replay blocks. It is answered from what is durable.
+// Oldest returns the height of the oldest state that queries are answered from, 0 where there is none.
+func (a *App) Oldest() int64 {
+	if recent := a.published.Load().recent; len(recent) > 0 {
+		return recent[0].height
+	}
+	return 0
+}
+
+// Info tells CometBFT from where to replay blocks: after the state in memory, which after a start is the one that was durable.
 func (a *App) Info(context.Context, *abci.RequestInfo) (*abci.ResponseInfo, error) {
 	info := &abci.ResponseInfo{Data: "starling", Version: a.options.Version, AppVersion: AppVersion}
 	if height, v := a.Latest(); v != nil {

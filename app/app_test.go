@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -242,18 +243,23 @@ func TestWithoutSnapshots(t *testing.T) {
 }
 
 func TestRetainHeight(t *testing.T) {
-	for _, test := range []struct{ height, retain, oldest, want int64 }{
-		{100, 0, 0, 0},   // all
-		{100, 0, 50, 0},  //
-		{9, 10, 0, 0},    // not so many yet
-		{10, 10, 0, 1},   //
-		{100, 10, 0, 91}, //
-		{100, 1, 0, 100}, // at most the durable height
-		{100, 10, 95, 91},
-		{100, 10, 40, 40}, // a snapshot outlives its blocks otherwise
-		{100, -1, 40, 0},
+	for _, test := range []struct{ height, retain, oldest, durable, want int64 }{
+		{100, 0, 0, 100, 0},   // all
+		{100, 0, 50, 100, 0},  //
+		{9, 10, 0, 9, 0},      // not so many yet
+		{10, 10, 0, 10, 1},    //
+		{100, 10, 0, 100, 91}, //
+		{100, 1, 0, 100, 100}, //
+		{100, 1, 0, 99, 99},   // a restart needs the blocks since
+		{100, 10, 0, 95, 91},
+		{100, 10, 0, 50, 50},
+		{100, 10, 0, 0, 0},
+		{100, 10, 95, 100, 91},
+		{100, 10, 40, 100, 40}, // a snapshot outlives its blocks otherwise
+		{100, 10, 40, 30, 30},
+		{100, -1, 40, 100, 0},
 	} {
-		require.Equal(t, test.want, retainHeight(test.height, test.retain, test.oldest), "%+v", test)
+		require.Equal(t, test.want, retainHeight(test.height, test.retain, test.oldest, test.durable), "%+v", test)
 	}
 	store := &memoryStore{}
 	a, err := New(Options{Store: store, RetainBlocks: 2})
@@ -269,6 +275,54 @@ func TestRetainHeight(t *testing.T) {
 		retained = append(retained, res.RetainHeight)
 	}
 	require.Equal(t, []int64{0, 1, 2, 2, 2}, retained)
+}
+
+// A store that falls behind: nothing that a restart would need is pruned, what is shown does not wait, and a crash costs nothing that
+// the blocks do not bring back.
+func TestStoreFallsBehind(t *testing.T) {
+	rng := rand.New(rand.NewPCG(testSeed(t), 11))
+	store := &memoryStore{}
+	options := Options{Store: store, RetainBlocks: 1, KeepRecent: 2}
+	a, err := New(options)
+	require.NoError(t, err)
+	var (
+		blocks  [][][]byte
+		answers []*abci.ResponseFinalizeBlock
+	)
+	for range 300 {
+		if a.Height() == 0 { // at first, or after a crash before anything was durable
+			_, err := a.InitChain(ctx, initRequest(aliceOwnsA))
+			require.NoError(t, err)
+		}
+		next := int(a.Height())
+		if next == len(blocks) {
+			blocks = append(blocks, [][]byte{sign(t, "alice", uint64(next), put(fmt.Sprintf("a%d", rng.IntN(50)), fmt.Sprint(next)), del(fmt.Sprintf("a%d", 50+rng.IntN(5))))})
+			answers = append(answers, nil)
+		}
+		res := finalize(t, a, blocks[next]...)
+		if answers[next] != nil {
+			require.Equal(t, answers[next], res, "block %d again", next+1)
+		}
+		answers[next] = res
+		committed, err := a.Commit(ctx, &abci.RequestCommit{})
+		require.NoError(t, err)
+		require.EqualValues(t, next+1, a.Height(), "it is visible at once")
+		require.Equal(t, store.Durable(), committed.RetainHeight)
+		require.LessOrEqual(t, a.Height()-a.Oldest(), int64(1), "keep_recent")
+		require.LessOrEqual(t, a.Height()-store.Durable(), int64(store.lag))
+		if rng.IntN(10) == 0 {
+			store.lag = rng.IntN(20)
+		}
+		if rng.IntN(20) == 0 {
+			durable := store.Durable()
+			a, err = New(options)
+			require.NoError(t, err)
+			info, err := a.Info(ctx, &abci.RequestInfo{})
+			require.NoError(t, err)
+			require.Equal(t, durable, info.LastBlockHeight)
+		}
+	}
+	require.Greater(t, len(blocks), 50)
 }
 
 // Decoded transactions are remembered within a budget, and only for their chain.

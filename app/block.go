@@ -25,7 +25,7 @@ type pending struct {
 
 var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain first")
 
-// FinalizeBlock executes a block on the committed state and computes the state after it, which Commit makes durable and visible.
+// FinalizeBlock executes a block on the committed state and computes the state after it, which Commit saves and makes visible.
 // Until then it may be called again, with this block or another. It depends on the committed state and the transactions alone.
 func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	a.block.Lock()
@@ -59,8 +59,11 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 		}
 	}
 
-	var err error
 	done.changes = x.changes()
+	err := a.block.version.Err() // what could not be read was taken for absent
+	if err != nil {
+		return nil, fmt.Errorf("block %d: %w", req.Height, err)
+	}
 	a.giveUp() // only the latest version of a tree can be changed
 	if done.version, err = a.block.version.Apply(done.changes); err != nil {
 		return nil, fmt.Errorf("block %d: %w", req.Height, err)
@@ -102,7 +105,8 @@ func colonID(t *tx.Text) [sha256.Size]byte {
 	return sha256.Sum256(bytes.Join([][]byte{t.Key, t.Value}, []byte(":")))
 }
 
-// Commit makes the finalized block durable, then visible. An error stops the node; the block is then executed again after a restart.
+// Commit hands the finalized block to the store, which makes it durable in its own time, and makes it visible. After a crash CometBFT
+// executes again what was not durable: so it must keep those blocks. An error stops the node.
 func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit, error) {
 	height, v, err := a.commit()
 	if err != nil {
@@ -115,7 +119,7 @@ func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit
 		(*s).Committed(height, v)
 		oldest = (*s).OldestServed()
 	}
-	return &abci.ResponseCommit{RetainHeight: retainHeight(height, a.options.RetainBlocks, oldest)}, nil
+	return &abci.ResponseCommit{RetainHeight: retainHeight(height, a.options.RetainBlocks, oldest, a.options.Store.Durable())}, nil
 }
 
 // commit returns the version that is the state now, which the caller releases.
@@ -172,12 +176,13 @@ func everything(v *avlstar.Version) []avlstar.Change {
 	return changes
 }
 
-// retainHeight is the lowest block that CometBFT must keep; 0: all. A snapshot that is served needs the blocks from its height on.
-func retainHeight(height, retainBlocks, oldestServed int64) int64 {
+// retainHeight is the lowest block that CometBFT must keep; 0: all. A snapshot that is served needs the blocks from its height on, a
+// restart those after the durable state and, with the validators of the last of them, that of the durable state itself.
+func retainHeight(height, retainBlocks, oldestServed, durable int64) int64 {
 	if retainBlocks <= 0 || height < retainBlocks {
 		return 0
 	}
-	retain := height - retainBlocks + 1
+	retain := min(height-retainBlocks+1, durable)
 	if oldestServed > 0 {
 		retain = min(retain, oldestServed)
 	}

@@ -77,7 +77,11 @@ func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	waiting := c.mu.waiting[from.account]
-	next := committedNonce(c.mu.version, from.account[:]) + waiting
+	committed, unread := committedNonce(c.mu.version, from.account[:])
+	if unread != nil {
+		return unread
+	}
+	next := committed + waiting
 	if err := checkNonce(from.account[:], from.nonce, next); err != nil {
 		err.Reason += waitingNote(waiting)
 		return err
@@ -105,18 +109,19 @@ func waitingNote(waiting uint64) string {
 }
 
 // nextNonce returns the account's next nonce, counting waiting transactions.
-func (c *checker) nextNonce(account []byte) (uint64, bool) {
+func (c *checker) nextNonce(account []byte) (uint64, *tx.Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.version == nil {
-		return 0, false
+		return 0, tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
-	return committedNonce(c.mu.version, account) + c.mu.waiting[[AccountBytes]byte(account)], true
+	committed, unread := committedNonce(c.mu.version, account)
+	return committed + c.mu.waiting[[AccountBytes]byte(account)], unread
 }
 
-func committedNonce(v *avlstar.Version, account []byte) uint64 {
+func committedNonce(v *avlstar.Version, account []byte) (uint64, *tx.Error) {
 	value, _ := v.Get(NonceKey(account))
-	return decodeUint64(value)
+	return decodeUint64(value), readable(v)
 }
 
 func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
@@ -141,6 +146,14 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 		return tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
 	defer v.Release()
+	err := a.checkTxOn(v, params, req)
+	if unread := readable(v); unread != nil {
+		return unread
+	}
+	return err
+}
+
+func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestCheckTx) *tx.Error {
 	id, again := sha256.Sum256(req.Tx), req.Type == abci.CheckTxType_Recheck
 	if from, ok := a.check.admittedEarlier(id); ok && again {
 		return a.check.admit(id, from)

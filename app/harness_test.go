@@ -185,20 +185,39 @@ func codes(res *abci.ResponseFinalizeBlock) []tx.Code {
 }
 
 // memoryStore is a Store that keeps what a disk would: leaves and the heights of inner nodes. It holds the application to the
-// contract, and fails when it is told to.
+// contract, fails when it is told to, and falls behind where it is told how far: what waits is written later, or never (crash).
 type memoryStore struct {
+	lag int // so many blocks wait, the newest
+
 	mu struct {
 		sync.Mutex
-		height      int64
+		height      int64 // durable
 		chunkBytes  uint64
 		leaves      map[string][]byte
 		heights     map[string]uint8
-		last        *avlstar.Version // compared only: it holds no reference
+		given       int64            // height that was handed over last
+		last        *avlstar.Version // of given; compared only: it holds no reference
+		waiting     []waitingBlock
 		failCommits error
 	}
 }
 
+// waitingBlock is a block that was handed over and is not durable yet.
+type waitingBlock struct {
+	height        int64
+	v, base       *avlstar.Version // hold references
+	changes, seen []avlstar.Change // as they were handed over, and a copy of that
+}
+
+func (b waitingBlock) release() {
+	b.v.Release()
+	if b.base != nil {
+		b.base.Release()
+	}
+}
+
 func (s *memoryStore) Load() (int64, *avlstar.Version, error) {
+	s.crash()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.height == 0 {
@@ -215,6 +234,22 @@ func (s *memoryStore) Load() (int64, *avlstar.Version, error) {
 	return s.mu.height, v, err
 }
 
+// crash forgets what is not durable.
+func (s *memoryStore) crash() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.mu.waiting {
+		b.release()
+	}
+	s.mu.waiting, s.mu.given, s.mu.last = nil, s.mu.height, nil
+}
+
+func (s *memoryStore) Durable() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.height
+}
+
 func (s *memoryStore) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,15 +259,40 @@ func (s *memoryStore) Commit(height int64, v, base *avlstar.Version, changes []a
 	if base != s.mu.last {
 		return errors.New("base is not what was committed last")
 	}
-	if s.mu.height != 0 && height != s.mu.height+1 {
-		return fmt.Errorf("height %d after %d", height, s.mu.height)
+	if s.mu.given != 0 && height != s.mu.given+1 {
+		return fmt.Errorf("height %d after %d", height, s.mu.given)
 	}
-	if s.mu.leaves == nil {
-		s.mu.leaves, s.mu.heights, s.mu.chunkBytes = map[string][]byte{}, map[string]uint8{}, v.ChunkBytes()
-	}
+	b := waitingBlock{height: height, v: v, base: base, changes: changes}
 	for i, c := range changes {
 		if i > 0 && string(changes[i-1].Key) >= string(c.Key) {
 			return errors.New("changes are not in order")
+		}
+		b.seen = append(b.seen, avlstar.Change{Key: bytes.Clone(c.Key), Value: bytes.Clone(c.Value)})
+	}
+	v.Retain()
+	if base != nil {
+		base.Retain()
+	}
+	s.mu.waiting = append(s.mu.waiting, b)
+	s.mu.given, s.mu.last = height, v
+	for len(s.mu.waiting) > s.lag {
+		if err := s.write(s.mu.waiting[0]); err != nil {
+			return err
+		}
+		s.mu.waiting = s.mu.waiting[1:]
+	}
+	return nil
+}
+
+// write makes a block durable. The caller holds s.mu.
+func (s *memoryStore) write(b waitingBlock) error {
+	defer b.release()
+	if s.mu.leaves == nil {
+		s.mu.leaves, s.mu.heights, s.mu.chunkBytes = map[string][]byte{}, map[string]uint8{}, b.v.ChunkBytes()
+	}
+	for i, c := range b.changes {
+		if !bytes.Equal(c.Key, b.seen[i].Key) || !bytes.Equal(c.Value, b.seen[i].Value) {
+			return fmt.Errorf("a change of block %d was changed after it was handed over", b.height)
 		}
 		if c.Value == nil {
 			delete(s.mu.leaves, string(c.Key))
@@ -241,10 +301,10 @@ func (s *memoryStore) Commit(height int64, v, base *avlstar.Version, changes []a
 		}
 		s.mu.leaves[string(c.Key)] = bytes.Clone(c.Value)
 	}
-	for k, h := range v.NewInner(base) {
+	for k, h := range b.v.NewInner(b.base) {
 		s.mu.heights[string(k)] = h
 	}
-	s.mu.height, s.mu.last = height, v
+	s.mu.height = b.height
 	return nil
 }
 

@@ -16,7 +16,7 @@ type Metrics struct {
 	Bytes         prometheus.Gauge       // bytes of all leaf records
 	Chunks        prometheus.Gauge       // chunks of the tree
 	Memory        MemoryMetrics          // what the tree takes
-	CommitSeconds prometheus.Histogram   // until the state is durable
+	CommitSeconds prometheus.Histogram   // until the state is handed to the store
 	Transactions  *prometheus.CounterVec // executed in blocks, by code
 }
 
@@ -54,7 +54,7 @@ func NopMetrics() *Metrics {
 			Versions:   gauge("tree_versions", "Versions of the tree that are in use, as of the last block."),
 		},
 		CommitSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: "commit_seconds",
-			Help: "Time to make a block's state durable.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}),
+			Help: "Time to hand a block's state to the store, waiting included where the disk falls behind.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}),
 		Transactions: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "transactions_total",
 			Help: "Transactions executed in blocks, by code (0: done)."}, []string{"code"}),
 	}

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmttypes "github.com/cometbft/cometbft/types"
@@ -48,6 +49,9 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		}
 		size += added
 		res.Txs = append(res.Txs, raw)
+	}
+	if err := v.Err(); err != nil { // what could not be read was taken for absent
+		return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
 	}
 	return res, nil
 }

@@ -75,6 +75,14 @@ func (p *published) at(height int64) (committed, *tx.Error) {
 	return p.recent[height-oldest], nil
 }
 
+// readable refuses what was read from a version of which a page could not be had: the reader took it for absent.
+func readable(v *avlstar.Version) *tx.Error {
+	if err := v.Err(); err != nil {
+		return tx.Errorf(tx.CodeUnreadable, "%v", err)
+	}
+	return nil
+}
+
 func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
 	if len(req.Data) < 1 || len(req.Data) > avlstar.MaxKeyBytes {
 		return nil, tx.Errorf(tx.CodeBadRequest, "a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(req.Data))
@@ -85,6 +93,9 @@ func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) 
 	}
 	defer at.version.Release()
 	value, ok := at.version.Get(req.Data)
+	if err := readable(at.version); err != nil {
+		return nil, err
+	}
 	res := &abci.ResponseQuery{Key: req.Data, Value: value, Height: at.height, Log: "exists"}
 	if !ok {
 		res.Log = "does not exist"
@@ -120,6 +131,9 @@ func (a *App) queryRange(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error
 	}
 	defer at.version.Release()
 	answer := readRange(at.version, r)
+	if err := readable(at.version); err != nil {
+		return nil, err
+	}
 	res := &abci.ResponseQuery{Key: req.Data, Height: at.height}
 	if req.Prove {
 		limit := max(len(answer.Entries), 1) // the answer may be shorter than asked for: it is proved as it is
@@ -187,9 +201,9 @@ func (a *App) queryNonce(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error
 	if req.Height != 0 || req.Prove {
 		return nil, tx.Errorf(tx.CodeBadRequest, "the next nonce counts waiting transactions, so it has neither height nor proof: query the record 0x00 'n' ‖ account by %s", PathKey)
 	}
-	next, ok := a.check.nextNonce(req.Data)
-	if !ok {
-		return nil, tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
+	next, refused := a.check.nextNonce(req.Data)
+	if refused != nil {
+		return nil, refused
 	}
 	return &abci.ResponseQuery{Key: req.Data, Value: encodeUint64(next), Height: a.published.Load().height}, nil
 }

@@ -97,6 +97,9 @@ var ErrNoState = errors.New("not a state of Starling")
 // ReadParams reads the parameters record of a state.
 func ReadParams(v *avlstar.Version) (Params, error) {
 	value, ok := v.Get(ParamsKey())
+	if err := v.Err(); err != nil {
+		return Params{}, err
+	}
 	if !ok {
 		return Params{}, fmt.Errorf("%w: it has no parameters record", ErrNoState)
 	}

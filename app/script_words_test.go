@@ -71,7 +71,7 @@ func (s *script) transaction(d *datadriven.TestData, line string, earlier map[st
 		_, v := s.app.Latest()
 		if v != nil {
 			defer v.Release()
-			nonce = committedNonce(v, account(name))
+			nonce, _ = committedNonce(v, account(name))
 		}
 		nonce += earlier[name]
 		earlier[name]++

@@ -51,6 +51,7 @@ func buildAll() error {
 // processes returns a supervisor for the test, whose context ends when a node dies or after limit. What it started ends with the test.
 func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Context) {
 	t.Helper()
+	t.TempDir() // all of them are removed when the first one's turn is: after the processes have ended
 	p := runner.NewProcesses(context.Background())
 	ctx, cancel := context.WithTimeoutCause(p.Context(), limit, fmt.Errorf("not done within %v", limit))
 	t.Cleanup(func() {

@@ -98,6 +98,7 @@ func stockHome(t *testing.T, ctx context.Context, name string) *runner.Home {
 	require.NoError(t, err)
 	require.NoError(t, home.Configure(func(c *cfg.Config) {
 		c.ProxyApp = "unix://" + filepath.Join(dir, "app.sock")
+		c.DBBackend = cfg.DefaultConfig().DBBackend // the block zone is in starlingd only
 		c.Consensus.TimeoutCommit = 400 * time.Millisecond
 	}))
 	return home

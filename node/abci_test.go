@@ -180,7 +180,7 @@ func TestASnapshotReplacesWhatAnInterruptedJoinLeft(t *testing.T) {
 	require.NoError(t, n.Stop())
 	asRestored(t, home)
 
-	a, err := NewApplication(ApplicationOptions{Dir: StateDir(filepath.Join(home, "data")), Config: DefaultAppConfig(), Logger: log.NewNopLogger()})
+	a, err := NewApplication(ApplicationOptions{DataDir: filepath.Join(home, "data"), Config: DefaultAppConfig(), Logger: log.NewNopLogger()})
 	require.NoError(t, err)
 	defer a.Close()
 	require.Positive(t, a.Height())

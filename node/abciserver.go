@@ -49,6 +49,7 @@ type ABCIServer struct {
 	server      service.Service
 	log         log.Logger
 	failed      chan error
+	unwatch     context.CancelFunc // ends the look at the free disk space
 }
 
 // NewABCIServer opens the state, listens, and serves until Stop.
@@ -71,16 +72,20 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
 		return nil, err
 	}
+	disk := newDiskWatch(o.Config.Storage.MinFreeBytes, dataDir, StateDir(dataDir), SnapshotsDir(dataDir))
+	err := disk.check()
+	if err != nil {
+		return nil, err
+	}
 	s := &ABCIServer{log: o.Logger, failed: make(chan error, 1)}
-	var err error
+	fail := func(err error) {
+		select {
+		case s.failed <- err:
+		default: // the first one counts
+		}
+	}
 	s.application, err = NewApplication(ApplicationOptions{
-		Dir: StateDir(dataDir), Config: o.Config, Logger: o.Logger, Genesis: genesis,
-		Failed: func(err error) {
-			select {
-			case s.failed <- err:
-			default: // the first one counts
-			}
-		},
+		DataDir: dataDir, Config: o.Config, Logger: o.Logger, Genesis: genesis, Failed: fail,
 	})
 	if err != nil {
 		return nil, err
@@ -88,6 +93,9 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err := s.listen(ctx, o, network, address); err != nil {
 		return nil, errors.Join(err, s.application.Close())
 	}
+	watched, cancel := context.WithCancel(context.Background())
+	s.unwatch = cancel
+	go disk.run(watched, fail)
 	height := s.application.Height()
 	o.Logger.Info("Starling application started", "address", o.Address, "transport", o.Transport, "height", height,
 		"version", BuildVersions().Starling, "home", o.Home)
@@ -129,6 +137,7 @@ func (s *ABCIServer) Failed() <-chan error { return s.failed }
 
 // Stop ends the connections and releases the state.
 func (s *ABCIServer) Stop() error {
+	s.unwatch()
 	err := errors.Join(s.application.StopJoining(), s.server.Stop())
 	err = errors.Join(err, s.application.Close())
 	s.log.Info("Starling application stopped")

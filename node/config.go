@@ -8,10 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"text/template"
+	"time"
 
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
+
+	"github.com/starling-kv/starling/storage/sgc"
 )
 
 // ErrNotInitialised: the folder is no home of a node.
@@ -28,6 +31,7 @@ type Config struct {
 type AppConfig struct {
 	State     StateConfig     `mapstructure:"state"`
 	Snapshots SnapshotsConfig `mapstructure:"snapshots"`
+	Storage   StorageConfig   `mapstructure:"storage"`
 }
 
 // StateConfig is the section [state].
@@ -41,12 +45,31 @@ type SnapshotsConfig struct {
 	Keep int `mapstructure:"keep"` // snapshots that are served to joining nodes
 }
 
+// StorageConfig is the section [storage].
+type StorageConfig struct {
+	MemoryBytes   int64         `mapstructure:"memory_bytes"`    // budget of the caches of both zones
+	StateInMemory bool          `mapstructure:"state_in_memory"` // all of the state, else pages of it are cached
+	FlushBlocks   int           `mapstructure:"flush_blocks"`    // a flush begins when so many blocks wait ...
+	FlushBytes    int64         `mapstructure:"flush_bytes"`     // ... or so many bytes ...
+	FlushInterval time.Duration `mapstructure:"flush_interval"`  // ... or one so long
+	MaxLagBlocks  int           `mapstructure:"max_lag_blocks"`  // so far the disk may fall behind, then blocks wait
+	MaxLagBytes   int64         `mapstructure:"max_lag_bytes"`
+	MinFreeBytes  int64         `mapstructure:"min_free_bytes"` // the node stops before the disk has less, 0: it does not look
+}
+
 // maxSnapshots is how many snapshots CometBFT advertises (statesync/reactor.go, recentSnapshots).
 const maxSnapshots = 10
 
 // DefaultAppConfig is what holds where app.toml is silent.
 func DefaultAppConfig() AppConfig {
-	return AppConfig{State: StateConfig{KeepRecent: 100}, Snapshots: SnapshotsConfig{Keep: 2}}
+	return AppConfig{
+		State: StateConfig{KeepRecent: 100}, Snapshots: SnapshotsConfig{Keep: 2},
+		Storage: StorageConfig{
+			MemoryBytes: 256 << 20, StateInMemory: true,
+			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
+			MinFreeBytes: 64 << 20,
+		},
+	}
 }
 
 func (c AppConfig) validate() error {
@@ -58,8 +81,39 @@ func (c AppConfig) validate() error {
 	case c.Snapshots.Keep < 0 || c.Snapshots.Keep > maxSnapshots:
 		return fmt.Errorf("snapshots.keep is %d, it must be from 0 (serve none) to %d", c.Snapshots.Keep, maxSnapshots)
 	}
+	return c.Storage.validate()
+}
+
+// minMemory is the least budget: below it the caches are too small to be of use.
+const minMemory = 16 << 20
+
+func (c StorageConfig) validate() error {
+	switch {
+	case c.MemoryBytes < minMemory:
+		return fmt.Errorf("storage.memory_bytes is %d, it must be %d (16 MiB) or more", c.MemoryBytes, minMemory)
+	case c.FlushBlocks < 1:
+		return fmt.Errorf("storage.flush_blocks is %d, it must be 1 (each block at once) or more", c.FlushBlocks)
+	case c.FlushBytes < 1:
+		return fmt.Errorf("storage.flush_bytes is %d, it must be 1 or more", c.FlushBytes)
+	case c.FlushInterval <= 0:
+		return fmt.Errorf(`storage.flush_interval is %s, it must be above 0, such as "5s"`, c.FlushInterval)
+	case c.MaxLagBlocks < c.FlushBlocks:
+		return fmt.Errorf("storage.max_lag_blocks is %d, it must be flush_blocks (%d) or more: no flush would begin", c.MaxLagBlocks, c.FlushBlocks)
+	case c.MaxLagBytes < c.FlushBytes:
+		return fmt.Errorf("storage.max_lag_bytes is %d, it must be flush_bytes (%d) or more: no flush would begin", c.MaxLagBytes, c.FlushBytes)
+	case c.MinFreeBytes < 0:
+		return fmt.Errorf("storage.min_free_bytes is %d, it must be 0 (do not look) or more", c.MinFreeBytes)
+	}
 	return nil
 }
+
+// databaseCache is what each zone's database has of the budget for blocks of its files: their indexes and filters, without which a
+// lookup reads three times as often. The game is played for the rest, of which a byte holds more: what was asked for, instead of what
+// lies around it.
+func (c StorageConfig) databaseCache() int64 { return min(c.MemoryBytes/8, 64<<20) }
+
+// newCache is the cache that both zones share.
+func (c StorageConfig) newCache() *sgc.Cache { return sgc.New(c.MemoryBytes - 2*c.databaseCache()) }
 
 // appTemplate is app.toml as init writes it.
 var appTemplate = template.Must(template.New("app.toml").Parse(`# Settings of Starling's application. Those of CometBFT are in config.toml beside this file.
@@ -77,9 +131,34 @@ retain_blocks = {{ .State.RetainBlocks }}
 [snapshots]
 
 # How many snapshots are offered to joining nodes, the newest; 0 offers none. One that is being fetched stays some minutes longer.
-# A snapshot is a pinned version of the state: it costs the memory of what has changed since, nothing is written. Their
-# interval is in the genesis file (snapshot_interval).
+# A snapshot is a pinned version of the state: it costs the memory of what has changed since, and on disk (data/snapshots) the files
+# that the state has replaced since, so that it is there after a restart. Their interval is in the genesis file (snapshot_interval).
 keep = {{ .Snapshots.Keep }}
+
+[storage]
+
+# Memory for caches of what is on disk, in bytes: blocks and, where it is not all in memory, state. It goes to whichever of the
+# two gains more by it.
+memory_bytes = {{ .Storage.MemoryBytes }}
+
+# All of the state in memory (some 280 bytes a key beside short keys and values). false: for a state that is larger than memory; what was
+# not touched lately is read from disk again, and proved, when it is needed. What must stay is a few bytes for each key.
+state_in_memory = {{ .Storage.StateInMemory }}
+
+# The state goes to disk behind the blocks, many of them at a time: when so many wait, or so many bytes of changes, or one has waited
+# so long. What a crash loses of it is executed again from the blocks, which are on disk at once.
+flush_blocks = {{ .Storage.FlushBlocks }}
+flush_bytes = {{ .Storage.FlushBytes }}
+flush_interval = "{{ .Storage.FlushInterval }}"
+
+# So many blocks, or bytes of changes, the disk may fall behind. Then blocks wait for it.
+max_lag_blocks = {{ .Storage.MaxLagBlocks }}
+max_lag_bytes = {{ .Storage.MaxLagBytes }}
+
+# The node stops, with exit status 5, when the disk of its data has less free space than this, and does not start before there is
+# more: a node that is stopped cleanly has what it needs to close its files. 0: it does not look, and a full disk ends it where it
+# happens to be.
+min_free_bytes = {{ .Storage.MinFreeBytes }}
 `))
 
 // Sizes that init writes into config.toml so that the largest transaction passes everywhere (limits.go checks them).
@@ -88,9 +167,10 @@ const (
 	defaultMaxTxBytes   = 4 << 20
 )
 
-// DefaultCometBFTConfig is CometBFT's default configuration with limits that fit our transactions.
+// DefaultCometBFTConfig is what init writes: CometBFT's default configuration with limits that fit our transactions, and the block zone.
 func DefaultCometBFTConfig() *cfg.Config {
 	c := cfg.DefaultConfig()
+	c.DBBackend = BlockZoneBackend
 	c.RPC.MaxBodyBytes = defaultMaxBodyBytes
 	c.Mempool.MaxTxBytes = defaultMaxTxBytes
 	c.StateSync.DiscoveryTime = minDiscovery
@@ -136,6 +216,9 @@ var shown = map[string]string{
 	"state.keep_recent":          "states that can be queried",
 	"state.retain_blocks":        "blocks that are kept, 0: all",
 	"snapshots.keep":             "snapshots served to joining nodes",
+	"storage.memory_bytes":       "memory for caches of what is on disk",
+	"storage.state_in_memory":    "keep all of the state in memory",
+	"storage.min_free_bytes":     "free disk space below which the node stops, 0: never",
 }
 
 // AddFlags gives every setting of config.toml and app.toml a flag of the same name.

@@ -34,7 +34,8 @@ func TestConfigRoundTrip(t *testing.T) {
 
 func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	home, _ := testHome(t, nil)
-	writeFile(t, appFile(home), "[state]\nkeep_recent = 7\nretain_blocks = 70\n[snapshots]\nkeep = 3\n")
+	writeFile(t, appFile(home), "[state]\nkeep_recent = 7\nretain_blocks = 70\n[snapshots]\nkeep = 3\n[storage]\nflush_interval = \"2s\"\nflush_blocks = 5\n")
+	t.Setenv("STARLINGD_STORAGE_MAX_LAG_BLOCKS", "77")
 	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "8")
 	t.Setenv("STARLINGD_STATE_RETAIN_BLOCKS", "80")
 	t.Setenv("STARLINGD_STATESYNC_RPC_SERVERS", "http://a:1,http://b:2")
@@ -45,11 +46,15 @@ func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	AddFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--state.keep_recent", "9", "--rpc.laddr", "tcp://127.0.0.1:1", "--log_format", "json",
-		"--p2p.persistent_peers", "a@b:1", "--instrumentation.prometheus", "--rpc.cors_allowed_origins", "x,y"}))
+		"--p2p.persistent_peers", "a@b:1", "--instrumentation.prometheus", "--rpc.cors_allowed_origins", "x,y",
+		"--storage.memory_bytes", "20000000", "--storage.flush_interval", "3s"}))
 	require.NoError(t, v.BindPFlags(flags))
 	config, err := LoadConfig(home, v)
 	require.NoError(t, err)
-	require.Equal(t, AppConfig{StateConfig{9, 80}, SnapshotsConfig{3}}, config.App)
+	want := DefaultAppConfig()
+	want.State, want.Snapshots = StateConfig{9, 80}, SnapshotsConfig{3}
+	want.Storage.FlushInterval, want.Storage.FlushBlocks, want.Storage.MaxLagBlocks, want.Storage.MemoryBytes = 3*time.Second, 5, 77, 20_000_000
+	require.Equal(t, want, config.App)
 	require.Equal(t, []string{"http://a:1", "http://b:2"}, config.CometBFT.StateSync.RPCServers)
 	require.Equal(t, []string{"x", "y"}, config.CometBFT.RPC.CORSAllowedOrigins)
 	require.Equal(t, 3*time.Second, config.CometBFT.Consensus.TimeoutCommit)
@@ -71,6 +76,15 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 		"wrong kind":           {app: "[snapshots]\nkeep = true\n", want: "snapshots.keep must be a whole number"},
 		"out of range":         {app: "[state]\nkeep_recent = 0\n", want: "state.keep_recent is 0, it must be 1 or more"},
 		"too many":             {app: "[snapshots]\nkeep = 11\n", want: "snapshots.keep is 11"},
+		"little memory":        {app: "[storage]\nmemory_bytes = 1000\n", want: "storage.memory_bytes is 1000, it must be 16777216"},
+		"no flush":             {app: "[storage]\nflush_blocks = 0\n", want: "storage.flush_blocks is 0"},
+		"no flush bytes":       {app: "[storage]\nflush_bytes = 0\n", want: "storage.flush_bytes is 0"},
+		"no interval":          {app: "[storage]\nflush_interval = \"0s\"\n", want: "storage.flush_interval is 0s"},
+		"interval":             {app: "[storage]\nflush_interval = \"soon\"\n", want: "storage.flush_interval must be a time with a unit"},
+		"lag below a flush":    {app: "[storage]\nflush_blocks = 300\n", want: "storage.max_lag_blocks is 200, it must be flush_blocks (300) or more"},
+		"bytes below a flush":  {app: "[storage]\nmax_lag_bytes = 5\n", want: "storage.max_lag_bytes is 5"},
+		"in memory":            {app: "[storage]\nstate_in_memory = 3\n", want: "storage.state_in_memory must be true or false"},
+		"negative":             {app: "[storage]\nmin_free_bytes = -1\n", want: "storage.min_free_bytes is -1"},
 		"no TOML":              {app: "[state\n", want: "app.toml"},
 		"CometBFT's unknown":   {from: "timeout_commit =", to: "timeout_comit =", want: "unknown field consensus.timeout_comit"},
 		"CometBFT's kind":      {from: "pex = false", to: "pex = \"maybe\"", want: "p2p.pex must be true or false"},

@@ -5,12 +5,14 @@
 //	          ▼
 //	┌──────── Node ────────────────────────────────────────────────────┐
 //	│  CometBFT ── four ABCI connections, no shared lock ──► app       │
-//	│   blocks, peers,                                       │    │    │
-//	│   consensus, RPC                                   Store    Snapshots
-//	│                                                        │    │    │
-//	│            data/state (storage) ◄── stateZone ─────────┘    │    │
-//	│                     ▲                                       │    │
-//	│                     └────── restoring (Target) ◄── statesync.Manager
+//	│   │ blocks, peers,                                     │    │    │
+//	│   │ consensus, RPC                                 Store    Snapshots
+//	│   │                                                    │    │    │
+//	│   │   data/state, data/snapshots ◄─flusher─ stateZone ─┘    │    │
+//	│   │    (storage)  ▲      └── read after a restart ──────┐   │    │
+//	│   │               └── restoring (Target) ◄──── statesync.Manager │
+//	│   │                                                              │
+//	│   └─► data/blocks (storage/blocks) ─── sgc: one cache for both   │
 //	└──────────────────────────────────────────────────────────────────┘
 //
 // Start: the tree is rebuilt from data/state, CometBFT replays the blocks that the state zone does not have yet. CometBFT saves

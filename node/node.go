@@ -24,6 +24,9 @@ import (
 	"github.com/cometbft/cometbft/statesync"
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/starling-kv/starling/storage/blocks"
+	"github.com/starling-kv/starling/storage/sgc"
 )
 
 // stopTimeout bounds a clean stop; CometBFT's parts need well under a second.
@@ -51,6 +54,7 @@ type Node struct {
 	genesis     *cmttypes.GenesisDoc
 	nodeKey     *p2p.NodeKey
 	validator   cmttypes.PrivValidator
+	cache       *sgc.Cache // of the block zone and the state zone
 	application *Application
 	wrapped     abci.Application // what CometBFT sees
 	metrics     cometnode.MetricsProvider
@@ -100,19 +104,30 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 	if err := checkAddresses(ctx, comet); err != nil {
 		return err
 	}
+	disk := newDiskWatch(n.config.App.Storage.MinFreeBytes, dataFolders(comet)...)
+	if err := disk.check(); err != nil {
+		return err
+	}
+	n.wg.Go(func() { disk.run(n.ctx, n.fail) })
+	n.cache = n.config.App.Storage.newCache()
 	have, err := n.openDatabases()
 	if err != nil {
 		return err
 	}
 	appOptions := ApplicationOptions{
-		Dir: StateDir(comet.DBDir()), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail,
-		NoBlocks: have.none(),
+		DataDir: comet.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
+		NoBlocks: have.none(), Hint: otherBackend(comet), BlocksFrom: have.base,
 	}
 	if comet.Instrumentation.Prometheus {
 		appOptions.Metrics = prometheus.DefaultRegisterer
 	}
 	if n.application, err = NewApplication(appOptions); err != nil {
 		return err
+	}
+	if appOptions.Metrics != nil {
+		if err := appOptions.Metrics.Register(newStorageMetrics(n.application.state, n.blockZone, n.cache)); err != nil {
+			return err
+		}
 	}
 	if have.unbased { // only now: the state zone has confirmed that no block led to its state
 		if err := n.mu.databases.forgetState(n.log.With("module", "databases")); err != nil {
@@ -129,11 +144,23 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 }
 
 func (n *Node) openDatabases() (progress, error) {
-	d := newDatabases(n.config.CometBFT)
+	d := newDatabases(n.config.CometBFT, blocks.Options{
+		Logger: n.log.With("module", "blocks"), Fatal: endProcess, Cache: n.cache, CacheBytes: n.config.App.Storage.databaseCache(),
+	})
 	n.mu.Lock()
 	n.mu.databases = d
 	n.mu.Unlock()
 	return d.prepare(n.log.With("module", "databases"))
+}
+
+// blockZone returns the block zone that is open, nil where there is none.
+func (n *Node) blockZone() *blocks.Zone {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.databases == nil {
+		return nil
+	}
+	return n.mu.databases.blockZone()
 }
 
 // makeComet opens CometBFT's databases again and makes CometBFT.
@@ -149,11 +176,12 @@ func (n *Node) makeComet(ctx context.Context) error {
 func (n *Node) newComet(ctx context.Context) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("CometBFT cannot start from the data in %s: %v", n.config.CometBFT.DBDir(), cause)
+			err = fmt.Errorf("CometBFT cannot start from the data in %s: %w", n.config.CometBFT.DBDir(), panicked(cause))
 		}
 	}()
 	n.mu.Lock()
-	provide, config, logger := n.mu.databases.provide, n.config.CometBFT, n.log
+	provide, config := n.mu.databases.provide, n.config.CometBFT
+	var logger log.Logger = consensusLog{n.log, n.fail}
 	if n.mu.joining {
 		config, logger = withoutRPC(config), joinLog{logger, n.fail}
 	}

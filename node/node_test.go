@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/blocks"
 )
 
 func TestRestartKeepsTheState(t *testing.T) {
@@ -87,7 +89,7 @@ func TestStateWithoutBlocks(t *testing.T) {
 			n := start(t, home, log.NewNopLogger())
 			put(t, rpcOf(t, home), "a", "1")
 			require.NoError(t, n.Stop())
-			for _, name := range []string{"blockstore.db", "state.db", "evidence.db", "tx_index.db", "cs.wal"} {
+			for _, name := range []string{"blocks", "cs.wal"} {
 				require.NoError(t, os.RemoveAll(filepath.Join(home, "data", name)))
 			}
 			if !restored {
@@ -119,7 +121,7 @@ func asRestored(t *testing.T, home string) {
 	var leaves []storage.Leaf
 	for l, err := range state.Scan() {
 		require.NoError(t, err)
-		leaves = append(leaves, l)
+		leaves = append(leaves, storage.Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
 	}
 	restore, err := state.BeginRestore()
 	require.NoError(t, err)
@@ -178,7 +180,8 @@ func TestSecondNodeOnOneHome(t *testing.T) {
 	config.CometBFT.RPC.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", ports[0])
 	config.CometBFT.P2P.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", ports[1])
 	_, err := New(t.Context(), config, log.NewNopLogger())
-	require.ErrorContains(t, err, "is another node running on this home?")
+	require.ErrorIs(t, err, blocks.ErrLocked)
+	require.ErrorContains(t, err, "stop the other starlingd that runs on this home")
 }
 
 func TestMissingKeysAreNamed(t *testing.T) {
@@ -398,7 +401,7 @@ func TestCrashAtTheEndOfAStateSync(t *testing.T) {
 // removeBlocks empties the block store, but for the commit of CometBFT's last state.
 func removeBlocks(t *testing.T, c *cfg.Config, keepCommit bool) int64 {
 	t.Helper()
-	d := newDatabases(c)
+	d := newDatabases(c, blocks.Options{})
 	defer d.closeAll()
 	have, err := d.prepare(log.NewNopLogger())
 	require.NoError(t, err)

@@ -9,26 +9,20 @@ import (
 	cfg "github.com/cometbft/cometbft/config"
 
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/blocks"
 )
 
-// Reset removes all data of a stopped node: blocks, state, write-ahead log, indexes. It removes by name, so that keys, the
+// Reset removes all data of a stopped node: blocks, state, snapshots, write-ahead log, indexes. It removes by name, so that keys, the
 // validator's signing state and everything that it does not know stay, wherever they lie. It returns what it removed.
 func Reset(c *cfg.Config) ([]string, error) {
 	dir := c.DBDir()
-	state, err := openForReset(StateDir(dir))
-	if err != nil {
+	if err := checkUnused(dir); err != nil {
 		return nil, err
-	}
-	// Closing lets go of the lock; whoever starts the node in this very moment has asked for two things at once.
-	if state != nil {
-		if err := state.Close(); err != nil {
-			return nil, err
-		}
 	}
 	var removed []string
 	for _, path := range []string{
 		filepath.Join(dir, "blockstore.db"), filepath.Join(dir, "state.db"), filepath.Join(dir, "evidence.db"), filepath.Join(dir, "tx_index.db"),
-		filepath.Dir(c.Consensus.WalFile()), StateDir(dir),
+		BlocksDir(dir), filepath.Dir(c.Consensus.WalFile()), StateDir(dir), SnapshotsDir(dir),
 	} {
 		if _, err := os.Lstat(path); err != nil {
 			continue
@@ -44,16 +38,28 @@ func Reset(c *cfg.Config) ([]string, error) {
 	return removed, nil
 }
 
-// openForReset makes sure that no node runs on the data. A damaged state is no obstacle.
-func openForReset(dir string) (*storage.State, error) {
-	if _, err := os.Lstat(dir); err != nil {
-		return nil, nil //nolint:nilerr // no state, no lock
+// checkUnused makes sure that no node runs on the data, by the locks of both zones. Damaged ones are no obstacle. Whoever starts the
+// node in this very moment has asked for two things at once.
+func checkUnused(dataDir string) error {
+	if _, err := os.Lstat(StateDir(dataDir)); err == nil {
+		state, err := storage.Open(StateDir(dataDir), storage.Options{PinDir: SnapshotsDir(dataDir), ReadOnly: true})
+		if errors.Is(err, storage.ErrLocked) {
+			return fmt.Errorf("nothing is removed: %w", err)
+		}
+		if err == nil {
+			_ = state.Close() // nothing was written
+		}
 	}
-	state, err := storage.Open(dir, storage.Options{})
-	if err != nil && errors.Is(err, storage.ErrLocked) {
-		return nil, fmt.Errorf("nothing is removed: %w", err)
+	if _, err := os.Lstat(BlocksDir(dataDir)); err == nil {
+		zone, err := blocks.Open(BlocksDir(dataDir), blocks.Options{ReadOnly: true})
+		if errors.Is(err, blocks.ErrLocked) {
+			return fmt.Errorf("nothing is removed: %w", err)
+		}
+		if err == nil {
+			_ = zone.Close() // nothing was written
+		}
 	}
-	return state, nil
+	return nil
 }
 
 // holds returns the first of files that lies in dir.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"sync"
+	"time"
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
@@ -70,6 +71,23 @@ func (r *restoring) Write(k uint32, c *avlstar.Chunk) error {
 		return err
 	}
 	return restore.Add(storageLeaves(statesync.Leaves(m, k, c)))
+}
+
+// pagedRestoring makes the version of what was written, so that a state larger than memory can be restored.
+type pagedRestoring struct{ *restoring }
+
+var _ statesync.Builder = pagedRestoring{}
+
+// Build implements statesync.Builder.
+func (r pagedRestoring) Build() (*avlstar.Version, error) {
+	m, restore, err := r.current()
+	if err != nil {
+		return nil, err
+	}
+	if err := restore.Readable(); err != nil {
+		return nil, err
+	}
+	return r.zone.build(m.ChunkBytes, time.Now())
 }
 
 func storageLeaves(leaves iter.Seq[avlstar.Leaf]) iter.Seq[storage.Leaf] {

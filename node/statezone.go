@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync/atomic"
 	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
 )
 
@@ -20,12 +22,23 @@ var ErrOtherChain = errors.New("data of another chain")
 // progressEvery is the time between two log lines of something that takes long.
 const progressEvery = 3 * time.Second
 
-// stateZone is the application's Store over package storage: leaves and heights of inner nodes on disk, the tree in memory.
+// stateZone is the application's Store over package storage: the tree in memory, leaves and heights of inner nodes on disk, where they
+// follow behind. What waits to be written holds references to the versions it is made from.
+//
+//	Commit(H) ──changes, v, base──► storage's queue ──flusher──► disk: the safe height
+//	                                                     │
+//	                                                     └── H a snapshot: kept as a pin, with the Manager's description of it
 type stateZone struct {
 	state   *storage.State
 	log     log.Logger
 	chainID string      // "": not known
-	failed  func(error) // told of a commit that did not become durable
+	failed  func(error) // told of a commit that the zone does not take
+	// snapshots says which states are kept on disk as pins; nil: none. Set before the first block.
+	snapshots *statesync.Manager
+	pages     *pages // nil: all of the state stays in memory
+	// pinning: one waits to be kept. There is no second one meanwhile: a pin ends the flush, so where snapshots follow each other faster
+	// than that, not all of them are worth it.
+	pinning atomic.Bool
 }
 
 var _ app.Store = (*stateZone)(nil)
@@ -41,19 +54,36 @@ func (z *stateZone) Load() (int64, *avlstar.Version, error) {
 			ErrOtherChain, meta.ChainID, meta.Height, z.chainID)
 	}
 	started := time.Now()
-	v, err := avlstar.FromLeaves(meta.ChunkBytes, z.leaves(started))
+	v, err := z.build(meta.ChunkBytes, started)
 	if err != nil {
-		return 0, nil, z.damaged(err)
+		return 0, nil, damaged(err)
 	}
 	if hash := v.AppHash(); !bytes.Equal(hash[:], meta.AppHash) {
-		return 0, nil, z.damaged(fmt.Errorf("its app hash is %s, it was %x when it was stored", hash, meta.AppHash))
+		v.Release()
+		return 0, nil, damaged(fmt.Errorf("its app hash is %s, it was %x when it was stored", hash, meta.AppHash))
 	}
 	z.log.Info("Rebuilt the tree", "height", meta.Height, "keys", v.Len(), "bytes", v.Root().Bytes, "seconds", seconds(started))
 	return meta.Height, v, nil
 }
 
-func (z *stateZone) damaged(err error) error {
-	return fmt.Errorf("the state on disk is damaged: %w: remove it with `starlingd unsafe-reset-all` and join again by state sync", err)
+// build makes the tree of what is on disk: all of it in memory, or what lies above pages.
+func (z *stateZone) build(chunkBytes uint64, started time.Time) (*avlstar.Version, error) {
+	if z.pages == nil {
+		return avlstar.FromLeaves(chunkBytes, z.leaves(started))
+	}
+	v, err := avlstar.FromLeavesPaged(chunkBytes, z.pages.paging(), z.leaves(started))
+	if err == nil {
+		z.pages.account(v)
+	}
+	return v, err
+}
+
+// damaged says what the way out is. The zone's own errors name the file, and say so themselves.
+func damaged(err error) error {
+	if errors.Is(err, storage.ErrCorrupt) {
+		return err
+	}
+	return fmt.Errorf("the state is %w: %w: remove it with `starlingd unsafe-reset-all` and join again by state sync", storage.ErrCorrupt, err)
 }
 
 // leaves yields what is on disk, and says now and then how far it is.
@@ -76,7 +106,7 @@ func seconds(since time.Time) float64 {
 	return time.Since(since).Round(10 * time.Millisecond).Seconds()
 }
 
-// Commit writes a block's changes in one synced batch: the changed leaves, and the heights of the inner nodes that are new.
+// Commit hands a block's changes over: the changed leaves now, the heights of the inner nodes that are new when they are written.
 func (z *stateZone) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
 	err := z.commit(height, v, base, changes)
 	if err != nil && z.failed != nil {
@@ -90,19 +120,59 @@ func (z *stateZone) commit(height int64, v, base *avlstar.Version, changes []avl
 	if err != nil {
 		return err
 	}
-	batch := storage.Batch{Meta: meta}
+	block := storage.Block{Meta: meta}
 	for _, c := range changes {
 		if c.Value == nil {
-			batch.Deletes = append(batch.Deletes, c.Key)
+			block.Deletes = append(block.Deletes, c.Key)
 		} else {
-			batch.Puts = append(batch.Puts, storage.Leaf{Key: c.Key, Value: c.Value})
+			block.Puts = append(block.Puts, storage.Leaf{Key: c.Key, Value: c.Value})
 		}
 	}
-	for key, h := range v.NewInner(base) { // all of them at the first commit, which carries every key and has no base
-		batch.Heights = append(batch.Heights, storage.Height{Key: key, Height: h})
+	block.Heights = func(yield func(storage.Height) bool) {
+		for key, h := range v.NewInner(base) { // all of them at the first commit, which carries every key and has no base
+			if !yield(storage.Height{Key: key, Height: h}) {
+				return
+			}
+		}
 	}
-	return z.state.Write(batch)
+	pins := z.snapshots != nil && z.snapshots.Due(height) && z.pinning.CompareAndSwap(false, true)
+	if pins {
+		block.PinData = func() []byte { return z.snapshots.PinData(height, v) }
+	}
+	if z.pages != nil {
+		if base == nil {
+			v.EnablePaging(z.pages.paging())
+		}
+		z.pages.account(v)
+	}
+	v.Retain()
+	if base != nil {
+		base.Retain()
+	}
+	block.Done = func() {
+		if z.pages != nil && z.state.Safe() >= height {
+			v.Stored()
+		}
+		v.Release()
+		if base != nil {
+			base.Release()
+		}
+		if pins {
+			z.pinning.Store(false)
+		}
+	}
+	if err := z.state.Write(block); err != nil {
+		block.Done()
+		return err
+	}
+	return nil
 }
+
+// Durable is the safe height.
+func (z *stateZone) Durable() int64 { return z.state.Safe() }
+
+// openPin opens a stored snapshot for the Manager.
+func (z *stateZone) openPin(height int64) (statesync.Pin, error) { return z.state.OpenPin(height) }
 
 // metaOf describes a state; the chain id stands in the state's own parameters.
 func metaOf(height int64, v *avlstar.Version) (storage.Meta, error) {

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
-
-	"github.com/starling-kv/starling/avlstar"
 )
 
 // Format is the ABCI snapshot format that this package speaks.
@@ -24,6 +22,10 @@ type Options struct {
 	Metrics  *Metrics   // nil: none
 	// ProgressEvery is the time between two lines about a sync under way; default 5 s.
 	ProgressEvery time.Duration
+	// OpenPin opens the state that is stored for a snapshot, see AddStored; nil: none is.
+	OpenPin func(height int64) (Pin, error)
+	// BlocksFrom is the first block that CometBFT has at the start; 0: not known, see AddStored.
+	BlocksFrom int64
 	// Hold is how long a snapshot that is not among the newest any more stays after it was last offered or a chunk of it was
 	// asked for: a joiner that chose it must be able to end. Default 3 minutes: CometBFT waits 2 minutes for a chunk.
 	Hold time.Duration
@@ -47,7 +49,9 @@ type Manager struct {
 	serving struct {
 		sync.Mutex
 		interval int64
+		told     int64  // height that Committed was told of last
 		pins     []*pin // ascending heights: the newest opts.Keep, and before them those that are held; each holds a reference
+		closed   bool   // pins have no source any more; they only say what is to stay on disk
 		tooLarge bool   // said once that snapshots are too large
 	}
 	receiving struct {
@@ -93,12 +97,18 @@ func (m *Manager) interval() int64 {
 	return m.serving.interval
 }
 
-// Close ends a sync that is under way, which leaves the target empty, and lets go of the pinned versions.
+// Close ends a sync that is under way, which leaves the target empty, and lets go of the pins: no snapshot is served any more. Which
+// ones are to stay on disk, and from where on blocks are needed for them, is still answered, also for blocks that come yet.
 func (m *Manager) Close() error {
 	m.cancel() // an answer that waits for the pool waits no longer
 	m.serving.Lock()
-	release(m.serving.pins)
-	m.serving.pins = nil
+	if !m.serving.closed {
+		release(m.serving.pins)
+		for i, p := range m.serving.pins { // not changed: somebody may still serve from it
+			m.serving.pins[i] = &pin{height: p.height, noBlocks: p.noBlocks}
+		}
+	}
+	m.serving.closed = true
 	m.serving.Unlock()
 	m.receiving.Lock()
 	defer m.receiving.Unlock()
@@ -114,20 +124,4 @@ func (m *Manager) endSession() error {
 	}
 	s.stop()
 	return s.restorer.Abort()
-}
-
-// pin keeps a version alive, so that it can be served. It may be dropped at any time, so who serves from it takes a reference of its
-// own before it leaves the lock: see pinned.
-type pin struct {
-	height   int64
-	version  *avlstar.Version
-	manifest func() []byte // encoded at the first call, from version: it takes a reference
-	asked    time.Time     // when it was last offered, or a chunk of it asked for; guarded by serving
-}
-
-// release gives up one reference to the version of each pin.
-func release(pins []*pin) {
-	for _, p := range pins {
-		p.version.Release()
-	}
 }

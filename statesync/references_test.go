@@ -76,8 +76,9 @@ func TestSlowServingDelaysNobody(t *testing.T) {
 	m.Committed(1, v)
 	hash, manifest := v.AppHash(), v.Manifest().Encode()
 	began, goOn := make(chan struct{}), make(chan struct{})
-	encode := m.serving.pins[0].manifest
-	m.serving.pins[0].manifest = sync.OnceValue(func() []byte {
+	pinned := m.serving.pins[0].source.(*inMemory)
+	encode := pinned.encoded
+	pinned.encoded = sync.OnceValue(func() []byte {
 		close(began)
 		<-goOn
 		return encode()

@@ -23,6 +23,15 @@ type Target interface {
 	Abort() error
 }
 
+// Builder is a Target that makes the version itself, of what it wrote: so that a state need not fit into memory to be restored.
+// The Restorer keeps no chunk then.
+type Builder interface {
+	Target
+	// Build is called once all chunks are written, before Commit. The version that it returns is checked against the manifest and goes
+	// to Commit; the caller releases it.
+	Build() (*avlstar.Version, error)
+}
+
 var (
 	// ErrWrongInterval is Target.Commit's answer to a state whose own parameters have another snapshot interval than its
 	// height allows: no honest peer offers that snapshot.
@@ -54,6 +63,7 @@ func Leaves(m *avlstar.Manifest, k uint32, c *avlstar.Chunk) iter.Seq[avlstar.Le
 // from, nor in which order. Its methods may be called concurrently.
 type Restorer struct {
 	target   Target
+	builder  Builder // target, where it is one; else nil
 	height   int64
 	manifest *avlstar.Manifest
 	want     avlstar.Commitment
@@ -61,8 +71,9 @@ type Restorer struct {
 	life sync.RWMutex // held for reading while a chunk is accepted, for writing to end the restore
 	mu   struct {
 		sync.Mutex
-		chunks  []*avlstar.Chunk // the verified ones; nil: missing; Commit turns them into the tree and they are empty then
+		chunks  []*avlstar.Chunk // the verified ones, where Commit is to turn them into the tree, which empties them
 		writing []bool           // being written to the target, or written
+		written []bool
 		missing int
 		failed  error // of the target: nothing can be accepted any more
 		over    bool
@@ -80,7 +91,8 @@ func BeginRestore(target Target, height int64, m *avlstar.Manifest) (*Restorer, 
 	}
 	r := &Restorer{target: target, height: height, manifest: m, want: want}
 	r.mu.chunks = make([]*avlstar.Chunk, len(m.Entries))
-	r.mu.writing = make([]bool, len(m.Entries))
+	r.builder, _ = target.(Builder)
+	r.mu.writing, r.mu.written = make([]bool, len(m.Entries)), make([]bool, len(m.Entries))
 	r.mu.missing = len(m.Entries)
 	return r, nil
 }
@@ -92,7 +104,7 @@ func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.manifest.Entries[k].Root.Bytes, r.mu.chunks[k] == nil
+	return r.manifest.Entries[k].Root.Bytes, !r.mu.written[k]
 }
 
 // Missing returns how many chunks are still to come.
@@ -128,7 +140,10 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 		r.mu.failed = fmt.Errorf("restoring height %d: write chunk %d: %w", r.height, k, err)
 		return false, r.mu.failed
 	}
-	r.mu.chunks[k] = c
+	if r.builder == nil {
+		r.mu.chunks[k] = c
+	}
+	r.mu.written[k] = true
 	r.mu.missing--
 	return true, nil
 }
@@ -172,10 +187,10 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 	case missing > 0:
 		return nil, fmt.Errorf("restoring height %d: %w: %d of %d", r.height, ErrIncomplete, missing, len(chunks))
 	}
-	v, err := avlstar.Assemble(r.manifest, chunks)
+	v, err := r.build(chunks)
 	if err == nil {
 		if v.Commitment() != r.want {
-			err = errors.New("the assembled tree is not the manifest's")
+			err = errors.New("the tree that was put together is not the manifest's")
 		} else {
 			err = r.target.Commit(r.height, v)
 		}
@@ -189,6 +204,13 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 	return v, r.end(nil) // without an error: nothing is aborted
 }
 
+func (r *Restorer) build(chunks []*avlstar.Chunk) (*avlstar.Version, error) {
+	if r.builder != nil {
+		return r.builder.Build()
+	}
+	return avlstar.Assemble(r.manifest, chunks)
+}
+
 // Abort leaves the target empty. After Commit or Abort it does nothing.
 func (r *Restorer) Abort() error {
 	r.life.Lock()
@@ -200,7 +222,8 @@ func (r *Restorer) Abort() error {
 func (r *Restorer) end(abort func() error) error {
 	r.mu.Lock()
 	over := r.mu.over
-	r.mu.over, r.mu.chunks = true, make([]*avlstar.Chunk, len(r.manifest.Entries))
+	r.mu.over = true
+	r.mu.chunks, r.mu.written = make([]*avlstar.Chunk, len(r.manifest.Entries)), make([]bool, len(r.manifest.Entries))
 	r.mu.Unlock()
 	if over || abort == nil {
 		return nil

@@ -2,9 +2,10 @@ package statesync
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 	"slices"
-	"sync"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
@@ -25,19 +26,115 @@ func (m *Manager) Committed(height int64, v *avlstar.Version) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
 	s := &m.serving
+	s.told = max(s.told, height)
 	defer m.drop()
-	if m.opts.Keep <= 0 || s.interval <= 0 || height <= 0 || height%s.interval != 0 || v.NumChunks() == 0 || m.ctx.Err() != nil {
+	if !m.due(height) || v.NumChunks() == 0 {
 		return
 	}
 	if n := len(s.pins); n > 0 && s.pins[n-1].height >= height {
-		return // told before
+		return // told before, or stored before a restart
 	}
 	if (int64(v.NumChunks())-1)*minEntryBytes > maxManifestBytes {
 		m.sayTooLarge(height, int64(v.NumChunks())*minEntryBytes)
 		return
 	}
-	v.Retain()
-	s.pins = append(s.pins, &pin{height: height, version: v, manifest: sync.OnceValue(func() []byte { return v.Manifest().Encode() })})
+	p := &pin{height: height}
+	if !s.closed {
+		p.source = newInMemory(v)
+	}
+	s.pins = append(s.pins, p)
+}
+
+// due says whether a snapshot is to be taken at height. The caller holds m.serving.
+func (m *Manager) due(height int64) bool {
+	n := m.serving.interval
+	return m.opts.Keep > 0 && n > 0 && height > 0 && height%n == 0
+}
+
+// Due says whether a snapshot is to be taken at height.
+func (m *Manager) Due(height int64) bool {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	return m.due(height)
+}
+
+// PinData describes v, the state after block height, where its snapshot is worth storing now: nil where none is to be taken, or newer
+// ones have taken its place since. What is stored with it can be served after a restart, see AddStored.
+func (m *Manager) PinData(height int64, v *avlstar.Version) []byte {
+	if !m.wanted(height) || v.NumChunks() == 0 || (int64(v.NumChunks())-1)*minEntryBytes > maxManifestBytes {
+		return nil
+	}
+	data, err := EncodePin(height, v)
+	if err != nil {
+		m.log.Error("A snapshot cannot be stored: a restart will forget it", "height", height, "err", err)
+		return nil
+	}
+	return data
+}
+
+func (m *Manager) wanted(height int64) bool {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	return m.due(height) && (height > m.serving.told || slices.ContainsFunc(m.serving.pins, func(p *pin) bool { return p.height == height }))
+}
+
+// AddStored makes a snapshot known that is on disk since before a restart, with the description that PinData made. They come in ascending
+// order, before Committed is called. It is served like the others, but for two things: every chunk is verified before it
+// leaves, and where one is damaged the snapshot is dropped; and where CometBFT has not the blocks any more that follow on it
+// (BlocksFrom), it does not keep others from being pruned. (Its blocks are kept as long as it is offered. So that is for a
+// node whose blocks were pruned or replaced by hand. A joiner then needs other peers for the blocks, which it asks anyway.)
+// Who stores snapshots removes those that Held does not name. One without description was not worth storing in the end.
+func (m *Manager) AddStored(height int64, data []byte) {
+	if len(data) == 0 {
+		return
+	}
+	d, err := decodePin(data)
+	if err == nil && d.height != height {
+		err = fmt.Errorf("%w: it is of height %d", ErrDamagedPin, d.height)
+	}
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	s := &m.serving
+	switch n := len(s.pins); {
+	case err != nil:
+		m.log.Error("Dropping a snapshot that is on disk", "height", height, "err", err)
+	case m.opts.OpenPin == nil || s.closed || m.opts.Keep <= 0 || s.interval > 0 && height%s.interval != 0:
+	case n > 0 && s.pins[n-1].height >= height:
+	default:
+		s.pins = append(s.pins, &pin{height: height, source: newOnDisk(d, m.opts.OpenPin, m.log), noBlocks: height+1 < m.opts.BlocksFrom})
+		m.log.Info("Serving a snapshot that is on disk", "height", height, "chunks", len(d.decoded.Entries))
+	}
+}
+
+// Held returns the heights of the snapshots that are pinned, ascending. A stored one that is not among them any more may still be open, where
+// somebody is just being served from it.
+func (m *Manager) Held() []int64 {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	heights := make([]int64, 0, len(m.serving.pins))
+	for _, p := range m.serving.pins {
+		heights = append(heights, p.height)
+	}
+	return heights
+}
+
+// remove drops a snapshot that turned out to be damaged, because of err.
+func (m *Manager) remove(damaged *pin, err error) {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	s := &m.serving
+	if i := slices.Index(s.pins, damaged); i >= 0 {
+		s.pins = slices.Delete(s.pins, i, i+1)
+		m.letGo(damaged)
+		m.log.Error("Dropping a snapshot that is on disk: it is not served any more", "height", damaged.height, "err", err)
+	}
+}
+
+// letGo gives up the list's reference to a pin. The caller holds m.serving.
+func (m *Manager) letGo(p *pin) {
+	if !m.serving.closed {
+		p.release() // who serves from it has a reference of its own
+	}
 }
 
 // drop lets go of the pins before the newest, but for those that were asked for lately. Where snapshots follow each other faster
@@ -54,7 +151,7 @@ func (m *Manager) drop() {
 		if now.Sub(p.asked) < m.opts.Hold && old-i <= maxHeld {
 			kept = append(kept, p)
 		} else {
-			p.version.Release() // who serves from it has a reference of its own
+			m.letGo(p)
 		}
 	}
 	s.pins = append(kept, s.pins[old:]...)
@@ -81,10 +178,13 @@ func (m *Manager) sayTooLarge(height, bytes int64) {
 func (m *Manager) pinned() []*pin {
 	m.serving.Lock()
 	defer m.serving.Unlock()
+	if m.serving.closed {
+		return nil
+	}
 	all := m.serving.pins
 	pins := slices.Clone(all[max(0, len(all)-m.opts.Keep):])
 	for _, p := range pins {
-		p.version.Retain()
+		p.retain()
 	}
 	slices.Reverse(pins)
 	return pins
@@ -107,28 +207,31 @@ func (m *Manager) offered() iter.Seq[*pin] {
 	}
 }
 
-// find returns the pin of height, nil where there is none. The caller releases its version.
+// find returns the pin of height, nil where there is none. The caller releases it.
 func (m *Manager) find(height uint64) *pin {
 	m.serving.Lock()
 	defer m.serving.Unlock()
 	for _, p := range m.serving.pins {
-		if uint64(p.height) == height {
-			p.version.Retain()
+		if uint64(p.height) == height && !m.serving.closed {
+			p.retain()
 			return p
 		}
 	}
 	return nil
 }
 
-// OldestServed returns the lowest height of a pinned version, 0 if there is none. Joiners need the blocks from there on.
-// It depends on what was asked for and when, so it is for pruning, never for anything that nodes must agree on.
+// OldestServed returns the lowest height of a pin, 0 if there is none. Joiners need the blocks from there on, so stored ones count
+// where those blocks are there (see AddStored). It depends on what was asked for and when, so it is for pruning, never for
+// anything that nodes must agree on.
 func (m *Manager) OldestServed() int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
-	if len(m.serving.pins) == 0 {
-		return 0
+	for _, p := range m.serving.pins {
+		if !p.noBlocks {
+			return p.height
+		}
 	}
-	return m.serving.pins[0].height
+	return 0
 }
 
 // Snapshot describes a snapshot that this node offers.
@@ -142,7 +245,7 @@ type Snapshot struct {
 func (m *Manager) List() []Snapshot {
 	list := []Snapshot{}
 	for p := range m.offered() {
-		list = append(list, Snapshot{Height: p.height, Chunks: p.version.NumChunks(), AppHash: p.version.AppHash()})
+		list = append(list, Snapshot{Height: p.height, Chunks: p.numChunks(), AppHash: p.appHash()})
 	}
 	return list
 }
@@ -152,9 +255,9 @@ func (m *Manager) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*a
 	resp := &abci.ResponseListSnapshots{}
 	for p := range m.offered() {
 		m.note(p)
-		hash := p.version.AppHash()
+		hash := p.appHash()
 		resp.Snapshots = append(resp.Snapshots, &abci.Snapshot{
-			Height: uint64(p.height), Format: Format, Chunks: p.version.NumChunks(), Hash: hash[:], Metadata: p.manifest(),
+			Height: uint64(p.height), Format: Format, Chunks: p.numChunks(), Hash: hash[:], Metadata: p.manifest(),
 		})
 	}
 	return resp, nil
@@ -170,12 +273,16 @@ func (m *Manager) LoadSnapshotChunk(_ context.Context, req *abci.RequestLoadSnap
 	if p == nil {
 		return &abci.ResponseLoadSnapshotChunk{}, nil
 	}
-	defer p.version.Release()
-	if req.Chunk >= p.version.NumChunks() {
+	defer p.release()
+	if req.Chunk >= p.numChunks() {
 		return &abci.ResponseLoadSnapshotChunk{}, nil
 	}
-	chunk, err := p.version.Chunk(req.Chunk)
-	if err != nil {
+	chunk, err := p.chunk(req.Chunk)
+	switch {
+	case errors.Is(err, ErrDamagedPin):
+		m.remove(p, err)
+		return &abci.ResponseLoadSnapshotChunk{}, nil
+	case err != nil:
 		m.log.Error("Cannot encode a chunk", "height", req.Height, "chunk", req.Chunk, "err", err)
 		return &abci.ResponseLoadSnapshotChunk{}, nil
 	}

@@ -1,9 +1,9 @@
 // Package storage keeps one version of the state durably on disk: every leaf, the height of its inner node, and which block it is.
 //
-//	Write(block)  ──one synced batch──►  'k' ‖ key  → value
-//	                                     'h' ‖ key  → height of the inner node whose key it is
-//	                                     'm'        → meta: format, height, app hash, chunk limit, chain id
-//	Scan          ◄──one linear pass───  'k' and 'h' side by side
+//	Write(block) ─► queue ─► flusher: many blocks ──one batch, one flush──►  'k' ‖ key  → value
+//	   microseconds                                                          'h' ‖ key  → height of the inner node whose key it is
+//	                                                                         'm'        → meta: format, height, app hash, B, chain id
+//	Scan, Page   ◄──────────── 'k' and 'h' side by side ─────────────────────
 //
 //	        Write
 //	       ┌─────┐
@@ -12,6 +12,9 @@
 //	  ▲            │                 │
 //	  └── Reset ───┴─── Abort, or killed: wiped at the next Open
 //
-// The meta record is the only witness of a whole state. A block's batch carries it, so a crash leaves the state before the block
-// or after it; a restore removes it first and writes it last, so whatever a killed restore leaves behind counts as nothing.
+// There is no log of writes: the blockchain is the log. The height in meta is the *safe* height; after a crash the zone opens at
+// it, and the blocks since are executed again. A batch becomes durable as a whole, and meta is in it, so what opens is always the
+// state after one of the blocks. A restore removes meta first and writes it last, so whatever a killed restore leaves behind
+// counts as nothing. The states of past flushes can stay readable for a while (generations), and beyond a restart as databases of
+// their own that share the files (pins).
 package storage

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -25,7 +26,7 @@ func emptyModel() model {
 	return model{leaves: map[string]string{}, heights: map[string]uint8{}}
 }
 
-func (m model) apply(b Batch) model {
+func (m model) apply(b Block) model {
 	n := m.clone()
 	n.meta = b.Meta
 	for _, k := range b.Deletes {
@@ -35,7 +36,10 @@ func (m model) apply(b Batch) model {
 	for _, l := range b.Puts {
 		n.leaves[string(l.Key)] = string(l.Value)
 	}
-	for _, h := range b.Heights {
+	if b.Heights == nil {
+		return n
+	}
+	for h := range b.Heights {
 		if h.Height == 0 {
 			delete(n.heights, string(h.Key))
 		} else {
@@ -54,12 +58,23 @@ func (m model) list() []Leaf {
 	return leaves
 }
 
+// records returns the leaves with keys in [first, after) as Page gives them.
+func (m model) records(first, after []byte) []byte {
+	var b []byte
+	for _, l := range m.list() {
+		if bytes.Compare(l.Key, first) >= 0 && (after == nil || bytes.Compare(l.Key, after) < 0) {
+			b = appendRecord(b, l)
+		}
+	}
+	return b
+}
+
 func scanAll(t *testing.T, s *State) []Leaf {
 	t.Helper()
 	var leaves []Leaf
 	for leaf, err := range s.Scan() {
 		require.NoError(t, err)
-		leaves = append(leaves, leaf)
+		leaves = append(leaves, Leaf{append([]byte{}, leaf.Key...), append([]byte{}, leaf.Value...), leaf.Height})
 	}
 	return leaves
 }
@@ -83,6 +98,7 @@ func (m model) requireIn(t *testing.T, s *State) {
 	meta, ok := s.Meta()
 	require.Equal(t, m.meta.Height > 0, ok)
 	require.Equal(t, m.meta, meta)
+	require.Equal(t, m.meta.Height, s.Safe())
 	require.Equal(t, m.list(), scanAll(t, s))
 }
 
@@ -90,9 +106,10 @@ func testMeta(height int64) Meta {
 	return Meta{Height: height, AppHash: []byte(fmt.Sprintf("app hash after block %11d", height)), ChunkBytes: 1 << 20, ChainID: "test"}
 }
 
-// randomBatch changes some of m's keys, all drawn from few, so that they are put, deleted and put again.
-func randomBatch(rng *rand.Rand, m model, height int64) Batch {
-	b := Batch{Meta: testMeta(height)}
+// randomBlock changes some of m's keys, all drawn from few, so that they are put, deleted and put again.
+func randomBlock(rng *rand.Rand, m model, height int64) Block {
+	b := Block{Meta: testMeta(height)}
+	var heights []Height
 	touched := map[string]bool{}
 	for range rng.IntN(20) {
 		key := fmt.Sprintf("%0*d", 1+rng.IntN(3), rng.IntN(50))
@@ -106,7 +123,7 @@ func randomBatch(rng *rand.Rand, m model, height int64) Batch {
 			b.Deletes = append(b.Deletes, []byte(key))
 		case 1:
 			if there {
-				b.Heights = append(b.Heights, Height{[]byte(key), uint8(rng.IntN(5))})
+				heights = append(heights, Height{[]byte(key), uint8(rng.IntN(5))})
 			}
 		default:
 			value := make([]byte, 1+rng.IntN(3000))
@@ -115,19 +132,26 @@ func randomBatch(rng *rand.Rand, m model, height int64) Batch {
 			}
 			b.Puts = append(b.Puts, Leaf{Key: []byte(key), Value: value})
 			if rng.IntN(2) == 0 {
-				b.Heights = append(b.Heights, Height{[]byte(key), uint8(rng.IntN(5))})
+				heights = append(heights, Height{[]byte(key), uint8(rng.IntN(5))})
 			}
 		}
+	}
+	if len(heights) > 0 {
+		b.Heights = slices.Values(heights)
 	}
 	return b
 }
 
-func newRNG(t *testing.T, seed uint64) *rand.Rand {
-	t.Helper()
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	})
-	return rand.New(rand.NewPCG(seed, 0))
+// randomHistory returns blocks, and the states before the first and after each.
+func randomHistory(rng *rand.Rand, blocks int64) ([]Block, []model) {
+	history, all := []model{emptyModel()}, []Block(nil)
+	for height := int64(1); height <= blocks; height++ {
+		b := randomBlock(rng, history[height-1], height)
+		all = append(all, b)
+		history = append(history, history[height-1].apply(b))
+	}
+	return all, history
 }
+
+// newRNG is for a test that tells its seed, by its name or by what it requires.
+func newRNG(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }

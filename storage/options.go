@@ -1,68 +1,86 @@
 package storage
 
 import (
-	"fmt"
-	"os"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/starling-kv/starling/storage/internal/engine"
+)
+
+// Errors of both zones.
+var (
+	// ErrLocked: another process has the folder open.
+	ErrLocked = engine.ErrLocked
+	// ErrCorrupt: what is on disk cannot be read as a state. The message names the file where it is known.
+	ErrCorrupt = engine.ErrCorrupt
+	// ErrNewerFormat: a later version of this program wrote the data.
+	ErrNewerFormat = engine.ErrNewerFormat
+	// ErrClosed: the zone or the restore is closed.
+	ErrClosed = engine.ErrClosed
+	// ErrDiskFull: no space, or the quota is used up.
+	ErrDiskFull = engine.ErrDiskFull
 )
 
 // Logger takes what the zone and the database under it have to say, as a message with pairs of keys and values. *slog.Logger
 // and CometBFT's logger are ones. It is called concurrently.
-type Logger interface {
-	Info(msg string, keyvals ...any)
-	Error(msg string, keyvals ...any)
-}
+type Logger = engine.Logger
 
 // Options of a state zone; the zero value is usable.
 type Options struct {
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
-	// Fatal is called, after the error was logged, when the database cannot go on (its log or its list of files cannot be
-	// written: a full or broken disk). It must not return. Default: end the process with exit status 1; nothing that a Write
-	// has confirmed is lost by that.
+	// Fatal is called, after the error was logged, when the database cannot go on (its list of files cannot be written: a full
+	// or broken disk). It must not return. Default: end the process with exit status 1; nothing durable is lost by that.
 	Fatal func(error)
+	// Failed is told once, from a goroutine of the zone, when changes could not be made durable. Every later Write and Flush
+	// returns that error, and nothing is written any more: the disk keeps the state of the safe height.
+	Failed func(error)
 
-	memTableBytes uint64 // small in tests, so that Pebble flushes and compacts in them
+	CacheBytes int64 // of the database's block cache, default 8 MiB
+
+	FlushBlocks   int           // a flush begins when so many blocks wait (default 50) ...
+	FlushBytes    int64         // ... or so many bytes of keys and values (default 16 MiB) ...
+	FlushInterval time.Duration // ... or one has waited so long (default 5 s)
+	// So far the disk may fall behind, then Write waits.
+	MaxLagBlocks int   // default 200
+	MaxLagBytes  int64 // default 64 MiB
+
+	Generations bool   // keep the states of past flushes readable for Page, until Trim
+	PinDir      string // where pins lie; default: the zone's folder with "-pins" behind it
+	ReadOnly    bool   // look at what is there: nothing is written, removed or compacted
+
+	// MemTableBytes is how much the database collects in memory before it writes a table; default 4 MiB. Flushes begin one, too.
+	MemTableBytes uint64
 }
 
-func (o Options) withDefaults() Options {
+func (o Options) withDefaults(dir string) Options {
 	if o.FS == nil {
 		o.FS = vfs.Default
 	}
 	if o.Logger == nil {
-		o.Logger = nopLogger{}
+		o.Logger = engine.NopLogger{}
 	}
-	if o.Fatal == nil {
-		o.Fatal = func(error) { os.Exit(1) }
+	if o.Failed == nil {
+		o.Failed = func(error) {}
 	}
-	if o.memTableBytes == 0 {
-		o.memTableBytes = 16 << 20
+	setDefault(&o.CacheBytes, 8<<20)
+	setDefault(&o.FlushBlocks, 50)
+	setDefault(&o.FlushBytes, 16<<20)
+	setDefault(&o.FlushInterval, 5*time.Second)
+	setDefault(&o.MaxLagBlocks, 200)
+	setDefault(&o.MaxLagBytes, 64<<20)
+	setDefault(&o.MemTableBytes, 4<<20)
+	// What waits for a flush to begin must not make Write wait.
+	o.MaxLagBlocks, o.MaxLagBytes = max(o.MaxLagBlocks, o.FlushBlocks), max(o.MaxLagBytes, o.FlushBytes)
+	if o.PinDir == "" {
+		o.PinDir = dir + "-pins"
 	}
 	return o
 }
 
-type nopLogger struct{}
-
-func (nopLogger) Info(string, ...any)  {}
-func (nopLogger) Error(string, ...any) {}
-
-// pebbleLogger hands Pebble's errors to our log. Its information (each compaction, each flush) is left out.
-type pebbleLogger struct {
-	dir   string
-	log   Logger
-	fatal func(error)
-}
-
-func (pebbleLogger) Infof(string, ...any) {}
-
-func (l pebbleLogger) Errorf(format string, args ...any) {
-	l.log.Error("state database", "folder", l.dir, "err", fmt.Sprintf(format, args...))
-}
-
-func (l pebbleLogger) Fatalf(format string, args ...any) {
-	err := fmt.Errorf("state folder %s: the database cannot go on: %s: check the disk (space, permissions), then start again", l.dir, fmt.Sprintf(format, args...))
-	l.log.Error("state database failed", "folder", l.dir, "err", err)
-	l.fatal(err)
-	panic(err) // Pebble is in no state to go on
+func setDefault[T int | int64 | uint64 | time.Duration](v *T, value T) {
+	if *v <= 0 {
+		*v = value
+	}
 }

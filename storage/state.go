@@ -2,29 +2,22 @@ package storage
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"iter"
+	"runtime"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/sstable"
+
+	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-var (
-	// ErrLocked: another process has the folder open.
-	ErrLocked = errors.New("in use by another process")
-	// ErrCorrupt: what is on disk cannot be read as a state.
-	ErrCorrupt = errors.New("damaged")
-	// ErrNewerFormat: a later version of this program wrote the data.
-	ErrNewerFormat = errors.New("written by a newer version")
-	// ErrClosed: the zone or the restore is closed.
-	ErrClosed = errors.New("closed")
-	// ErrRestoring: a restore is under way, so there is no state to write to.
-	ErrRestoring = errors.New("a restore is under way")
-)
+// ErrRestoring: a restore is under way, so there is no state to write to.
+var ErrRestoring = errors.New("a restore is under way")
 
 // The kinds of records, by the first byte of their keys.
 const (
@@ -34,8 +27,7 @@ const (
 	kindEnd    = kindMeta + 1
 )
 
-// pebbleFormat is pinned, so that a newer Pebble does not make data unreadable for the program that wrote it.
-const pebbleFormat = pebble.FormatValueSeparation
+var wholeZone = pebble.KeyRange{Start: []byte{kindHeight}, End: []byte{kindEnd}}
 
 // Leaf is a key with its value and the height of the inner node whose key it is (0: none recorded).
 type Leaf struct {
@@ -49,93 +41,209 @@ type Height struct {
 	Height uint8
 }
 
-// Batch is what one block changes. Deletes come before Puts, Puts before Heights; the Height of a put leaf is not looked at.
-type Batch struct {
+// Block is what one block changes. Deletes come before Puts, Puts before Heights; the Height of a put leaf is not looked at.
+// The zone keeps the slices until Done; nobody may change them meanwhile.
+type Block struct {
 	Meta    Meta
 	Puts    []Leaf
 	Deletes [][]byte // remove the leaf and its height
-	Heights []Height
+	// Heights is called once at most, by the flusher, before Done; nil: none. The keys that it yields are kept until Done, too.
+	Heights iter.Seq[Height]
+	// Pin, if not nil, keeps the state after this block on disk, with this opaque description. PinData does so, too, and is
+	// called by the flusher.
+	Pin     []byte
+	PinData func() []byte
+	// Done is called once by a goroutine of the zone, unless Write returned an error: the block is durable, or never will be
+	// since the zone failed or was emptied. It must not call Flush, Reset or Close.
+	Done func()
 }
 
-// State is the state zone. All methods may be called concurrently; iterators see the state of the moment they begin.
+// State is the state zone. All methods may be called concurrently. Whoever reads sees the durable state.
 type State struct {
-	dir string
-	db  *pebble.DB
-	log Logger
+	dir    string
+	opts   Options
+	folder engine.Folder
+	log    Logger
+	cache  *pebble.Cache
+	db     *pebble.DB
+	// writerOptions are for tables of the last level.
+	writerOptions sstable.WriterOptions
 
+	failure     failure
+	gate        *gate
+	users       users
+	generations generations
+	pins        pins
+
+	wake        chan struct{} // to the flusher: something is due, or will be
+	compacted   chan struct{} // to the flusher: a compaction ended
+	flusherDone chan struct{}
+
+	// admin is held by who empties the zone or commits a restore: one at a time. It is taken before mu.
+	admin sync.Mutex
+
+	// mu is never held during I/O.
 	mu struct {
-		sync.RWMutex // held for reading by whoever uses db, so that Close waits for them
-		meta         *Meta
-		restore      *Restore // the one under way
-		closed       bool
+		sync.Mutex
+		safe     *Meta
+		restore  *Restore // the one under way
+		emptying bool
+		closed   bool
+
+		waiting       []waiting
+		waitingBytes  int64
+		busy          bool // the flusher is in a flush, or telling of its end
+		flushing      int  // blocks that the flusher has taken and that are not durable
+		flushingFrom  int64
+		pinned        []int64 // that the last Trim named
+		trimmed       bool    // and what it did not name is still to be removed,
+		trimmedTo     int64   // up to this height
+		flushingBytes int64
+		last          int64         // height of the last block that was written
+		wanted        int64         // a flush is due up to this height
+		moved         chan struct{} // closed, and replaced, when the lag changes
+
+		waited, flushTime time.Duration
+		flushes           int64
+		flushedBytes      uint64
 	}
 }
 
-// Open opens the state zone in dir, which it creates if need be. What a killed restore left behind is removed.
+// Open opens the state zone in dir, which it creates if need be. What a killed restore left behind is removed, and so are pins
+// that are not whole or of a height that the zone does not reach.
 func Open(dir string, opts Options) (*State, error) {
-	opts = opts.withDefaults()
-	logger := pebbleLogger{dir: dir, log: opts.Logger, fatal: opts.Fatal}
-	db, err := pebble.Open(dir, &pebble.Options{
-		FS:                 lockFS{opts.FS},
-		FormatMajorVersion: pebbleFormat,
-		Logger:             logger,
-		// Pebble's own listener ends the process. Damage that a reader meets comes back as an error, with the way out.
-		EventListener: &pebble.EventListener{
-			BackgroundError: func(err error) { logger.Errorf("background work: %v", err) },
-			DataCorruption:  func(info pebble.DataCorruptionInfo) { logger.Errorf("%v", info) },
-		},
-		MemTableSize: opts.memTableBytes,
-	})
-	switch {
-	case errors.Is(err, ErrLocked):
-		return nil, fmt.Errorf("state folder %s: %w: stop the other starlingd that runs on this home, or give this one another home", dir, err)
-	case err != nil && (pebble.IsCorruptionError(err) || errors.Is(err, pebble.ErrCorruption)):
-		return nil, corrupt(dir, err)
-	case err != nil:
-		return nil, fmt.Errorf("state folder %s: cannot open: %w", dir, err)
+	s, err := open(dir, opts)
+	if err != nil {
+		return nil, err
 	}
-	s := &State{dir: dir, db: db, log: opts.Logger}
-	if err := s.load(); err != nil {
-		return nil, errors.Join(err, db.Close())
+	if !opts.ReadOnly {
+		go s.flusher()
 	}
 	return s, nil
 }
 
-// corrupt says what the way out is, which is always the same: the network has the state too.
-func corrupt(dir string, err error) error {
-	return fmt.Errorf("state folder %s is %w: %w: remove it with `starlingd unsafe-reset-all` and join again by state sync", dir, ErrCorrupt, err)
+// open does all but start the flusher.
+func open(dir string, opts Options) (*State, error) {
+	opts = opts.withDefaults(dir)
+	s := &State{
+		dir: dir, opts: opts, log: opts.Logger, cache: pebble.NewCache(opts.CacheBytes),
+		wake: make(chan struct{}, 1), compacted: make(chan struct{}, 1), flusherDone: make(chan struct{}),
+	}
+	if opts.ReadOnly {
+		close(s.flusherDone)
+	}
+	s.mu.moved, s.failure.done = make(chan struct{}), make(chan struct{})
+	s.gate = &gate{FS: opts.FS, failure: &s.failure, closing: make(chan struct{})}
+	s.folder = engine.Folder{
+		Zone: "state", Dir: dir, WayOut: "remove it with `starlingd unsafe-reset-all` and join again by state sync",
+		FS: s.gate, Logger: opts.Logger, Background: s.background,
+	}.WithDefaults()
+	fatal := s.folder.Fatal
+	if opts.Fatal != nil {
+		fatal = opts.Fatal
+	}
+	s.folder.Fatal = func(err error) {
+		s.failure.dead.Store(true)
+		fatal(err)
+	}
+	db, err := s.folder.Open(s.pebbleOptions())
+	if err != nil {
+		s.cache.Unref()
+		return nil, err
+	}
+	s.db = db
+	o := s.pebbleOptions()
+	o.EnsureDefaults()
+	s.writerOptions = o.MakeWriterOptions(len(o.Levels)-1, db.TableFormat())
+	if err := s.load(); err != nil {
+		s.generations.dropAll()
+		return nil, errors.Join(err, s.closeDB())
+	}
+	return s, nil
+}
+
+func (s *State) pebbleOptions() *pebble.Options {
+	o := &pebble.Options{
+		Cache: s.cache, ReadOnly: s.opts.ReadOnly, DisableWAL: true, MemTableSize: s.opts.MemTableBytes,
+		// The flusher itself waits for flushes and compactions, see maxL0: in Pebble it would wait for ever after a failure.
+		L0StopWritesThreshold: 1 << 20, MemTableStopWritesThreshold: 1 << 20,
+		CompactionConcurrencyRange: func() (int, int) { return 1, max(1, min(4, runtime.GOMAXPROCS(0)/2)) },
+		EventListener: &pebble.EventListener{CompactionEnd: func(pebble.CompactionInfo) {
+			select {
+			case s.compacted <- struct{}{}:
+			default:
+			}
+		}},
+	}
+	// Tables no larger than this, so that a scan can be cut into parts.
+	for i := range o.TargetFileSizes {
+		o.TargetFileSizes[i] = min(int64(2<<20)<<i, tableBytes)
+	}
+	return o
+}
+
+// tableBytes is about how large tables become.
+const tableBytes = 16 << 20
+
+func (s *State) closeDB() error {
+	defer s.cache.Unref()
+	return s.folder.Err("close", s.db.Close())
 }
 
 // load reads meta, and wipes data that has none.
 func (s *State) load() error {
-	value, closer, err := s.db.Get([]byte{kindMeta})
-	switch {
-	case errors.Is(err, pebble.ErrNotFound):
-		return s.wipeOrphans()
-	case err != nil:
-		return corrupt(s.dir, err)
-	}
-	defer closer.Close()
-	meta, err := decodeMeta(value)
+	meta, ok, err := readMeta(s.db)
 	switch {
 	case errors.Is(err, errMetaVersion):
 		return fmt.Errorf("state folder %s was %w: %w: install the newer starlingd, or `starlingd unsafe-reset-all` and join again by state sync",
 			s.dir, ErrNewerFormat, err)
+	case err != nil && (pebble.IsCorruptionError(err) || errors.Is(err, errMetaForm)):
+		return s.folder.Corrupt(err)
 	case err != nil:
-		return corrupt(s.dir, fmt.Errorf("meta: %w", err))
+		return s.folder.Err("read meta", err)
 	}
-	s.mu.meta = &meta
-	return nil
+	if !s.opts.ReadOnly {
+		if err := s.opts.FS.RemoveAll(s.ingestDir()); err != nil {
+			return s.folder.Err("open", err)
+		}
+		if !ok {
+			if err := s.wipeOrphans(); err != nil {
+				return err
+			}
+		}
+	}
+	if ok {
+		s.setSafe(meta)
+		s.generations.push(newGeneration(meta.Height, s.db.NewSnapshot()), s.opts.Generations)
+	}
+	return s.loadPins()
+}
+
+// readMeta returns false if there is none.
+func readMeta(r pebble.Reader) (Meta, bool, error) {
+	value, closer, err := r.Get([]byte{kindMeta})
+	if errors.Is(err, pebble.ErrNotFound) {
+		return Meta{}, false, nil
+	}
+	if err != nil {
+		return Meta{}, false, err
+	}
+	defer closer.Close()
+	m, err := decodeMeta(value)
+	if err != nil {
+		return Meta{}, false, fmt.Errorf("meta: %w", err)
+	}
+	return m, true, nil
 }
 
 func (s *State) wipeOrphans() error {
 	it, err := s.db.NewIter(nil)
 	if err != nil {
-		return corrupt(s.dir, err)
+		return s.folder.Err("open", err)
 	}
 	orphans := it.First()
 	if err := errors.Join(it.Error(), it.Close()); err != nil {
-		return corrupt(s.dir, err)
+		return s.folder.Err("open", err)
 	}
 	if !orphans {
 		return nil
@@ -144,210 +252,132 @@ func (s *State) wipeOrphans() error {
 	return s.wipe()
 }
 
-// wipe removes every record, durably. Pebble drops files that lie wholly in the range without reading them.
+// wipe removes every record, durably: the tables leave the list of files, none is read.
 func (s *State) wipe() error {
-	if err := s.db.DeleteRange([]byte{kindHeight}, []byte{kindEnd}, pebble.Sync); err != nil {
-		return fmt.Errorf("state folder %s: cannot empty: %w", s.dir, err)
-	}
-	return nil
+	return s.folder.Err("empty", s.db.Excise(context.Background(), wholeZone))
 }
 
-// Meta says which state the zone holds; false if it is empty or being restored.
+// setSafe says which state is durable. The caller holds s.mu.
+func (s *State) setSafe(m Meta) {
+	m.AppHash = bytes.Clone(m.AppHash)
+	s.mu.safe, s.mu.last = &m, max(s.mu.last, m.Height)
+}
+
+// Meta says which state is durable; false if there is none or a restore is under way.
 func (s *State) Meta() (Meta, bool) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.mu.meta == nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.safe == nil {
 		return Meta{}, false
 	}
-	m := *s.mu.meta
+	m := *s.mu.safe
 	m.AppHash = bytes.Clone(m.AppHash)
 	return m, true
 }
 
-// Write makes a block's changes durable, all or none of them. Heights must rise.
-func (s *State) Write(b Batch) error {
-	if err := b.Meta.validate(); err != nil {
-		return fmt.Errorf("state folder %s: write: %w", s.dir, err)
+// Safe is the height of the durable state, 0 if there is none.
+func (s *State) Safe() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.safe == nil {
+		return 0
+	}
+	return s.mu.safe.Height
+}
+
+func (s *State) closedErr(doing string) error {
+	return fmt.Errorf("state folder %s: %s: %w", s.dir, doing, ErrClosed)
+}
+
+// Reset empties the zone, durably, and ends a restore that is under way. Blocks that wait are dropped, pins removed.
+func (s *State) Reset() error { return s.restart(nil) }
+
+// restart empties the zone and makes r the restore that is under way.
+func (s *State) restart(r *Restore) error {
+	if s.opts.ReadOnly {
+		return fmt.Errorf("state folder %s: reset: open for reading only", s.dir)
+	}
+	if !s.users.enter() {
+		return s.closedErr("reset")
+	}
+	defer s.users.leave()
+	s.admin.Lock()
+	defer s.admin.Unlock()
+	if err := s.failure.get(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	old := s.mu.restore
+	s.mu.restore, s.mu.emptying = nil, true
+	left := s.dropWaiting()
+	for s.mu.busy {
+		moved := s.mu.moved
+		s.mu.Unlock()
+		<-moved // the flusher ends a flush in every case but one, in which Pebble ends the process
+		s.mu.Lock()
+	}
+	s.mu.safe = nil
+	s.mu.Unlock()
+	for _, w := range left {
+		w.done()
+	}
+	if old != nil {
+		old.end()
+	}
+	s.generations.dropAll()
+	err := s.wipe()
+	if err == nil {
+		err = s.folder.Err("empty", s.removePins(func(int64) bool { return true }))
+	}
+	if err == nil {
+		err = s.folder.Err("empty", s.opts.FS.RemoveAll(s.ingestDir()))
+	}
+	if err != nil {
+		s.failure.fail(err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.mu.closed:
-		return fmt.Errorf("state folder %s: write: %w", s.dir, ErrClosed)
-	case s.mu.restore != nil:
-		return fmt.Errorf("state folder %s: write: %w", s.dir, ErrRestoring)
-	case s.mu.meta != nil && b.Meta.Height <= s.mu.meta.Height:
-		return fmt.Errorf("state folder %s: write of height %d over height %d", s.dir, b.Meta.Height, s.mu.meta.Height)
+	s.mu.emptying = false
+	s.mu.last, s.mu.wanted = 0, 0
+	if err == nil {
+		s.mu.restore = r
 	}
-	batch := s.db.NewBatch()
-	defer batch.Close()
-	var key []byte
-	for _, k := range b.Deletes {
-		if err := errors.Join(batch.Delete(diskKey(&key, kindLeaf, k), nil), batch.Delete(diskKey(&key, kindHeight, k), nil)); err != nil {
-			return fmt.Errorf("state folder %s: write: %w", s.dir, err)
-		}
-	}
-	for _, leaf := range b.Puts {
-		if err := batch.Set(diskKey(&key, kindLeaf, leaf.Key), leaf.Value, nil); err != nil {
-			return fmt.Errorf("state folder %s: write: %w", s.dir, err)
-		}
-	}
-	for _, h := range b.Heights {
-		if err := setHeight(batch, &key, h); err != nil {
-			return fmt.Errorf("state folder %s: write: %w", s.dir, err)
-		}
-	}
-	b.Meta.Restored = false
-	return s.commitMeta(batch, b.Meta)
-}
-
-// commitMeta adds meta to the batch and makes it durable. The caller holds s.mu.
-func (s *State) commitMeta(batch *pebble.Batch, m Meta) error {
-	if err := batch.Set([]byte{kindMeta}, m.encode(), nil); err != nil {
-		return fmt.Errorf("state folder %s: write: %w", s.dir, err)
-	}
-	if err := batch.Commit(pebble.Sync); err != nil {
-		return fmt.Errorf("state folder %s: write of height %d: %w", s.dir, m.Height, err)
-	}
-	m.AppHash = bytes.Clone(m.AppHash)
-	s.mu.meta = &m
-	return nil
-}
-
-func setHeight(batch *pebble.Batch, buf *[]byte, h Height) error {
-	if h.Height == 0 {
-		return batch.Delete(diskKey(buf, kindHeight, h.Key), nil)
-	}
-	return batch.Set(diskKey(buf, kindHeight, h.Key), []byte{h.Height}, nil)
-}
-
-// diskKey returns kind ‖ key in *buf, which the next call overwrites: batches copy what they are given.
-func diskKey(buf *[]byte, kind byte, key []byte) []byte {
-	*buf = append(append((*buf)[:0], kind), key...)
-	return *buf
-}
-
-// Scan yields all leaves in key order with the heights of their inner nodes, in one pass over each of the two ranges. Key and
-// Value are the caller's to keep. An error is the last thing it yields. While a restore is under way there is nothing to see.
-func (s *State) Scan() iter.Seq2[Leaf, error] {
-	return func(yield func(Leaf, error) bool) {
-		snapshot, err := s.snapshot()
-		if err != nil {
-			yield(Leaf{}, err)
-			return
-		}
-		if snapshot == nil {
-			return
-		}
-		defer snapshot.Close()
-		stopped := false
-		if err := scan(snapshot, func(l Leaf) bool { stopped = !yield(l, nil); return !stopped }); err != nil && !stopped {
-			yield(Leaf{}, corrupt(s.dir, err))
-		}
-	}
-}
-
-// snapshot returns nil if there is no whole state.
-func (s *State) snapshot() (*pebble.Snapshot, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	switch {
-	case s.mu.closed:
-		return nil, fmt.Errorf("state folder %s: scan: %w", s.dir, ErrClosed)
-	case s.mu.meta == nil:
-		return nil, nil
-	}
-	return s.db.NewSnapshot(), nil
-}
-
-// scan merges the two ranges: each height belongs to a leaf, so the second iterator never runs ahead of the first.
-func scan(r pebble.Reader, yield func(Leaf) bool) (err error) {
-	leaves, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{kindLeaf}, UpperBound: []byte{kindLeaf + 1}})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, leaves.Close()) }()
-	heights, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{kindHeight}, UpperBound: []byte{kindHeight + 1}})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, heights.Close()) }()
-
-	heights.First()
-	for leaves.First(); leaves.Valid(); leaves.Next() {
-		value, err := leaves.ValueAndErr()
-		if err != nil {
-			return err
-		}
-		leaf := Leaf{Key: bytes.Clone(leaves.Key()[1:]), Value: bytes.Clone(value)}
-		if heights.Valid() && bytes.Equal(heights.Key()[1:], leaf.Key) {
-			h, err := heights.ValueAndErr()
-			if err != nil {
-				return err
-			}
-			if len(h) != 1 {
-				return fmt.Errorf("height of key %x has %d bytes, want 1", leaf.Key, len(h))
-			}
-			leaf.Height = h[0]
-			heights.Next()
-		}
-		if !yield(leaf) {
-			return nil
-		}
-	}
-	if err := errors.Join(leaves.Error(), heights.Error()); err != nil {
-		return err
-	}
-	if heights.Valid() {
-		return fmt.Errorf("height of key %x without its leaf", heights.Key()[1:])
-	}
-	return nil
-}
-
-// Reset empties the zone, durably, and ends a restore that is under way.
-func (s *State) Reset() error {
-	_, err := s.restart(nil)
 	return err
 }
 
-// restart empties the zone and makes r the restore that is under way.
-func (s *State) restart(r *Restore) (*Restore, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.closed {
-		return nil, fmt.Errorf("state folder %s: reset: %w", s.dir, ErrClosed)
-	}
-	if err := s.wipe(); err != nil {
-		return nil, err
-	}
-	s.mu.meta, s.mu.restore = nil, r
-	return r, nil
-}
-
-// Close releases the folder. Scans must be over. A restore that is under way ends as if it had been killed.
+// Close makes durable what waits, unless the zone has failed, and releases the folder. It waits for scans and the like to end;
+// a restore that is under way ends as if it had been killed. Pins that are open stay so.
 func (s *State) Close() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.mu.closed {
+		s.mu.Unlock()
 		return nil
 	}
-	s.mu.closed, s.mu.restore = true, nil
-	if err := s.db.Close(); err != nil {
-		return fmt.Errorf("state folder %s: close: %w", s.dir, err)
+	s.mu.closed = true
+	s.moved()
+	s.mu.Unlock()
+	s.wakeFlusher()
+	select {
+	case <-s.flusherDone:
+	case <-s.failure.done:
+	}
+	if s.failure.dead.Load() {
+		return nil // Pebble may hold its locks for ever; the process is about to end
+	}
+	close(s.gate.closing)
+	<-s.flusherDone
+	failed := s.failure.get() // and told
+	s.users.close()
+	s.mu.Lock()
+	restore := s.mu.restore
+	s.mu.restore = nil
+	s.mu.Unlock()
+	if restore != nil {
+		restore.end()
+	}
+	s.generations.dropAll()
+	if err := s.closeDB(); err != nil && failed == nil {
+		return err
 	}
 	return nil
 }
-
-// lockFS tells a folder that is locked from one that cannot be written.
-type lockFS struct{ vfs.FS }
-
-func (f lockFS) Lock(name string) (io.Closer, error) {
-	lock, err := f.FS.Lock(name)
-	var cannotCreate *fs.PathError
-	if err != nil && !errors.As(err, &cannotCreate) {
-		return nil, fmt.Errorf("%w (%w)", ErrLocked, err)
-	}
-	return lock, err
-}
-
-func (f lockFS) Unwrap() vfs.FS { return f.FS }

@@ -2,65 +2,91 @@ package storage
 
 import (
 	"bufio"
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
 const smallMemTable = 64 << 10
 
-func open(t *testing.T, fs vfs.FS) *State {
+// testOptions make flushes rare, so that tests say when.
+func testOptions(fs vfs.FS) Options {
+	return Options{FS: fs, MemTableBytes: smallMemTable, FlushBlocks: 1 << 20, MaxLagBlocks: 1 << 20, FlushInterval: time.Hour}
+}
+
+// write writes a block and waits until it is durable.
+func write(t *testing.T, s *State, b Block) {
 	t.Helper()
-	s, err := Open("zone", Options{FS: fs, memTableBytes: smallMemTable})
+	require.NoError(t, s.Write(b))
+	require.NoError(t, s.Flush())
+}
+
+func appendRecord(b []byte, l Leaf) []byte {
+	b = append(b, l.Height)
+	b = append(binary.AppendUvarint(b, uint64(len(l.Key))), l.Key...)
+	return append(binary.AppendUvarint(b, uint64(len(l.Value))), l.Value...)
+}
+
+func openZone(t *testing.T, fs vfs.FS) *State {
+	t.Helper()
+	s, err := Open("zone", testOptions(fs))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
-func TestRandomBatchesEqualTheModel(t *testing.T) {
+func TestRandomBlocksEqualTheModel(t *testing.T) {
 	for seed := range uint64(5) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			rng := newRNG(t, seed)
+			rng := newRNG(seed)
 			fs, m := vfs.NewMem(), emptyModel()
-			s := open(t, fs)
+			s := openZone(t, fs)
 			for height := int64(1); height <= 120; height++ {
-				b := randomBatch(rng, m, height)
+				b := randomBlock(rng, m, height)
 				require.NoError(t, s.Write(b))
 				m = m.apply(b)
 				if rng.IntN(10) == 0 {
 					require.NoError(t, s.Close())
-					s = open(t, fs)
+					s = openZone(t, fs)
 				}
 				if rng.IntN(5) == 0 {
+					require.NoError(t, s.Flush())
 					m.requireIn(t, s)
 				}
 			}
+			require.NoError(t, s.Flush())
 			m.requireIn(t, s)
 			require.NoError(t, s.Reset())
 			emptyModel().requireIn(t, s)
 			require.NoError(t, s.Close())
-			emptyModel().requireIn(t, open(t, fs))
+			emptyModel().requireIn(t, openZone(t, fs))
 		})
 	}
 }
 
 // A key that is the beginning of another, and bytes at the edges of the ranges: order on disk is order of keys.
 func TestScanOrder(t *testing.T) {
-	s := open(t, vfs.NewMem())
-	var b Batch
+	s := openZone(t, vfs.NewMem())
+	var b Block
+	var heights []Height
 	for i, key := range []string{"\xff\xff", "a", "", "ab", "\x00", "k", "h", "m", "\xff"} {
 		b.Puts = append(b.Puts, Leaf{Key: []byte(key), Value: []byte(key + "!")})
-		b.Heights = append(b.Heights, Height{[]byte(key), uint8(i)})
+		heights = append(heights, Height{[]byte(key), uint8(i)})
 	}
-	b.Meta = testMeta(1)
-	require.NoError(t, s.Write(b))
+	b.Meta, b.Heights = testMeta(1), slices.Values(heights)
+	write(t, s, b)
 	emptyModel().apply(b).requireIn(t, s)
 
 	n := 0
@@ -74,11 +100,11 @@ func TestScanOrder(t *testing.T) {
 
 func TestScanRefusesAHeightWithoutLeaf(t *testing.T) {
 	for _, orphan := range []string{"a", "k", "z"} {
-		s := open(t, vfs.NewMem())
-		require.NoError(t, s.Write(Batch{
+		s := openZone(t, vfs.NewMem())
+		write(t, s, Block{
 			Meta: testMeta(1), Puts: []Leaf{{Key: []byte("b")}, {Key: []byte("l")}},
-			Heights: []Height{{[]byte(orphan), 1}, {[]byte("l"), 2}},
-		}))
+			Heights: slices.Values([]Height{{[]byte(orphan), 1}, {[]byte("l"), 2}}),
+		})
 		var last error
 		for _, err := range s.Scan() {
 			last = err
@@ -88,19 +114,19 @@ func TestScanRefusesAHeightWithoutLeaf(t *testing.T) {
 }
 
 func TestWriteRefusals(t *testing.T) {
-	s := open(t, vfs.NewMem())
-	require.NoError(t, s.Write(Batch{Meta: testMeta(5), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}}))
+	s := openZone(t, vfs.NewMem())
+	write(t, s, Block{Meta: testMeta(5), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}})
 	want := read(t, s)
 	for name, meta := range map[string]Meta{
 		"same height": testMeta(5), "lower": testMeta(4), "zero": testMeta(0), "negative": testMeta(-1),
 		"no hash":       {Height: 6, ChainID: "x"},
 		"long chain id": {Height: 6, AppHash: []byte{1}, ChainID: string(make([]byte, 256))},
 	} {
-		require.Error(t, s.Write(Batch{Meta: meta, Deletes: [][]byte{[]byte("a")}}), name)
+		require.Error(t, s.Write(Block{Meta: meta, Deletes: [][]byte{[]byte("a")}}), name)
 	}
 	want.requireIn(t, s)
 	require.NoError(t, s.Close())
-	require.ErrorIs(t, s.Write(Batch{Meta: testMeta(6)}), ErrClosed)
+	require.ErrorIs(t, s.Write(Block{Meta: testMeta(6)}), ErrClosed)
 	require.ErrorIs(t, s.Reset(), ErrClosed)
 	_, err := s.BeginRestore()
 	require.ErrorIs(t, err, ErrClosed)
@@ -111,14 +137,14 @@ func TestWriteRefusals(t *testing.T) {
 
 func TestRestore(t *testing.T) {
 	fs := vfs.NewMem()
-	s := open(t, fs)
-	require.NoError(t, s.Write(Batch{Meta: testMeta(3), Puts: []Leaf{{Key: []byte("old"), Value: []byte("1")}}}))
+	s := openZone(t, fs)
+	write(t, s, Block{Meta: testMeta(3), Puts: []Leaf{{Key: []byte("old"), Value: []byte("1")}}})
 
 	want := restored()
 	r, err := s.BeginRestore()
 	require.NoError(t, err)
 	emptyModel().requireIn(t, s)
-	require.ErrorIs(t, s.Write(Batch{Meta: testMeta(4)}), ErrRestoring)
+	require.ErrorIs(t, s.Write(Block{Meta: testMeta(4)}), ErrRestoring)
 	var wg sync.WaitGroup
 	for piece := range slices.Chunk(want.list(), 7) {
 		wg.Go(func() { require.NoError(t, r.Add(slices.Values(piece))) })
@@ -133,7 +159,7 @@ func TestRestore(t *testing.T) {
 	require.NoError(t, r.Abort(), "does nothing any more")
 	want.requireIn(t, s)
 	require.NoError(t, s.Close())
-	s = open(t, fs)
+	s = openZone(t, fs)
 	want.requireIn(t, s)
 
 	// Aborted; then one that another one takes over from.
@@ -143,7 +169,7 @@ func TestRestore(t *testing.T) {
 	require.NoError(t, r.Abort())
 	require.ErrorIs(t, r.Add(slices.Values(want.list())), ErrClosed)
 	emptyModel().requireIn(t, s)
-	require.NoError(t, s.Write(Batch{Meta: testMeta(1)}))
+	write(t, s, Block{Meta: testMeta(1)})
 	model{meta: testMeta(1)}.requireIn(t, s)
 
 	first, err := s.BeginRestore()
@@ -162,7 +188,7 @@ func TestRestore(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, r.Add(slices.Values(want.list())))
 	require.NoError(t, s.Close())
-	s = open(t, fs)
+	s = openZone(t, fs)
 	emptyModel().requireIn(t, s)
 	it, err := s.db.NewIter(nil)
 	require.NoError(t, err)
@@ -231,8 +257,9 @@ func TestOpenRefusesUnreadableMeta(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fs := vfs.NewMem()
-			s := open(t, fs)
-			require.NoError(t, s.db.Set([]byte{kindMeta}, c.value, pebble.Sync))
+			s := openZone(t, fs)
+			require.NoError(t, s.db.Set([]byte{kindMeta}, c.value, pebble.NoSync))
+			require.NoError(t, s.db.Flush())
 			require.NoError(t, s.Close())
 			for range 2 { // the failed Open has let go of the lock
 				_, err := Open("zone", Options{FS: fs})
@@ -248,8 +275,7 @@ func TestOpenRefusesADamagedDatabase(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir, Options{})
 	require.NoError(t, err)
-	require.NoError(t, s.Write(Batch{Meta: testMeta(1), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}}))
-	require.NoError(t, s.db.Flush())
+	write(t, s, Block{Meta: testMeta(1), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}})
 	require.NoError(t, s.Close())
 	tables, err := vfs.Default.List(dir)
 	require.NoError(t, err)
@@ -321,4 +347,39 @@ func TestOneProcessOnly(t *testing.T) {
 	_, err = Open(vfs.Default.PathJoin(file, "zone"), Options{})
 	require.Error(t, err)
 	require.NotErrorIs(t, err, ErrLocked)
+}
+
+// resum renews the checksum of an encoded meta that was altered on purpose.
+func resum(b []byte) []byte {
+	body := b[:len(b)-4]
+	return binary.BigEndian.AppendUint32(slices.Clone(body), crc32.Checksum(body, castagnoli))
+}
+
+// Data of the version that had a log of writes opens as it is, whether the log was flushed or not.
+func TestOpensWhatHadALog(t *testing.T) {
+	fs := vfs.NewMem()
+	m := emptyModel()
+	for height := int64(1); height <= 3; height++ {
+		db, err := pebble.Open("zone", &pebble.Options{FS: fs, FormatMajorVersion: engine.Format})
+		require.NoError(t, err)
+		b := Block{Meta: testMeta(height), Puts: []Leaf{{Key: []byte{byte(height)}, Value: []byte("x")}}}
+		batch := db.NewBatch()
+		require.NoError(t, batch.Set([]byte{kindLeaf, byte(height)}, []byte("x"), nil))
+		require.NoError(t, batch.Set([]byte{kindMeta}, b.Meta.encode(), nil))
+		require.NoError(t, batch.Commit(pebble.Sync))
+		require.NoError(t, db.Close())
+		m = m.apply(b)
+	}
+	opts := testOptions(fs)
+	opts.ReadOnly = true
+	s, err := Open("zone", opts)
+	require.NoError(t, err)
+	m.requireIn(t, s)
+	require.NoError(t, s.Close())
+	s = openZone(t, fs)
+	m.requireIn(t, s)
+	b := Block{Meta: testMeta(4), Deletes: [][]byte{{1}}}
+	write(t, s, b)
+	require.NoError(t, s.Close())
+	m.apply(b).requireIn(t, openZone(t, fs))
 }

@@ -27,6 +27,7 @@ const (
 	CodeUnknownPath   Code = 20
 	CodeUnknownHeight Code = 21
 	CodeBadRequest    Code = 22
+	CodeUnreadable    Code = 23 // a part of the node's state cannot be read from its disk
 )
 
 var codeNames = map[Code]string{

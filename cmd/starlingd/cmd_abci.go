@@ -23,7 +23,10 @@ its config/app.toml, if there is one.
 
 The genesis file (default: config/genesis.json of --home) lets a joining node
 refuse snapshots at heights that the network has none at, and --transport grpc
-needs it: a gRPC message carries 4 MiB at most.`,
+needs it: a gRPC message carries 4 MiB at most.
+
+The cometbft process keeps databases of its own: in a home that "starlingd init"
+made, set db_backend = "goleveldb" in config/config.toml for it.`,
 		Example: `  starlingd abci --address unix:///run/starling.sock --home ~/.starling
   cometbft start --proxy_app unix:///run/starling.sock`,
 		Args: cobra.NoArgs,

@@ -13,6 +13,9 @@ import (
 // progressEvery is how often a log gets a line; a terminal has a bar.
 const progressEvery = 5 * time.Second
 
+// bytesUnit is the unit of which there are so many that they are shown as KiB, MiB, …
+const bytesUnit = "bytes"
+
 // progress shows how far a long command is: a bar on a terminal, now and then a line in a log.
 type progress struct {
 	out          io.Writer
@@ -27,7 +30,8 @@ func newProgress(out io.Writer, unit string, total, first int) *progress {
 	p := &progress{out: out, unit: unit, total: total, first: first, start: now, last: now}
 	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		p.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
-			progressbar.OptionSetItsString(unit), progressbar.OptionSetWidth(24), progressbar.OptionThrottle(100*time.Millisecond))
+			progressbar.OptionShowBytes(unit == bytesUnit), progressbar.OptionSetItsString(unit), progressbar.OptionSetWidth(24),
+			progressbar.OptionThrottle(100*time.Millisecond))
 		_ = p.bar.Set(first) // a bar that cannot be drawn is no reason to stop
 	}
 	return p
@@ -48,6 +52,10 @@ func (p *progress) at(done int) {
 	left := "?"
 	if rate > 0 {
 		left = time.Duration(float64(p.total-done) / rate * float64(time.Second)).Round(time.Second).String()
+	}
+	if p.unit == bytesUnit {
+		fmt.Fprintf(p.out, "%s of %s, %s/s, %s left\n", byteCount(uint64(done)), byteCount(uint64(p.total)), byteCount(uint64(rate)), left)
+		return
 	}
 	fmt.Fprintf(p.out, "%d of %d %s, %.0f/s, %s left\n", done, p.total, p.unit, rate, left)
 }

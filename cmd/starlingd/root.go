@@ -18,11 +18,13 @@ import (
 
 // Exit statuses, listed in the package comment and in the help text.
 const (
-	exitOK      = 0
-	exitFailed  = 1
-	exitUsage   = 2
-	exitRefused = 3
-	exitAbsent  = 4
+	exitOK       = 0
+	exitFailed   = 1
+	exitUsage    = 2
+	exitRefused  = 3
+	exitAbsent   = 4
+	exitDiskFull = 5
+	exitDamaged  = 6
 )
 
 // usageError is a command line that makes no sense: exit status 2.
@@ -77,7 +79,7 @@ Every flag can also be set by an environment variable: --rpc.laddr is
 STARLINGD_RPC_LADDR. Flags go before variables, variables before files.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 refused by the chain or by a
-proof, 4 the key is absent.`
+proof, 4 the key is absent, 5 the disk is full, 6 data on disk is damaged.`
 
 const rootExample = `  starlingd init alice --chain-id demo-1 --open
   starlingd start
@@ -133,6 +135,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 		newInitCmd(env), newStartCmd(env), newABCICmd(env), newResetCmd(env),
 		newStatusCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
 	)
+	root.AddCommand(offlineCommands(env)...)
 	root.AddCommand(clientCommands(env)...)
 	for _, cmd := range root.Commands() {
 		wrapArgs(cmd)
@@ -187,13 +190,17 @@ func newEnv(out, err io.Writer) *cliEnv {
 
 // run executes one command line and returns the exit status.
 func run(args []string, out, errOut io.Writer) int {
-	root := newRootCmd(newEnv(out, errOut))
+	env := newEnv(out, errOut)
+	root := newRootCmd(env)
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())
 	if err == nil {
 		return exitOK
 	}
 	fmt.Fprintf(errOut, "starlingd: %v\n", err)
+	if node.IsDiskFull(err) && env.Home != "" {
+		fmt.Fprintf(errOut, "starlingd: %s\n", node.FullDiskAdvice(filepath.Join(env.Home, "data")))
+	}
 	return exitStatus(err)
 }
 
@@ -212,6 +219,10 @@ func exitStatus(err error) int {
 		return exitRefused
 	case errors.As(err, &absent):
 		return exitAbsent
+	case node.IsDiskFull(err):
+		return exitDiskFull
+	case errors.Is(err, node.ErrDamaged):
+		return exitDamaged
 	default:
 		return exitFailed
 	}

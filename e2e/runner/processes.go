@@ -183,6 +183,12 @@ func (p *Process) stop(sig syscall.Signal, grace time.Duration) error {
 	return fmt.Errorf("%s did not end within %v of being asked to (%v) and was killed; its log: %s", p.spec.Name, grace, sig, p.spec.Log)
 }
 
+// Kill ends the process and its group at once, by SIGKILL, as a crash would. A process that had ended before is no error.
+func (p *Process) Kill() {
+	p.signal(syscall.SIGKILL)
+	<-p.done
+}
+
 // ExitError returns how the process ended, nil for exit status 0. It waits for the end.
 func (p *Process) ExitError() error {
 	<-p.done

@@ -87,6 +87,17 @@ func TestAProcessThatIsMeantToEnd(t *testing.T) {
 	require.NoError(t, processes.Context().Err())
 }
 
+func TestKill(t *testing.T) {
+	processes := runner.NewProcesses(t.Context())
+	defer processes.Stop(time.Second)
+	proc, err := processes.Start(shell(t, "stubborn", "trap '' TERM INT; echo ready; while :; do sleep 0.1; done"))
+	require.NoError(t, err)
+	proc.Kill()
+	require.ErrorContains(t, proc.ExitError(), "killed")
+	require.NoError(t, processes.Context().Err(), "it was asked to")
+	proc.Kill()
+}
+
 func TestStartSaysWhatDoesNotStart(t *testing.T) {
 	processes := runner.NewProcesses(t.Context())
 	defer processes.Stop(time.Second)

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/node"
+)
+
+func newInspectCmd(env *cliEnv) *cobra.Command {
+	var counted bool
+	cmd := &cobra.Command{
+		Use:   "inspect",
+		Short: "Show what is on the disk of a stopped node",
+		Long: `Shows heights and sizes of state and blocks on disk, and how many blocks the next
+start executes again: the state on disk follows some blocks behind. The node must
+be stopped. Nothing is changed.`,
+		Example: `  starlingd inspect
+  starlingd inspect --count --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return offline(cmd, env, func(ctx context.Context, config *node.Config) error {
+				shown := stages{env: env, unit: "keys"}
+				result, err := node.Inspect(ctx, config, counted, func(done, total uint64) { shown.at("counting keys", done, total) })
+				shown.end()
+				if err != nil {
+					return err
+				}
+				if env.JSON() {
+					return writeJSON(env.Out, result)
+				}
+				return showInspection(env, result)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&counted, "count", false, "count the keys, which reads all of the state, instead of estimating")
+	return cmd
+}
+
+func showInspection(env *cliEnv, r node.Inspection) error {
+	table := tabwriter.NewWriter(env.Out, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(table, name+"\t"+format+"\n", args...) }
+	s := r.State
+	row("state", "%s", s.Folder)
+	if s.Height == 0 {
+		row("  height", "there is no state")
+	} else {
+		from := ""
+		if s.Restored {
+			from = ", from a snapshot"
+		}
+		about := "about "
+		if s.Exact {
+			about = ""
+		}
+		row("  height", "%d%s", s.Height, from)
+		row("  app hash", "%s", s.AppHash)
+		row("  chain id", "%s", s.ChainID)
+		row("  keys", "%s%d", about, s.Keys)
+	}
+	row("  size", "%s", byteCount(s.Bytes))
+	for _, l := range s.Levels {
+		row(fmt.Sprintf("  level %d", l.Level), "%d files, %s", l.Files, byteCount(l.Bytes))
+	}
+	for _, p := range s.Snapshots {
+		row(fmt.Sprintf("  snapshot %d", p.Height), "%s, shared with the state", byteCount(p.Bytes))
+	}
+	if r.Blocks == nil {
+		row("blocks", "there are none")
+		return table.Flush()
+	}
+	row("blocks", "%s (%s)", r.Blocks.Folder, r.Blocks.Backend)
+	row("  heights", "%d to %d", r.Blocks.Base, r.Blocks.Height)
+	row("  size", "%s", byteCount(r.Blocks.Bytes))
+	for _, d := range r.Blocks.Databases {
+		row("  "+d.ID, "%s", byteCount(d.Bytes))
+	}
+	row("to execute", "%d blocks at the next start", r.Lag)
+	return table.Flush()
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/starling-kv/starling/node"
+)
+
+func newRollbackCmd(env *cliEnv) *cobra.Command {
+	var hard, yes bool
+	cmd := &cobra.Command{
+		Use:   "rollback",
+		Short: "Take a stopped node one block back, so that it executes it again",
+		Long: `Takes a stopped node from height n to n-1, as cometbft rollback does: for a node
+that computed a wrong app hash and cannot go on. With another version of
+starlingd the next start executes block n again. With --hard block n is removed,
+too, and comes from the other nodes again (a network of one validator cannot
+make it a second time: it has signed the first). It can be done several times.
+
+The state on disk goes back to the newest stored snapshot at or below n-1, or
+needs not, where it follows further behind; the next start executes the blocks
+since. Where no snapshot will do and all blocks are there, the state is emptied
+and everything is executed from the first block on, which may take long: that
+asks first. Otherwise nothing is changed, and the way back is state sync.
+
+Ctrl-C ends it at any time: the node is then as before, or rollback does the
+rest when it is called again.`,
+		Example: `  starlingd rollback
+  starlingd rollback --hard --yes`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			config, err := offlineConfig(env)
+			if err != nil {
+				return err
+			}
+			plan, err := node.Rollback(config, hard, func(plan node.RollbackPlan) error { return confirmRollback(env, plan, yes) })
+			if err != nil {
+				return err
+			}
+			if env.JSON() {
+				return writeJSON(env.Out, plan)
+			}
+			showRollback(env, plan)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&hard, "hard", false, "remove the last block as well")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+// confirmRollback asks before all of the state is removed.
+func confirmRollback(env *cliEnv, plan node.RollbackPlan, yes bool) error {
+	if plan.State > 0 && plan.State < plan.StateBefore {
+		fmt.Fprintf(env.Err, "copying the snapshot of height %d in the place of the state of height %d\n", plan.State, plan.StateBefore)
+	}
+	if yes || !plan.Empties() {
+		return nil
+	}
+	what := fmt.Sprintf("no stored snapshot is low enough: the state is removed, and the next start executes all %d blocks", plan.Replayed)
+	if !term.IsTerminal(int(os.Stdin.Fd())) {
+		return usagef("%s: say --yes", what)
+	}
+	fmt.Fprintf(env.Err, "%s. Type yes: ", what)
+	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n')
+	if strings.TrimSpace(answer) != "yes" {
+		return usagef("nothing was changed")
+	}
+	return nil
+}
+
+func showRollback(env *cliEnv, plan node.RollbackPlan) {
+	what := "CometBFT's state"
+	if plan.RemovedBlock > 0 {
+		what = fmt.Sprintf("CometBFT's state and block %d", plan.RemovedBlock)
+	}
+	fmt.Fprintf(env.Out, "rolled back %s to height %d, app hash %s\n", what, plan.Height, plan.AppHash)
+	switch {
+	case plan.Empties():
+		fmt.Fprintf(env.Out, "removed the state of height %d\n", plan.StateBefore)
+	case plan.State < plan.StateBefore:
+		fmt.Fprintf(env.Out, "rolled back the state on disk from height %d to the snapshot of height %d\n", plan.StateBefore, plan.State)
+	default:
+		fmt.Fprintf(env.Out, "left the state on disk at height %d\n", plan.State)
+	}
+	fmt.Fprintf(env.Out, "the next start executes %d blocks\n", plan.Replayed)
+}

@@ -1,0 +1,480 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/tx"
+)
+
+const (
+	tortureChain     = "torture"
+	snapshotInterval = 10
+	// shortTorture is how many kills a plain `go test` has, tortureKills how many `make torture`.
+	shortTorture, tortureKills = 6, 50
+	// patienceAfterKill is how long the victim may take to be with the network again.
+	patienceAfterKill = 90 * time.Second
+)
+
+// TestTorture kills a validator at random instants, again and again, while clients write. After each kill it must come back by
+// itself and hold what the network holds:
+//
+//	start ──► (kill) ──► start ──► with the network again ──► compare ──► …
+//	            running      while it makes blocks: writes, flushes, pruning, pins
+//	            starting     a second time, while it rebuilds the tree, replays, fetches blocks
+//	            restoring    after a reset, while it restores a snapshot
+//	            joined       after a reset, when the snapshot is restored and blocks come
+//
+// Compared are: its app hash of every block that it has with the network's, by what it computed and by proofs of every state that it
+// keeps; every key that a client wrote, in one state, with proofs.
+func TestTorture(t *testing.T) {
+	s := settingsOfTorture(t)
+	t.Logf("to repeat: %s=%d %s=%d %s=%t go test -count=1 -v ./e2e -run '^TestTorture$'", seedVariable, s.seed, killsVariable, s.kills, pagedVariable, s.paged)
+	n := newTorture(t, s)
+	for i, kind := range n.rounds() {
+		n.round(i, kind)
+	}
+	n.finish()
+}
+
+// Variables that set the test up.
+const (
+	seedVariable  = "STARLING_TEST_SEED"
+	killsVariable = "STARLING_TORTURE_KILLS"
+	pagedVariable = "STARLING_TORTURE_PAGED" // the victim keeps only a part of its state in memory
+)
+
+type tortureSettings struct {
+	seed  uint64
+	kills int
+	paged bool
+}
+
+func settingsOfTorture(t *testing.T) tortureSettings {
+	t.Helper()
+	s := tortureSettings{seed: uint64(time.Now().UnixNano()), kills: shortTorture}
+	var err error
+	if v := os.Getenv(seedVariable); v != "" {
+		s.seed, err = strconv.ParseUint(v, 10, 64)
+		require.NoError(t, err, seedVariable)
+	}
+	if v := os.Getenv(killsVariable); v != "" {
+		s.kills, err = strconv.Atoi(v)
+		require.NoError(t, err, killsVariable)
+	}
+	if v := os.Getenv(pagedVariable); v != "" {
+		s.paged, err = strconv.ParseBool(v)
+		require.NoError(t, err, pagedVariable)
+	}
+	return s
+}
+
+// valueBytes make some 30 MB of state where it is to be larger than the memory for it, else so little that everything goes fast.
+func (s tortureSettings) valueBytes() int {
+	if s.paged {
+		return 8000
+	}
+	return 200
+}
+
+// transactions before the first kill, so that a restore takes a moment.
+func (s tortureSettings) transactions() int {
+	if s.paged {
+		return 250
+	}
+	return 100
+}
+
+type killKind string
+
+const (
+	running   killKind = "running"
+	starting  killKind = "starting"
+	restoring killKind = "restoring"
+	joined    killKind = "joined"
+)
+
+// torture is a network of validators, one of which is the victim.
+type torture struct {
+	*testing.T
+	tortureSettings
+	random  *rand.Rand
+	ctx     context.Context
+	others  []*runner.Home // they are left alone
+	victim  *runner.Home
+	procs   *runner.Processes
+	process *runner.Process // of the victim; nil: it is not running
+	load    *load
+	stop    context.CancelFunc // of the load
+
+	killed  map[killKind]int
+	replays int // kills after which blocks were executed again
+	missed  int // kills that came too late for what they were meant to hit
+	heights int // compared
+	states  int // compared by proofs
+}
+
+func newTorture(t *testing.T, s tortureSettings) *torture {
+	n := &torture{T: t, tortureSettings: s, random: rand.New(rand.NewPCG(s.seed, 0)), load: newLoad(s.valueBytes()), killed: map[killKind]int{}}
+	n.procs, n.ctx = processes(t, time.Minute+time.Duration(s.kills)*patienceAfterKill/2)
+	n.homes(4)
+	for _, h := range n.others {
+		h.Release()
+		start(t, n.procs, runner.Spec{Name: h.Name, Path: starlingd, Args: []string{"start", "--home", h.Dir, "--snapshots.keep=4"}, Log: h.Log()})
+	}
+	n.victim.Release()
+	n.startVictim()
+	await(t, n.ctx, n.others[0], 1)
+
+	loadCtx, cancel := context.WithCancel(n.ctx)
+	n.stop = cancel
+	t.Cleanup(func() { cancel(); n.load.wg.Wait() })
+	for i, h := range append(n.others, n.victim) {
+		n.load.start(loadCtx, tortureChain, i, h, s.seed)
+	}
+	n.await("a state of some size", func() bool {
+		_, transactions := n.load.reached()
+		return transactions >= s.transactions()
+	})
+	return n
+}
+
+// homes makes the folders: small chunks and frequent snapshots, so that much happens in little time.
+func (n *torture) homes(validators int) {
+	var all []*runner.Home
+	for i := range validators {
+		name := fmt.Sprintf("validator-%d", i)
+		if i == validators-1 {
+			name = "victim"
+		}
+		dir := filepath.Join(n.TempDir(), name)
+		h, err := runner.NewHome(n.ctx, name, dir, starlingd, "init", name, "--chain-id", tortureChain, "--home", dir)
+		require.NoError(n, err)
+		all = append(all, h)
+	}
+	n.others, n.victim = all[:validators-1:validators-1], all[validators-1]
+	_, err := runner.Genesis(all, nil, tortureChain, map[string]any{
+		"chunk_bytes": 1024, "snapshot_interval": snapshotInterval, "open": false, "admins": []string{},
+		"grants": []map[string]any{{"grantee": "*", "prefix": torturePrefix}},
+	})
+	require.NoError(n, err)
+	for i, h := range all {
+		require.NoError(n, h.Configure(func(c *cfg.Config) {
+			c.P2P.PersistentPeers = runner.Peers(all[:i]...) // one of two dials the other
+			c.Consensus.TimeoutCommit = 100 * time.Millisecond
+			// Short, for the victim's turns while it is dead.
+			c.Consensus.TimeoutPropose = 600 * time.Millisecond
+			c.Consensus.TimeoutPrevote, c.Consensus.TimeoutPrecommit = 200*time.Millisecond, 200*time.Millisecond
+			c.LogLevel = "consensus:error,state:error,p2p:none,mempool:error,txindex:error,statesync:error,*:info"
+		}))
+	}
+}
+
+// startVictim starts the victim with settings that make everything happen often; some of them are drawn each time.
+func (n *torture) startVictim() {
+	// From each block at once to a state that is on disk for snapshots only.
+	flush := []struct {
+		blocks   int
+		interval time.Duration
+	}{{1, time.Second}, {4, time.Second}, {50, 10 * time.Second}, {50, 10 * time.Second}}[n.random.IntN(4)]
+	args := []string{
+		"start", "--home", n.victim.Dir, "--state.retain_blocks=20", "--state.keep_recent=25", "--snapshots.keep=2",
+		fmt.Sprintf("--storage.flush_blocks=%d", flush.blocks), fmt.Sprintf("--storage.flush_interval=%v", flush.interval),
+		"--storage.max_lag_blocks=60",
+	}
+	if n.paged {
+		args = append(args, "--storage.state_in_memory=false", "--storage.memory_bytes=16777216")
+	}
+	var err error
+	n.process, err = n.procs.Start(runner.Spec{Name: n.victim.Name, Path: starlingd, Args: args, Log: n.victim.Log()})
+	require.NoError(n, err)
+}
+
+// rounds draws what is killed when: every kind in turn, in an order of the seed's.
+func (n *torture) rounds() []killKind {
+	var all []killKind
+	for len(all) < n.kills {
+		turn := []killKind{running, starting, restoring, running, starting, joined}
+		n.random.Shuffle(len(turn), func(i, j int) { turn[i], turn[j] = turn[j], turn[i] })
+		all = append(all, turn...)
+	}
+	return all[:n.kills]
+}
+
+func (n *torture) round(i int, kind killKind) {
+	n.Helper()
+	delay := time.Duration(n.random.IntN(2500)) * time.Millisecond
+	hit := true
+	switch kind {
+	case running:
+	case starting: // after a crash, so that there are blocks to execute again
+		pause(n.ctx, delay)
+		n.process.Kill()
+		delay = time.Duration(n.random.IntN(700)) * time.Millisecond
+		n.startVictim()
+	case restoring:
+		delay /= 8 // a restore is short
+		n.join()
+		n.await("the restore to begin", func() bool {
+			values, err := n.victim.Scrape(n.ctx)
+			return err == nil && values.Starling("statesync_chunks_total") > 0 || n.has()
+		})
+		hit = !n.has()
+	case joined:
+		delay /= 2
+		n.join()
+		n.await("the restore to end", n.has)
+	}
+	pause(n.ctx, delay)
+	if kind == restoring {
+		hit = hit && !n.has()
+	}
+	before, _ := n.victim.AppInfo(n.ctx)
+	n.process.Kill()
+	killed := time.Now()
+	n.killed[kind]++
+	if !hit {
+		n.missed++
+	}
+
+	if n.random.IntN(3) == 0 { // what is on disk is a whole state, of whatever height, or none
+		n.run("verify", "--snapshots")
+		killed = time.Now()
+	}
+	n.startVictim()
+	n.backWithTheNetwork()
+	back := time.Since(killed)
+	n.compare()
+	_, transactions := n.load.reached()
+	from := n.rebuiltAt()
+	if from > 0 && from < before.Height {
+		n.replays++
+	}
+	n.Logf("kill %d, %s after %v at height %d: back after %.1f s from height %d on disk, %d transactions so far, hit %t",
+		i+1, kind, delay, before.Height, back.Seconds(), from, transactions, hit)
+}
+
+var rebuilt = regexp.MustCompile(`Rebuilt the tree .*height=(\d+)`)
+
+// rebuiltAt is the height of the state that the victim found on disk when it was last started, as its log says; 0: none.
+func (n *torture) rebuiltAt() (height int64) {
+	n.Helper()
+	content, err := os.ReadFile(n.victim.Log())
+	require.NoError(n, err)
+	started := bytes.LastIndex(content, []byte("Starling node started")) // which comes last
+	if started < 0 {
+		return 0
+	}
+	content = content[:started]
+	content = content[bytes.LastIndex(content, []byte("Starling node started"))+1:]
+	if found := rebuilt.FindAllSubmatch(content, -1); found != nil {
+		height, err = strconv.ParseInt(string(found[len(found)-1][1]), 10, 64)
+		require.NoError(n, err)
+	}
+	return height
+}
+
+// has says whether the victim has a state.
+func (n *torture) has() bool {
+	at, err := n.victim.AppInfo(n.ctx)
+	return err == nil && at.Height > 0
+}
+
+// halt stops the victim in order.
+func (n *torture) halt() {
+	n.Helper()
+	require.NoError(n, n.process.Stop(30*time.Second))
+	require.NoError(n, n.process.ExitError())
+}
+
+// join stops the victim, removes its data and lets it begin to join by state sync.
+func (n *torture) join() {
+	n.Helper()
+	n.halt()
+	n.run("unsafe-reset-all", "--yes")
+	at, err := n.others[0].AppInfo(n.ctx)
+	require.NoError(n, err)
+	trusted, err := n.others[0].Header(n.ctx, at.Height)
+	require.NoError(n, err)
+	require.NoError(n, n.victim.Configure(func(c *cfg.Config) {
+		c.StateSync.Enable = true
+		c.StateSync.RPCServers = []string{n.others[0].RPC(), n.others[1].RPC()}
+		c.StateSync.TrustHeight = trusted.Height
+		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
+		c.StateSync.DiscoveryTime = 5 * time.Second
+	}))
+	n.startVictim()
+}
+
+// run runs a command on the victim's home.
+func (n *torture) run(args ...string) string {
+	n.Helper()
+	out, err := exec.CommandContext(n.ctx, starlingd, append(args, "--home", n.victim.Dir)...).CombinedOutput()
+	require.NoError(n, err, "%s", out)
+	return string(out)
+}
+
+func (n *torture) await(what string, done func() bool) {
+	n.Helper()
+	ctx, cancel := context.WithTimeoutCause(n.ctx, patienceAfterKill, fmt.Errorf("not within %v", patienceAfterKill))
+	defer cancel()
+	if err := runner.Poll(ctx, what, done); err != nil {
+		n.Logf("the victim's log ends with")
+		for _, line := range runner.Tail(n.victim.Log(), 30) {
+			n.Log(line)
+		}
+		require.NoError(n, err)
+	}
+}
+
+// backWithTheNetwork waits until the victim has everything that was committed up to now, and takes part. (While it joins, CometBFT in
+// it is made anew, and its RPC is away for a moment.)
+func (n *torture) backWithTheNetwork() {
+	n.Helper()
+	network, err := n.others[0].AppInfo(n.ctx)
+	require.NoError(n, err)
+	n.await("the victim to be with the network again", func() bool {
+		status, err := n.victim.Status(n.ctx)
+		if err != nil || status.CatchingUp || status.Height < network.Height {
+			return false
+		}
+		at, err := n.victim.AppInfo(n.ctx)
+		return err == nil && at.Height >= network.Height
+	})
+}
+
+// compare holds the victim to the network and to what the clients know.
+func (n *torture) compare() {
+	n.Helper()
+	n.compareResults()
+	at, err := n.victim.AppInfo(n.ctx)
+	require.NoError(n, err)
+	await(n.T, n.ctx, n.others[0], at.Height+1)
+	trusted, err := n.others[0].Header(n.ctx, at.Height+1)
+	require.NoError(n, err)
+	var c *client.Client
+	n.await("the victim's headers", func() bool {
+		c, err = client.Dial(n.ctx, []string{n.victim.RPC(), n.others[1].RPC()}, client.WithChainID(tortureChain),
+			client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
+		return err == nil
+	})
+	n.compareStates(c, at.Height)
+	n.compareKeys(c)
+}
+
+// compareResults compares the app hash that the victim computed for each block that it has with the network's.
+func (n *torture) compareResults() {
+	n.Helper()
+	status, err := n.victim.Status(n.ctx)
+	require.NoError(n, err)
+	victim, other := n.rpc(n.victim), n.rpc(n.others[0])
+	for height := max(status.Earliest, 1); height < status.Height; height++ {
+		mine, err := victim.BlockResults(n.ctx, &height)
+		if err != nil {
+			if now, err := n.victim.Status(n.ctx); err == nil && now.Earliest > height {
+				continue // pruned meanwhile
+			}
+		}
+		require.NoError(n, err, "height %d of %d to %d", height, status.Earliest, status.Height)
+		theirs, err := other.BlockResults(n.ctx, &height)
+		require.NoError(n, err)
+		require.Equal(n, fmt.Sprintf("%X", theirs.AppHash), fmt.Sprintf("%X", mine.AppHash), "app hash after block %d", height)
+		n.heights++
+	}
+}
+
+func (n *torture) rpc(h *runner.Home) *rpchttp.HTTP {
+	n.Helper()
+	c, err := rpchttp.New(h.RPC(), "/websocket")
+	require.NoError(n, err)
+	return c
+}
+
+// compareStates proves that each state that the victim keeps is the one that the header after it names.
+func (n *torture) compareStates(c *client.Client, newest int64) {
+	n.Helper()
+	for height := newest; height > 0; height-- {
+		_, err := c.Get(n.ctx, []byte(torturePrefix+"nobody writes this"), client.AtHeight(height))
+		if err != nil {
+			status, _ := n.victim.Status(n.ctx)
+			if errors.Is(err, &tx.Error{Code: tx.CodeUnknownHeight}) || height+1 < status.Earliest {
+				return // it keeps no older state, or no header of it any more
+			}
+		}
+		require.NoError(n, err, "state at height %d", height)
+		n.states++
+	}
+}
+
+// compareKeys reads all keys from one state of the victim, with proofs.
+func (n *torture) compareKeys(c *client.Client) {
+	n.Helper()
+	written, _ := n.load.reached()
+	await(n.T, n.ctx, n.victim, written)
+	state, height := map[string][]byte{}, int64(0)
+	for start := []byte(torturePrefix); start != nil; {
+		var options []client.ReadOption
+		if height > 0 {
+			options = append(options, client.AtHeight(height))
+		}
+		page, err := c.Range(n.ctx, start, client.PrefixEnd([]byte(torturePrefix)), options...)
+		require.NoError(n, err)
+		require.True(n, page.Verified)
+		for _, entry := range page.Entries {
+			state[string(entry.Key)] = bytes.Clone(entry.Value)
+		}
+		start, height = page.Next, page.Height
+	}
+	require.GreaterOrEqual(n, height, written)
+	require.NotEmpty(n, state)
+	require.NoError(n, n.load.check(height, state))
+}
+
+// finish rolls the victim back, as an operator may, ends the load, and compares once more when everything has come to rest.
+func (n *torture) finish() {
+	n.Helper()
+	for _, hard := range []bool{false, true} {
+		// A snapshot that it can go back to, where it has just joined.
+		interval := int64(snapshotInterval)
+		at, err := n.victim.AppInfo(n.ctx)
+		require.NoError(n, err)
+		await(n.T, n.ctx, n.victim, (at.Height/interval+1)*interval+2)
+		n.halt()
+		n.run("verify", "--snapshots")
+		n.Log(n.run("rollback", "--yes", fmt.Sprintf("--hard=%t", hard)))
+		n.startVictim()
+		n.backWithTheNetwork()
+		n.compare()
+	}
+	n.stop()
+	n.load.wg.Wait()
+	n.backWithTheNetwork()
+	n.compare()
+	height, transactions := n.load.reached()
+	n.Logf("%v kills (%d missed what they were meant to hit; after %d blocks were executed again), %d transactions committed up to height %d, %d of %d attempts with unknown outcome; compared %d heights and %d states by proof",
+		n.killed, n.missed, n.replays, transactions, height, n.load.unknown.Load(), n.load.sent.Load(), n.heights, n.states)
+	n.halt()
+	n.Log(n.run("verify", "--snapshots") + n.run("inspect"))
+	if n.kills >= tortureKills {
+		for _, kind := range []killKind{running, starting, restoring, joined} {
+			require.NotZero(n, n.killed[kind], kind)
+		}
+		require.NotZero(n, n.replays, "no kill found the disk behind the blocks")
+	}
+}

@@ -1,0 +1,249 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/libs/log"
+	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/storage/sgc"
+)
+
+func pagedGenesis(t *testing.T, interval int64) *cmttypes.GenesisDoc {
+	t.Helper()
+	home, _ := testHome(t, func(o *InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 40_000, interval })
+	genesis, err := LoadGenesis(filepath.Join(home, "config", "genesis.json"))
+	require.NoError(t, err)
+	return genesis
+}
+
+// newPaged is a replica with a state of about a megabyte and room for next to nothing.
+func newPaged(t *testing.T, seed uint64, genesis *cmttypes.GenesisDoc) *replica {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	})
+	r := &replica{
+		t: t, rng: rand.New(rand.NewPCG(seed, 0)), genesis: genesis, config: DefaultAppConfig(), disk: vfs.NewCrashableMem(),
+		keys: 5000, longest: 300, cache: 96 << 10,
+	}
+	r.config.Storage.StateInMemory, r.config.Storage.MemoryBytes = false, 8<<10
+	r.config.State.KeepRecent = 20
+	return r
+}
+
+// query asks for a key at a height that is kept, and verifies what the answer says.
+func (r *replica) query(height int64, key string) {
+	t := r.t
+	res, err := r.app.Query(context.Background(), &abci.RequestQuery{Path: "/key", Data: []byte(key), Height: height, Prove: true})
+	require.NoError(t, err)
+	require.Zero(t, res.Code, res.Log)
+	var p avlstar.Proof
+	for _, op := range res.ProofOps.Ops {
+		if op.Type == avlstar.OpMap {
+			p.Map = op.Data
+		} else {
+			p.State = op.Data
+		}
+	}
+	require.NoError(t, avlstar.VerifyProof(avlstar.Hash(r.hashes[height-1]), []byte(key), res.Value, p))
+}
+
+// A state that does not fit gives the same hashes, answers and snapshots as one in memory, through crashes and at old heights.
+func TestPagedIsTheSame(t *testing.T) {
+	genesis := pagedGenesis(t, 13)
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			r := newPaged(t, seed, genesis)
+			r.open()
+			snapshots := map[uint64][][]byte{}
+			var evicted, loaded uint64
+			for range 5 {
+				r.config.Storage.FlushBlocks = 1 + r.rng.IntN(10)
+				for range r.rng.IntN(50) {
+					r.block()
+					latest, oldest := r.app.Height(), r.app.Oldest()
+					for range 5 {
+						r.query(oldest+r.rng.Int64N(latest-oldest+1), fmt.Sprintf("key-%03d", r.rng.IntN(5200)))
+					}
+				}
+				for height, s := range r.served() {
+					if known := snapshots[height]; known != nil {
+						require.Equal(t, known, s)
+					}
+					snapshots[height] = s
+				}
+				_, v := r.app.Latest()
+				evicted, loaded = evicted+v.Memory().Evicted, loaded+v.Memory().Loaded
+				v.Release()
+				r.crash()
+			}
+			require.NotZero(t, evicted)
+			require.NotZero(t, loaded)
+			require.NoError(t, r.app.Close())
+
+			full := &replica{
+				t: t, rng: r.rng, genesis: genesis, config: DefaultAppConfig(), disk: vfs.NewCrashableMem(), blocks: r.blocks, hashes: r.hashes,
+			}
+			full.open()
+			for range r.blocks {
+				full.block() // the same hashes
+			}
+			for height, s := range full.served() {
+				if known := snapshots[height]; known != nil {
+					require.Equal(t, known, s)
+				}
+			}
+			require.NoError(t, full.app.Close())
+		})
+	}
+}
+
+// What was restored by snapshot never was in memory as a whole, and goes on.
+func TestPagedRestore(t *testing.T) {
+	genesis := pagedGenesis(t, 10)
+	r := newPaged(t, 1, genesis)
+	r.open()
+	for range 30 {
+		r.block()
+	}
+	list, err := r.app.ListSnapshots(context.Background(), &abci.RequestListSnapshots{})
+	require.NoError(t, err)
+	offered := list.Snapshots[0]
+	joined := newPaged(t, 2, genesis)
+	joined.blocks, joined.hashes = r.blocks, r.hashes
+	joined.open()
+	res, err := joined.app.OfferSnapshot(context.Background(), &abci.RequestOfferSnapshot{Snapshot: offered, AppHash: offered.Hash})
+	require.NoError(t, err)
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, res.Result)
+	for k, chunk := range r.served()[offered.Height][1:] {
+		res, err := joined.app.ApplySnapshotChunk(context.Background(), &abci.RequestApplySnapshotChunk{Index: uint32(k), Chunk: chunk})
+		require.NoError(t, err)
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, res.Result)
+		require.Empty(t, res.RefetchChunks)
+	}
+	require.EqualValues(t, offered.Height, joined.app.Height())
+	for range 20 {
+		r.block()
+		joined.blocks, joined.hashes = r.blocks, r.hashes
+		for joined.app.Height() < r.app.Height() {
+			joined.block()
+			joined.query(joined.app.Height(), fmt.Sprintf("key-%03d", r.rng.IntN(5200)))
+		}
+	}
+	joined.crash()
+	for joined.app.Height() < r.app.Height() {
+		joined.block()
+	}
+	require.NoError(t, joined.app.Close())
+	require.NoError(t, r.app.Close())
+}
+
+// A disk that cannot be read any more: no block is made of what was taken for absent, no query answered, and the node is told.
+func TestPagedUnreadable(t *testing.T) {
+	r := newPaged(t, 3, pagedGenesis(t, 0))
+	r.open()
+	for range 40 {
+		r.block()
+	}
+	require.NoError(t, r.app.Close())
+
+	var broken errorfs.Toggle
+	broken.Injector = errorfs.ErrInjected.If(errorfs.Reads)
+	failed := make(chan error, 1)
+	app, err := NewApplication(ApplicationOptions{
+		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, fs: errorfs.Wrap(r.disk, &broken),
+		Failed: func(err error) {
+			select {
+			case failed <- err:
+			default: // the first one counts
+			}
+		},
+		Cache: sgc.New(r.cache),
+	})
+	require.NoError(t, err)
+	broken.On()
+	var txs [][]byte
+	for i := range 1000 {
+		txs = append(txs, fmt.Appendf(nil, "key-%03d=x", i))
+	}
+	_, err = app.FinalizeBlock(context.Background(), &abci.RequestFinalizeBlock{Height: app.Height() + 1, Txs: txs})
+	var page *avlstar.PageError
+	require.ErrorAs(t, err, &page)
+	require.ErrorContains(t, <-failed, errorfs.ErrInjected.Error())
+	res, err := app.Query(context.Background(), &abci.RequestQuery{Path: "/key", Data: []byte("key-001")})
+	require.NoError(t, err)
+	require.NotZero(t, res.Code)
+	broken.Off()
+	require.NoError(t, app.Close())
+}
+
+// A nonce that cannot be read is not answered as 0.
+func TestPagedNonceUnreadable(t *testing.T) {
+	r := newPaged(t, 3, pagedGenesis(t, 0))
+	r.open()
+	for range 40 {
+		r.block()
+	}
+	require.NoError(t, r.app.Close())
+	var broken errorfs.Toggle
+	broken.Injector = errorfs.ErrInjected.If(errorfs.Reads)
+	r.config.Storage.MemoryBytes = 8 << 10
+	app, err := NewApplication(ApplicationOptions{
+		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, fs: errorfs.Wrap(r.disk, &broken),
+		Failed: func(error) {}, Cache: sgc.New(1),
+	})
+	require.NoError(t, err)
+	defer app.Close()
+	for i := range 5000 { // what Pebble's cache has
+		_, err := app.Query(context.Background(), &abci.RequestQuery{Path: "/key", Data: []byte{'k', byte(i), byte(i >> 8)}})
+		require.NoError(t, err)
+	}
+	broken.On()
+	account := make([]byte, 32)
+	account[0] = 1
+	res, err := app.Query(context.Background(), &abci.RequestQuery{Path: "/nonce", Data: account})
+	require.NoError(t, err)
+	_, v := app.Latest()
+	defer v.Release()
+	broken.Off()
+	require.Error(t, v.Err(), "the read did not fail: the test is not set up well")
+	require.NotZero(t, res.Code, "a nonce that could not be read was answered: %x", res.Value)
+}
+
+// A block that a node in memory takes must be taken by one that pages.
+func TestPagedManyChanges(t *testing.T) {
+	for _, paged := range []bool{false, true} {
+		t.Run(fmt.Sprint("paged ", paged), func(t *testing.T) {
+			r := newPaged(t, 3, pagedGenesis(t, 0))
+			r.config.Storage.StateInMemory = !paged
+			r.open()
+			for range 60 {
+				r.block()
+			}
+			require.NoError(t, r.app.Close())
+			r.open()
+			defer r.app.Close()
+			var txs [][]byte
+			size := 0
+			for i := range 60_000 {
+				txs = append(txs, fmt.Appendf(nil, "%06d=1", i))
+				size += 10
+			}
+			require.Less(t, size, defaultBlockBytes)
+			_, err := r.app.FinalizeBlock(context.Background(), &abci.RequestFinalizeBlock{Height: r.app.Height() + 1, Txs: txs})
+			require.NoError(t, err)
+		})
+	}
+}

@@ -1,0 +1,501 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	abci "github.com/cometbft/cometbft/abci/types"
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/viper"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/blocks"
+	"github.com/starling-kv/starling/storage/sgc"
+)
+
+// replica is an application on a disk that crashes, and what a chain knows of it: the blocks, their app hashes, what was offered.
+type replica struct {
+	t       *testing.T
+	rng     *rand.Rand
+	genesis *cmttypes.GenesisDoc
+	config  AppConfig
+	disk    *vfs.MemFS
+	links   sync.Mutex // see lockedLinks
+	app     *Application
+	blocks  [][][]byte
+	hashes  [][]byte
+	safe    int64 // was durable at some time
+	// keys, and the length of values: 300 and up to 60 where they are 0. cache, where it is not 0, is all that there is room for.
+	keys, longest int
+	cache         int64
+}
+
+func (r *replica) open() {
+	var (
+		err   error
+		cache *sgc.Cache
+	)
+	if r.cache > 0 {
+		cache = sgc.New(r.cache)
+	}
+	r.app, err = NewApplication(ApplicationOptions{
+		Cache:   cache,
+		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, fs: lockedLinks{r.disk, &r.links},
+		Failed: func(err error) { r.t.Error(err) },
+	})
+	require.NoError(r.t, err)
+}
+
+// lockedLinks lets no Link be under way together with a CrashClone: MemFS.Link takes a lock for reading twice, and waits for ever if
+// CrashClone asks for it in between (pebble v2.1.7).
+type lockedLinks struct {
+	*vfs.MemFS
+	mu *sync.Mutex // held during CrashClone
+}
+
+func (l lockedLinks) Link(from, to string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.MemFS.Link(from, to)
+}
+
+// crash leaves on disk what was synced, and some of the rest.
+func (r *replica) crash() {
+	r.safe = max(r.safe, r.app.state.Safe())
+	r.links.Lock()
+	left := r.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.rng.IntN(101), RNG: r.rng})
+	r.links.Unlock()
+	require.NoError(r.t, r.app.Close()) // ends its goroutines; it writes to a disk that nobody sees any more
+	r.disk = left
+	r.open()
+}
+
+func (r *replica) block() {
+	t, ctx := r.t, context.Background()
+	height := r.app.Height() + 1
+	if height == 1 {
+		params := r.genesis.ConsensusParams.ToProto()
+		_, err := r.app.InitChain(ctx, &abci.RequestInitChain{
+			ChainId: r.genesis.ChainID, AppStateBytes: r.genesis.AppState, InitialHeight: 1, ConsensusParams: &params,
+			Validators: []abci.ValidatorUpdate{abci.Ed25519ValidatorUpdate(r.genesis.Validators[0].PubKey.Bytes(), 10)},
+		})
+		require.NoError(t, err)
+	}
+	known := int(height) <= len(r.blocks)
+	if !known {
+		var txs [][]byte
+		keys, longest := max(r.keys, 300), max(r.longest, 60)
+		for range r.rng.IntN(keys / 15) {
+			txs = append(txs, fmt.Appendf(nil, "key-%03d=%0*d", r.rng.IntN(keys), 1+r.rng.IntN(longest), height))
+		}
+		r.blocks = append(r.blocks, txs)
+	}
+	res, err := r.app.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: height, Txs: r.blocks[height-1]})
+	require.NoError(t, err)
+	if known {
+		require.Equal(t, r.hashes[height-1], res.AppHash, "block %d, executed again", height)
+	} else {
+		r.hashes = append(r.hashes, res.AppHash)
+	}
+	commit, err := r.app.Commit(ctx, &abci.RequestCommit{})
+	require.NoError(t, err)
+	require.LessOrEqual(t, commit.RetainHeight, r.app.state.Safe(), "a restart needs the blocks since")
+}
+
+// served reads every snapshot that is offered, whole.
+func (r *replica) served() map[uint64][][]byte {
+	t, all := r.t, map[uint64][][]byte{}
+	list, err := r.app.ListSnapshots(context.Background(), &abci.RequestListSnapshots{})
+	require.NoError(t, err)
+	for _, s := range list.Snapshots {
+		require.Equal(t, r.hashes[s.Height-1], s.Hash)
+		all[s.Height] = append(all[s.Height], s.Metadata)
+		for k := range s.Chunks {
+			res, err := r.app.LoadSnapshotChunk(context.Background(), &abci.RequestLoadSnapshotChunk{Height: s.Height, Format: s.Format, Chunk: k})
+			require.NoError(t, err)
+			require.NotNil(t, res.Chunk)
+			all[s.Height] = append(all[s.Height], res.Chunk)
+		}
+	}
+	return all
+}
+
+// Crashes at random instants: what was durable is there, whole, the blocks since lead to the same hashes, and the snapshots that are
+// still offered are byte by byte what they were.
+func TestCrashesOfTheStateZone(t *testing.T) {
+	home, _ := testHome(t, func(o *InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 7 })
+	genesis, err := LoadGenesis(filepath.Join(home, "config", "genesis.json"))
+	require.NoError(t, err)
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			r := &replica{t: t, rng: rand.New(rand.NewPCG(seed, 0)), genesis: genesis, config: DefaultAppConfig(), disk: vfs.NewCrashableMem()}
+			r.config.State.RetainBlocks = 1
+			r.open()
+			snapshots := map[uint64][][]byte{}
+			survived := 0
+			for range 12 {
+				r.config.Storage.FlushBlocks = 1 + r.rng.IntN(20)
+				for range r.rng.IntN(60) {
+					r.block()
+				}
+				if r.rng.IntN(2) == 0 {
+					require.NoError(t, r.app.state.Flush())
+				}
+				for height, s := range r.served() {
+					if known := snapshots[height]; known != nil {
+						require.Equal(t, known, s)
+					}
+					snapshots[height] = s
+				}
+				r.crash()
+				height := r.app.Height()
+				require.GreaterOrEqual(t, height, r.safe)
+				for at, s := range r.served() {
+					require.LessOrEqual(t, int64(at), height)
+					if known := snapshots[at]; known != nil {
+						require.Equal(t, known, s, "the snapshot of height %d after a restart at %d", at, height)
+						survived++
+					}
+				}
+			}
+			require.Positive(t, survived)
+			for int(r.app.Height()) < len(r.blocks) {
+				r.block()
+			}
+			require.NoError(t, r.app.Close())
+		})
+	}
+}
+
+// A disk that is full: blocks go on being executed until the flusher meets it, the node hears of it, and after a restart with space
+// everything is there that was durable.
+func TestFullDiskStopsTheApplication(t *testing.T) {
+	home, _ := testHome(t, nil)
+	genesis, err := LoadGenesis(filepath.Join(home, "config", "genesis.json"))
+	require.NoError(t, err)
+	r := &replica{t: t, rng: rand.New(rand.NewPCG(1, 1)), genesis: genesis, config: DefaultAppConfig(), disk: vfs.NewMem()}
+	var full atomic.Bool
+	failed := make(chan error, 10)
+	open := func() {
+		r.app, err = NewApplication(ApplicationOptions{
+			DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: genesis,
+			fs: errorfs.Wrap(r.disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if full.Load() && (op.Kind == errorfs.OpFileWrite || op.Kind == errorfs.OpCreate) {
+					return syscall.ENOSPC
+				}
+				return nil
+			})),
+			Failed: func(err error) { failed <- err },
+		})
+		require.NoError(t, err)
+	}
+	open()
+	for range 10 {
+		r.block()
+	}
+	require.NoError(t, r.app.state.Flush())
+	full.Store(true)
+	for range 3 {
+		r.block()
+	}
+	require.ErrorIs(t, r.app.state.Flush(), storage.ErrDiskFull)
+	err = <-failed
+	require.ErrorIs(t, err, storage.ErrDiskFull)
+	require.True(t, IsDiskFull(err))
+	_, err = r.app.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 14})
+	require.NoError(t, err)
+	_, err = r.app.Commit(t.Context(), &abci.RequestCommit{})
+	require.ErrorIs(t, err, storage.ErrDiskFull)
+	require.EqualValues(t, 13, r.app.Height())
+	require.NoError(t, r.app.Close())
+	full.Store(false)
+	open()
+	require.EqualValues(t, 10, r.app.Height())
+	for range 5 {
+		r.block()
+	}
+	require.NoError(t, r.app.Close())
+}
+
+// A node stopped in order comes back to its last block, without a block to execute again, and offers its snapshots as before.
+func TestSnapshotsSurviveARestart(t *testing.T) {
+	home, _ := testHome(t, func(o *InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 5 })
+	n := start(t, home, log.NewNopLogger())
+	client := rpcOf(t, home)
+	for i := range 30 {
+		_, err := client.BroadcastTxSync(t.Context(), fmt.Appendf(nil, "key-%02d=%064d", i, i))
+		require.NoError(t, err)
+	}
+	until(t, "snapshots", func() bool { return n.Application().Height() > 12 })
+	require.NoError(t, n.Stop())
+	height := n.Application().Height()
+	require.Equal(t, height, n.application.state.Safe())
+	want := n.application.snapshots.Held()
+	require.Len(t, want, 2)
+
+	n, err := New(t.Context(), load(t, home), log.NewNopLogger())
+	require.NoError(t, err)
+	list := n.application.snapshots.List()
+	require.Len(t, list, 2)
+	for i, s := range list {
+		require.Equal(t, want[1-i], s.Height)
+		header := n.Comet().BlockStore().LoadBlockMeta(s.Height + 1)
+		if header != nil {
+			require.Equal(t, s.AppHash[:], header.Header.AppHash.Bytes())
+		}
+		for k := range s.Chunks {
+			res, err := n.application.LoadSnapshotChunk(t.Context(), &abci.RequestLoadSnapshotChunk{Height: uint64(s.Height), Format: 1, Chunk: k})
+			require.NoError(t, err)
+			require.NotEmpty(t, res.Chunk)
+		}
+	}
+	require.NoError(t, n.Stop())
+	require.DirExists(t, filepath.Join(SnapshotsDir(filepath.Join(home, "data")), fmt.Sprint(want[0])))
+}
+
+// killedHome makes the test program the process that TestKill kills: a node on that home.
+const killedHome = "STARLING_TEST_KILLED_HOME"
+
+func TestMain(m *testing.M) {
+	if home := os.Getenv(killedHome); home != "" {
+		fmt.Fprintln(os.Stderr, runUntilKilled(home))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func runUntilKilled(home string) error {
+	config, err := LoadConfig(home, viper.New())
+	if err != nil {
+		return err
+	}
+	n, err := New(context.Background(), config, log.NewNopLogger())
+	if err != nil {
+		return err
+	}
+	if err := n.Start(context.Background()); err != nil {
+		return err
+	}
+	return <-n.Failed()
+}
+
+// A node is killed under load, several times, with blocks that are not flushed: what was acknowledged is there, and so is the chain.
+func TestKill(t *testing.T) {
+	for _, backend := range []string{BlockZoneBackend, "goleveldb"} {
+		t.Run(backend, func(t *testing.T) {
+			home, _ := testHome(t, func(o *InitOptions) {
+				edit := o.Edit
+				o.Edit = func(c *cfg.Config, a *AppConfig) {
+					edit(c, a)
+					c.DBBackend = backend
+					a.State.RetainBlocks = 1
+					a.Storage.FlushInterval, a.Storage.FlushBlocks = time.Hour, 9
+				}
+			})
+			written := 0
+			for round := range 3 {
+				process := exec.CommandContext(t.Context(), os.Args[0])
+				process.Env = append(os.Environ(), killedHome+"="+home)
+				var output bytes.Buffer
+				process.Stdout, process.Stderr = &output, &output
+				require.NoError(t, process.Start())
+				client := rpcOf(t, home)
+				until(t, "the node", func() bool { _, err := client.Status(t.Context()); return err == nil })
+				for range 15 + round*7 {
+					put(t, client, fmt.Sprint("key-", written), fmt.Sprint(written))
+					written++
+				}
+				require.NoError(t, process.Process.Kill())
+				require.Error(t, process.Wait(), output.String())
+			}
+			n := start(t, home, log.NewNopLogger())
+			client := rpcOf(t, home)
+			for i := range written {
+				require.Equal(t, fmt.Sprint(i), get(t, client, fmt.Sprint("key-", i)))
+			}
+			put(t, client, "one", "more")
+			requireSameHashes(t, n)
+			require.Greater(t, n.Comet().BlockStore().Base(), int64(1), "blocks are pruned")
+		})
+	}
+}
+
+// Nothing is pruned that a restart would need.
+func TestPruningWaitsForTheDisk(t *testing.T) {
+	home, _ := testHome(t, func(o *InitOptions) {
+		o.App.SnapshotInterval = 1000
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *AppConfig) {
+			edit(c, a)
+			a.State.RetainBlocks = 3
+			a.Storage.FlushInterval, a.Storage.FlushBlocks, a.Storage.MaxLagBlocks = time.Hour, 1000, 1000
+		}
+	})
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	until(t, "twenty blocks", func() bool { return n.Application().Height() > 20 })
+	require.Zero(t, n.application.state.Safe())
+	require.EqualValues(t, 1, n.Comet().BlockStore().Base())
+	require.NoError(t, n.application.state.Flush())
+	safe := n.application.state.Safe()
+	require.Greater(t, safe, int64(20))
+	until(t, "pruned blocks", func() bool { return n.Comet().BlockStore().Base() > 1 })
+	until(t, "some more blocks", func() bool { return n.Application().Height() > safe+10 })
+	require.LessOrEqual(t, n.Comet().BlockStore().Base(), safe)
+	require.Equal(t, safe, n.application.state.Safe())
+	require.NoError(t, n.Stop())
+}
+
+// The zones that CometBFT had before there was one of ours go on as they are, and are not mistaken for an empty one.
+func TestOtherBackends(t *testing.T) {
+	home, _ := testHome(t, func(o *InitOptions) {
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *AppConfig) { edit(c, a); c.DBBackend = "goleveldb" }
+	})
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	require.Nil(t, n.blockZone())
+	require.NoError(t, n.Stop())
+	require.DirExists(t, filepath.Join(home, "data", "blockstore.db"))
+	require.NoDirExists(t, BlocksDir(filepath.Join(home, "data")))
+
+	config := load(t, home)
+	config.CometBFT.DBBackend = BlockZoneBackend
+	_, err := New(t.Context(), config, log.NewNopLogger())
+	require.ErrorIs(t, err, ErrNoBlocks)
+	require.ErrorContains(t, err, "of another db_backend")
+
+	start(t, home, log.NewNopLogger())
+	client := rpcOf(t, home)
+	put(t, client, "b", "2")
+	require.Equal(t, "1", get(t, client, "a"))
+}
+
+// Damage is named with its file and the way out, whichever zone it is in. Nothing is made of it.
+func TestDamagedZones(t *testing.T) {
+	for zone, wayOut := range map[string]string{"state": "join again by state sync", "blocks": "unsafe-reset-all"} {
+		t.Run(zone, func(t *testing.T) {
+			home, _ := testHome(t, nil)
+			n := start(t, home, log.NewNopLogger())
+			client := rpcOf(t, home)
+			for i := range 10 {
+				put(t, client, fmt.Sprint("key-", i), strings.Repeat("x", 1000))
+			}
+			require.NoError(t, n.Stop())
+			dir := filepath.Join(home, "data", zone)
+			if zone == "blocks" { // what is still in its log would be taken for the end of it
+				require.NoError(t, compactBlocks(t, home))
+			}
+			require.Positive(t, damageTables(t, dir))
+			_, err := New(t.Context(), load(t, home), log.NewNopLogger())
+			require.ErrorIs(t, err, storage.ErrCorrupt)
+			require.ErrorContains(t, err, dir)
+			require.ErrorContains(t, err, wayOut)
+		})
+	}
+}
+
+func compactBlocks(t *testing.T, home string) error {
+	t.Helper()
+	d := newDatabases(load(t, home).CometBFT, blocks.Options{})
+	_, err := d.prepare(log.NewNopLogger())
+	require.NoError(t, err)
+	require.NoError(t, d.blockZone().Compact(t.Context(), nil))
+	return d.closeAll()
+}
+
+// damageTables flips a bit in the first block of every table.
+func damageTables(t *testing.T, dir string) (damaged int) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".sst") {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if err == nil {
+			raw[20] ^= 4
+			err = os.WriteFile(path, raw, 0o600)
+		}
+		damaged++
+		return err
+	}))
+	return damaged
+}
+
+func TestStorageMetrics(t *testing.T) {
+	home, _ := testHome(t, nil)
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	require.NoError(t, n.application.state.Flush())
+	registry := prometheus.NewRegistry()
+	require.NoError(t, registry.Register(newStorageMetrics(n.application.state, n.blockZone, n.cache)))
+	values := map[string]float64{}
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := strings.TrimPrefix(f.GetName(), "starling_storage_")
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			values[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	for _, name := range []string{"safe_height", "flushes_total", "flush_bytes_total", "flush_seconds_total", "disk_bytes state", "disk_bytes blocks",
+		"cache_target_bytes state", "cache_target_bytes blocks", "cache_hits_total blocks"} {
+		require.Positive(t, values[name], name)
+	}
+	for _, name := range []string{"lag_blocks", "lag_bytes", "wait_seconds_total", "compaction_bytes_total", "generations", "cache_moves_total",
+		"cache_moved_bytes_total", "write_amplification state", "write_amplification blocks", "cache_misses_total state", "cache_ghost_hits_total blocks",
+		"cache_entries blocks", "cache_bytes blocks"} {
+		require.Contains(t, values, name)
+	}
+	require.NoError(t, n.Stop())
+	_, err = registry.Gather() // a node that has stopped answers, too
+	require.NoError(t, err)
+}
+
+func TestResetRemovesAllData(t *testing.T) {
+	for _, backend := range []string{BlockZoneBackend, "goleveldb"} {
+		home, _ := testHome(t, func(o *InitOptions) {
+			o.App.SnapshotInterval = 2
+			edit := o.Edit
+			o.Edit = func(c *cfg.Config, a *AppConfig) { edit(c, a); c.DBBackend = backend }
+		})
+		n := start(t, home, log.NewNopLogger())
+		put(t, rpcOf(t, home), "a", "1")
+		until(t, "a snapshot on disk", func() bool { return len(n.application.state.Pins()) > 0 })
+		_, err := Reset(load(t, home).CometBFT)
+		require.ErrorContains(t, err, "nothing is removed")
+		require.NoError(t, n.Stop())
+		removed, err := Reset(load(t, home).CometBFT)
+		require.NoError(t, err)
+		require.Contains(t, removed, SnapshotsDir(filepath.Join(home, "data")))
+		left, err := os.ReadDir(filepath.Join(home, "data"))
+		require.NoError(t, err)
+		require.Len(t, left, 1)
+		require.Equal(t, "priv_validator_state.json", left[0].Name())
+		n, err = New(t.Context(), load(t, home), log.NewNopLogger())
+		require.NoError(t, err)
+		require.Zero(t, n.Application().Height())
+		require.NoError(t, n.Stop())
+	}
+}

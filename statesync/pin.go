@@ -1,0 +1,145 @@
+package statesync
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cometbft/cometbft/libs/log"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// pin is a snapshot that can be served. It may be dropped at any time, so who serves from it takes a reference of its own before it
+// leaves the lock: see pinned.
+type pin struct {
+	height int64
+	source
+	asked time.Time // when it was last offered, or a chunk of it asked for; guarded by serving
+	// noBlocks: CometBFT has not the blocks that follow on it any more, so nothing is gained by keeping later ones.
+	noBlocks bool
+}
+
+// source is what a snapshot is served from, counted like a version: a version in memory, or a description in memory and leaves on disk.
+type source interface {
+	numChunks() uint32
+	appHash() avlstar.Hash
+	manifest() []byte               // encoded, not to be modified
+	chunk(k uint32) ([]byte, error) // k is below numChunks
+	retain()
+	release()
+}
+
+// release gives up one reference to each pin.
+func release(pins []*pin) {
+	for _, p := range pins {
+		p.release()
+	}
+}
+
+// inMemory serves from a version.
+type inMemory struct {
+	version *avlstar.Version
+	encoded func() []byte // encodes at the first call, for which a reference is needed
+}
+
+// newInMemory retains v.
+func newInMemory(v *avlstar.Version) *inMemory {
+	v.Retain()
+	return &inMemory{v, sync.OnceValue(func() []byte { return v.Manifest().Encode() })}
+}
+
+func (s *inMemory) numChunks() uint32              { return s.version.NumChunks() }
+func (s *inMemory) appHash() avlstar.Hash          { return s.version.AppHash() }
+func (s *inMemory) manifest() []byte               { return s.encoded() }
+func (s *inMemory) chunk(k uint32) ([]byte, error) { return s.version.Chunk(k) }
+func (s *inMemory) retain()                        { s.version.Retain() }
+func (s *inMemory) release()                       { s.version.Release() }
+
+// Pin is a state on disk, as it was at some height. Range may be called concurrently, Close once, last.
+type Pin interface {
+	// Range returns the records of the leaves with keys in [first, after), where nil is open, as in a chunk (docs/spec/chunks.md)
+	// but for the first height, which may be any. bytes is how long they should be; where they are longer it may return a part.
+	// What it returns is the caller's.
+	Range(first, after []byte, bytes uint64) (records []byte, err error)
+	Close() error
+}
+
+// ErrDamagedPin says that a snapshot on disk is not what it was when it was stored.
+var ErrDamagedPin = errors.New("the snapshot on disk is damaged")
+
+// onDisk serves from a stored pin, which it opens at the first chunk. What the disk says is not believed: see chunk.
+type onDisk struct {
+	*pinDescription
+	open func(height int64) (Pin, error)
+	log  log.Logger
+
+	mu struct {
+		sync.Mutex
+		refs int
+		pin  Pin // nil: not opened yet
+	}
+}
+
+// newOnDisk begins with one reference.
+func newOnDisk(d *pinDescription, open func(int64) (Pin, error), logger log.Logger) *onDisk {
+	s := &onDisk{pinDescription: d, open: open, log: logger}
+	s.mu.refs = 1
+	return s
+}
+
+func (s *onDisk) numChunks() uint32     { return uint32(len(s.decoded.Entries)) }
+func (s *onDisk) appHash() avlstar.Hash { return s.hash }
+func (s *onDisk) manifest() []byte      { return s.encoded }
+
+// chunk reads chunk k and verifies it.
+func (s *onDisk) chunk(k uint32) ([]byte, error) {
+	pin, err := s.opened()
+	if err != nil {
+		return nil, err
+	}
+	first, after := s.keys(k)
+	data, err := pin.Range(first, after, s.decoded.Entries[k].Root.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%w: chunk %d: %w", ErrDamagedPin, k, err)
+	}
+	if len(data) > 0 {
+		data[0] = 0 // as in every chunk; in the whole tree it is the boundary height
+	}
+	if _, err := s.decoded.VerifyChunk(k, data); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamagedPin, err)
+	}
+	return data, nil
+}
+
+func (s *onDisk) opened() (Pin, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.pin == nil {
+		pin, err := s.open(s.height)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrDamagedPin, err)
+		}
+		s.mu.pin = pin
+	}
+	return s.mu.pin, nil
+}
+
+func (s *onDisk) retain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.refs++
+}
+
+func (s *onDisk) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.refs--; s.mu.refs > 0 || s.mu.pin == nil {
+		return
+	}
+	if err := s.mu.pin.Close(); err != nil {
+		s.log.Error("A snapshot on disk did not close", "height", s.height, "err", err)
+	}
+	s.mu.pin = nil
+}

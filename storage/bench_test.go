@@ -1,0 +1,163 @@
+package storage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const benchKeys = 200_000
+
+// benchKey returns one of benchKeys keys of 20 bytes in random order; those of following numbers are far apart.
+func benchKey(n uint64) []byte {
+	key := make([]byte, 20)
+	binary.BigEndian.PutUint64(key, (n%benchKeys)*0x9E3779B97F4A7C15)
+	return key
+}
+
+// benchBlock puts 1,000 leaves with values of 100 bytes and renews the heights of 10,000 inner nodes.
+func benchBlock(height int64, value []byte) Block {
+	b := Block{Meta: testMeta(height)}
+	for i := range uint64(1000) {
+		b.Puts = append(b.Puts, Leaf{Key: benchKey(uint64(height)*1000 + i), Value: value})
+	}
+	b.Heights = func(yield func(Height) bool) {
+		for i := range uint64(10_000) {
+			if !yield(Height{b.Puts[i%1000].Key, uint8(1 + i%20)}) {
+				return
+			}
+		}
+	}
+	return b
+}
+
+func benchZone(b *testing.B, opts Options) *State {
+	s, err := Open(b.TempDir(), opts)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, s.Close()) })
+	r, err := s.BeginRestore()
+	require.NoError(b, err)
+	var keys [][]byte
+	for n := range uint64(benchKeys) {
+		keys = append(keys, benchKey(n))
+	}
+	slices.SortFunc(keys, slices.Compare)
+	value := newRNG(1)
+	for run := range slices.Chunk(keys, 5000) {
+		require.NoError(b, r.Add(func(yield func(Leaf) bool) {
+			v := make([]byte, 100)
+			for i, k := range run {
+				for j := 0; j+8 <= len(v); j += 8 {
+					binary.BigEndian.PutUint64(v[j:], value.Uint64())
+				}
+				if !yield(Leaf{k, v, uint8(i%18) + 1}) {
+					return
+				}
+			}
+		}))
+	}
+	require.NoError(b, r.Commit(testMeta(1)))
+	return s
+}
+
+func BenchmarkWrite(b *testing.B) {
+	s := benchZone(b, Options{FlushBlocks: 1 << 30, FlushBytes: 1 << 50, FlushInterval: 1 << 60})
+	block := benchBlock(1, make([]byte, 100))
+	height := int64(1)
+	for b.Loop() {
+		height++
+		block.Meta.Height = height
+		if err := s.Write(block); err != nil {
+			b.Fatal(err)
+		}
+		if height%50 == 0 {
+			b.StopTimer()
+			require.NoError(b, s.Flush())
+			b.StartTimer()
+		}
+	}
+}
+
+// BenchmarkFlush is of 50 blocks of 1,000 operations.
+func BenchmarkFlush(b *testing.B) {
+	s := benchZone(b, Options{FlushBlocks: 1 << 30, FlushBytes: 1 << 50})
+	height := int64(1)
+	for b.Loop() {
+		b.StopTimer()
+		var blocks []Block
+		for range 50 {
+			height++
+			blocks = append(blocks, benchBlock(height, make([]byte, 100)))
+		}
+		b.StartTimer()
+		for _, block := range blocks {
+			if err := s.Write(block); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := s.Flush(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkMerge(b *testing.B) {
+	var blocks []Block
+	for height := range int64(50) {
+		blocks = append(blocks, benchBlock(height+1, make([]byte, 100)))
+	}
+	for b.Loop() {
+		m := newMerger()
+		for _, block := range blocks {
+			m.add(block)
+		}
+		if len(m.sorted()) != 50_000 {
+			b.Fatal(len(m.changes))
+		}
+	}
+}
+
+// BenchmarkPage reads pages of about 100 leaves, all tables in the block cache.
+// BenchmarkPage reads 25 leaves, from Pebble's cache or from files.
+func BenchmarkPage(b *testing.B) {
+	for name, cache := range map[string]int64{"cached": 64 << 20, "from files": 256 << 10} {
+		b.Run(name, func(b *testing.B) {
+			s := benchZone(b, Options{CacheBytes: cache, Generations: true})
+			var keys [][]byte
+			size := uint64(0) // of a record: all have one
+			for l, err := range s.Scan() {
+				require.NoError(b, err)
+				keys = append(keys, bytes.Clone(l.Key))
+				size = uint64(1 + 1 + len(l.Key) + 1 + len(l.Value))
+			}
+			rng := newRNG(1)
+			for b.Loop() {
+				at := rng.IntN(len(keys) - 26)
+				if err := s.Page(keys[at], keys[at+25], 25*size, func([]byte) bool { return true }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkScan(b *testing.B) {
+	s := benchZone(b, Options{})
+	for b.Loop() {
+		n := 0
+		for _, err := range s.Scan() {
+			if err != nil {
+				b.Fatal(err)
+			}
+			n++
+		}
+		if n != benchKeys {
+			b.Fatal(n)
+		}
+	}
+	b.ReportMetric(float64(b.N)*benchKeys/b.Elapsed().Seconds(), "leaves/s")
+	b.ReportAllocs()
+}

@@ -1,0 +1,71 @@
+package blocks
+
+import (
+	"github.com/cockroachdb/pebble/v2"
+	dbm "github.com/cometbft/cometbft-db"
+)
+
+// batch is written as a whole or, after a crash, not at all. It is for one goroutine.
+type batch struct {
+	d     *database
+	batch *pebble.Batch // nil: written or closed
+}
+
+var _ dbm.Batch = (*batch)(nil)
+
+// NewBatch returns an empty batch.
+func (d *database) NewBatch() dbm.Batch { return d.newBatch() }
+
+func (d *database) newBatch() *batch {
+	return &batch{d, d.z.db.NewBatch()} // this alone may be done on a closed database
+}
+
+func (b *batch) Set(key, value []byte) error {
+	switch {
+	case len(key) == 0:
+		return ErrKeyEmpty
+	case value == nil:
+		return ErrValueNil
+	case b.batch == nil:
+		return ErrBatchClosed
+	}
+	op := b.batch.SetDeferred(len(b.d.prefix)+len(key), len(value))
+	copy(op.Key[copy(op.Key, b.d.prefix):], key)
+	copy(op.Value, value)
+	return b.d.z.folder.Err("write", op.Finish())
+}
+
+func (b *batch) Delete(key []byte) error {
+	switch {
+	case len(key) == 0:
+		return ErrKeyEmpty
+	case b.batch == nil:
+		return ErrBatchClosed
+	}
+	op := b.batch.DeleteDeferred(len(b.d.prefix) + len(key))
+	copy(op.Key[copy(op.Key, b.d.prefix):], key)
+	return b.d.z.folder.Err("write", op.Finish())
+}
+
+func (b *batch) Write() error     { return b.write(false) }
+func (b *batch) WriteSync() error { return b.write(true) }
+
+func (b *batch) write(sync bool) error {
+	if b.batch == nil {
+		return ErrBatchClosed
+	}
+	if err := b.d.z.commit(b.batch, sync); err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+// Close discards the batch, unless it was written.
+func (b *batch) Close() error {
+	if b.batch == nil {
+		return nil
+	}
+	pb := b.batch
+	b.batch = nil
+	return b.d.z.folder.Err("write", pb.Close())
+}

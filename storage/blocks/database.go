@@ -1,0 +1,158 @@
+package blocks
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+	dbm "github.com/cometbft/cometbft-db"
+)
+
+var (
+	// ErrKeyEmpty, ErrValueNil and ErrBatchClosed: the caller broke the contract of cometbft-db.
+	ErrKeyEmpty    = errors.New("key cannot be empty")
+	ErrValueNil    = errors.New("value cannot be nil")
+	ErrBatchClosed = errors.New("batch has been written or closed")
+)
+
+// database is the keys of one ID.
+type database struct {
+	z           *Zone
+	prefix, end []byte // its keys are in [prefix, end)
+}
+
+var _ dbm.DB = (*database)(nil)
+
+func (d *database) key(key []byte) []byte {
+	return append(append(make([]byte, 0, len(d.prefix)+len(key)), d.prefix...), key...)
+}
+
+// Get returns a copy of the value, nil if there is none.
+func (d *database) Get(key []byte) ([]byte, error) {
+	if len(key) == 0 {
+		return nil, ErrKeyEmpty
+	}
+	release, err := d.z.use()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	full := d.key(key)
+	if d.z.cache == nil {
+		value, _, err := d.z.read(full)
+		return value, err
+	}
+	value, hit := d.z.cache.get(full)
+	if hit {
+		return value, nil
+	}
+	ticket := d.z.cache.beginRead(full)
+	value, found, err := d.z.read(full)
+	if err != nil || !found {
+		return nil, err
+	}
+	d.z.cache.fill(ticket, full, value)
+	return value, nil
+}
+
+func (d *database) Has(key []byte) (bool, error) {
+	if len(key) == 0 {
+		return false, ErrKeyEmpty
+	}
+	release, err := d.z.use()
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	full := d.key(key)
+	if d.z.cache != nil && d.z.cache.has(full) {
+		return true, nil
+	}
+	_, closer, err := d.z.db.Get(full)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, d.z.folder.Err("read", err)
+	}
+	return true, d.z.folder.Err("read", closer.Close())
+}
+
+func (d *database) Set(key, value []byte) error     { return d.set(key, value, false) }
+func (d *database) SetSync(key, value []byte) error { return d.set(key, value, true) }
+func (d *database) Delete(key []byte) error         { return d.remove(key, false) }
+func (d *database) DeleteSync(key []byte) error     { return d.remove(key, true) }
+
+func (d *database) set(key, value []byte, sync bool) error {
+	b := d.newBatch()
+	err := b.Set(key, value)
+	if err == nil {
+		err = b.write(sync)
+	}
+	return errors.Join(err, b.Close())
+}
+
+func (d *database) remove(key []byte, sync bool) error {
+	b := d.newBatch()
+	err := b.Delete(key)
+	if err == nil {
+		err = b.write(sync)
+	}
+	return errors.Join(err, b.Close())
+}
+
+// Close does nothing: the zone is closed as a whole.
+func (d *database) Close() error { return nil }
+
+// bounds returns the keys in the database of [start, end), nil being open. empty: there are none in between.
+func (d *database) bounds(start, end []byte) (lower, upper []byte, empty bool) {
+	lower, upper = d.prefix, d.end
+	if start != nil {
+		lower = d.key(start)
+	}
+	if end != nil {
+		upper = d.key(end)
+	}
+	return lower, upper, bytes.Compare(lower, upper) >= 0
+}
+
+// Compact rewrites the files in [start, end), nil being open, so that what was deleted or replaced there takes no space.
+func (d *database) Compact(start, end []byte) error {
+	release, err := d.z.use()
+	if err != nil {
+		return err
+	}
+	defer release()
+	lower, upper, empty := d.bounds(start, end)
+	if empty {
+		return nil
+	}
+	return d.z.compact(d.z.closing, lower, upper)
+}
+
+// Print writes every key and value to the standard output.
+func (d *database) Print() error {
+	it, err := d.Iterator(nil, nil)
+	if err != nil {
+		return err
+	}
+	for ; it.Valid(); it.Next() {
+		fmt.Printf("[%X]:\t[%X]\n", it.Key(), it.Value())
+	}
+	return errors.Join(it.Error(), it.Close())
+}
+
+// Stats describes the zone, and estimates the bytes of this database on disk.
+func (d *database) Stats() map[string]string {
+	release, err := d.z.use()
+	if err != nil {
+		return nil
+	}
+	defer release()
+	stats := map[string]string{"pebble": d.z.db.Metrics().String()}
+	if size, err := d.z.db.EstimateDiskUsage(d.prefix, d.end); err == nil {
+		stats["disk_bytes"] = fmt.Sprint(size)
+	}
+	return stats
+}

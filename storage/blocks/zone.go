@@ -1,0 +1,249 @@
+package blocks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	dbm "github.com/cometbft/cometbft-db"
+
+	"github.com/starling-kv/starling/storage/internal/engine"
+	"github.com/starling-kv/starling/storage/sgc"
+)
+
+// Logger takes what the zone and the database under it have to say. It is called concurrently.
+type Logger = engine.Logger
+
+var (
+	// ErrReadOnly: the zone was opened to be read only.
+	ErrReadOnly = errors.New("opened read-only")
+	// ErrLocked, ErrCorrupt, ErrNewerFormat, ErrClosed and ErrDiskFull are those of the state zone.
+	ErrLocked      = engine.ErrLocked
+	ErrCorrupt     = engine.ErrCorrupt
+	ErrNewerFormat = engine.ErrNewerFormat
+	ErrClosed      = engine.ErrClosed
+	ErrDiskFull    = engine.ErrDiskFull
+)
+
+// FormatVersion is the layout of the data that this package writes. Data of a later version is refused.
+const FormatVersion = 1
+
+// formatKey is below every key of a database, as no ID has length 0.
+var formatKey = []byte{0}
+
+// maxID bounds the length of a database's ID. Below 255, so that there is always a key after a database's last.
+const maxID = 200
+
+// Options of a block zone; the zero value is usable.
+type Options struct {
+	FS     vfs.FS // default: the operating system's
+	Logger Logger // default: silent
+	// Fatal is called, after the error was logged, when the database cannot go on (its log or its list of files cannot be
+	// written). It must not return. Default: end the process with exit status 1.
+	Fatal      func(error)
+	Cache      *sgc.Cache // Get reads through its zone Blocks, which nobody else uses before or after; nil: no cache
+	CacheBytes int64      // of Pebble's cache of file blocks; default 8 MiB
+	ReadOnly   bool       // for offline commands: nothing on disk changes; writes return ErrReadOnly
+
+	// MemTableBytes is how much the database collects in memory before it writes a table, four times at most; default 32 MiB.
+	MemTableBytes uint64
+}
+
+// Zone is the block zone. All methods may be called concurrently.
+type Zone struct {
+	folder   engine.Folder
+	db       *pebble.DB
+	cache    *coherentCache // nil: none
+	readOnly bool
+	closing  context.Context // done when Close begins
+	close    context.CancelFunc
+
+	// mu is held for reading by everything that uses db: Pebble panics when it is used after its end.
+	mu struct {
+		sync.RWMutex
+		closed bool
+	}
+	iterators struct {
+		sync.Mutex
+		open map[*iterator]struct{}
+	}
+}
+
+// Open opens the block zone in dir, and creates it if need be.
+func Open(dir string, o Options) (*Zone, error) {
+	if o.CacheBytes <= 0 {
+		o.CacheBytes = 8 << 20
+	}
+	if o.MemTableBytes == 0 {
+		o.MemTableBytes = 32 << 20
+	}
+	z := &Zone{readOnly: o.ReadOnly, folder: engine.Folder{
+		Zone: "blocks", Dir: dir, FS: o.FS, Logger: o.Logger, Fatal: o.Fatal,
+		WayOut: "put back a copy of the folder, or remove the home's data and join again",
+	}.WithDefaults()}
+	z.closing, z.close = context.WithCancel(context.Background())
+	z.iterators.open = map[*iterator]struct{}{}
+	if o.Cache != nil {
+		z.cache = newCoherentCache(o.Cache)
+	}
+	options := &pebble.Options{
+		CacheSize: o.CacheBytes, MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: 4, ReadOnly: o.ReadOnly,
+	}
+	for i := range options.Levels { // most lookups of transactions and hashes are for what is not there
+		options.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
+	var err error
+	if z.db, err = z.folder.Open(options); err != nil {
+		return nil, err
+	}
+	if err := z.checkFormat(); err != nil {
+		return nil, errors.Join(err, z.db.Close())
+	}
+	return z, nil
+}
+
+// checkFormat reads the layout version, or writes it into an empty database.
+func (z *Zone) checkFormat() error {
+	value, found, err := z.read(formatKey)
+	switch {
+	case err != nil:
+		return err
+	case found && len(value) == 1 && value[0] == FormatVersion:
+		return nil
+	case found && len(value) == 1 && value[0] > FormatVersion:
+		return fmt.Errorf("blocks folder %s: %w: layout %d, this program knows %d: use the version of starlingd that wrote it",
+			z.folder.Dir, ErrNewerFormat, value[0], FormatVersion)
+	case found:
+		return z.folder.Corrupt(fmt.Errorf("layout record %x", value))
+	}
+	it, err := z.db.NewIter(nil)
+	if err != nil {
+		return z.folder.Err("open", err)
+	}
+	empty := !it.First()
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		return z.folder.Err("open", err)
+	}
+	switch {
+	case !empty:
+		return z.folder.Corrupt(errors.New("the layout record is missing"))
+	case z.readOnly:
+		return nil
+	}
+	return z.folder.Err("open", z.db.Set(formatKey, []byte{FormatVersion}, pebble.Sync))
+}
+
+// Close closes the zone. What was written is durable then. Iterators that are still open end with ErrClosed.
+func (z *Zone) Close() error {
+	z.close() // ends compactions, so that the lock is free soon
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.mu.closed {
+		return nil
+	}
+	z.mu.closed = true
+	z.iterators.Lock()
+	open := z.iterators.open
+	z.iterators.open = nil
+	z.iterators.Unlock()
+	var errs []error
+	for it := range open {
+		errs = append(errs, it.detach())
+	}
+	return z.folder.Err("close", errors.Join(append(errs, z.db.Close())...))
+}
+
+// use keeps the zone open until release is called.
+func (z *Zone) use() (release func(), err error) {
+	z.mu.RLock()
+	if z.mu.closed {
+		z.mu.RUnlock()
+		return nil, fmt.Errorf("blocks folder %s: %w", z.folder.Dir, ErrClosed)
+	}
+	return z.mu.RUnlock, nil
+}
+
+// read returns a copy of the value under key, which carries its prefix, from the database.
+func (z *Zone) read(key []byte) (value []byte, found bool, err error) {
+	v, closer, err := z.db.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, z.folder.Err("read", err)
+	}
+	value = append(make([]byte, 0, len(v)), v...)
+	return value, true, z.folder.Err("read", closer.Close())
+}
+
+// commit writes batch, whose keys carry their prefixes.
+func (z *Zone) commit(batch *pebble.Batch, sync bool) error {
+	release, err := z.use()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if z.readOnly {
+		return fmt.Errorf("blocks folder %s: %w", z.folder.Dir, ErrReadOnly)
+	}
+	if z.cache != nil {
+		end, err := z.cache.beginWrite(batch)
+		if err != nil {
+			return z.folder.Err("write", err)
+		}
+		defer end()
+	}
+	options := pebble.NoSync
+	if sync {
+		options = pebble.Sync
+	}
+	return z.folder.Err("write", batch.Commit(options))
+}
+
+// DB returns the database of that ID (1 to 200 bytes). Its Close does nothing: close the zone.
+func (z *Zone) DB(id string) dbm.DB {
+	if len(id) == 0 || len(id) > maxID {
+		panic(fmt.Sprintf("blocks: database ID of %d bytes, want 1 to %d", len(id), maxID))
+	}
+	prefix := append([]byte{byte(len(id))}, id...)
+	return &database{z: z, prefix: prefix, end: after(prefix)}
+}
+
+// after returns the first key that does not begin with prefix.
+func after(prefix []byte) []byte {
+	end := bytes.Clone(prefix)
+	for end[len(end)-1] == 0xff { // ends at the first byte at the latest, the length, which is below
+		end = end[:len(end)-1]
+	}
+	end[len(end)-1]++
+	return end
+}
+
+// IDs returns the IDs of the databases that have keys, in the order of their lengths, then bytes.
+func (z *Zone) IDs() ([]string, error) {
+	release, err := z.use()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	it, err := z.db.NewIter(&pebble.IterOptions{LowerBound: []byte{1}})
+	if err != nil {
+		return nil, z.folder.Err("read", err)
+	}
+	var ids []string
+	for ok := it.First(); ok; {
+		key := it.Key()
+		n := int(key[0])
+		if n > maxID || len(key) < 1+n {
+			return nil, errors.Join(z.folder.Corrupt(fmt.Errorf("key %x", key)), it.Close())
+		}
+		ids = append(ids, string(key[1:1+n]))
+		ok = it.SeekGE(after(key[:1+n]))
+	}
+	return ids, z.folder.Err("read", errors.Join(it.Error(), it.Close()))
+}

@@ -1,0 +1,324 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// maxL0 is how many layers of new tables may wait to be compacted before the next flush waits. Pebble's own bound would stop
+// the commit of a batch, out of reach of a failure.
+const maxL0 = 20
+
+// waiting is a block that no flush has taken yet.
+type waiting struct {
+	Block
+	bytes int64
+	since time.Time
+}
+
+func (w waiting) pins() bool { return w.Pin != nil || w.PinData != nil }
+
+// bytesOf is what a block counts against the bounds: its keys and values, and a little for each.
+func bytesOf(b Block) int64 {
+	n := int64(64 + 16*(len(b.Puts)+len(b.Deletes)))
+	for _, l := range b.Puts {
+		n += int64(len(l.Key) + len(l.Value))
+	}
+	for _, k := range b.Deletes {
+		n += int64(len(k))
+	}
+	return n
+}
+
+// Write hands a block over, and returns before it is durable: see Safe and Flush. It waits as long as the disk is too far
+// behind. Heights must rise, so only one Write at a time makes sense.
+func (s *State) Write(b Block) error {
+	if s.opts.ReadOnly {
+		return fmt.Errorf("state folder %s: write: open for reading only", s.dir)
+	}
+	if err := b.Meta.validate(); err != nil {
+		return fmt.Errorf("state folder %s: write: %w", s.dir, err)
+	}
+	b.Meta.Restored = false
+	w := waiting{Block: b, bytes: bytesOf(b), since: time.Now()}
+	for waited := false; ; waited = true {
+		moved, err := s.enqueue(w, waited)
+		if moved == nil || err != nil {
+			return err
+		}
+		select {
+		case <-moved:
+		case <-s.failure.done:
+		}
+	}
+}
+
+// enqueue returns a channel to wait for, if the block must.
+func (s *State) enqueue(w waiting, waited bool) (<-chan struct{}, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch err := s.failure.get(); {
+	case s.mu.closed:
+		return nil, fmt.Errorf("state folder %s: write: %w", s.dir, ErrClosed)
+	case err != nil:
+		return nil, err
+	case s.mu.restore != nil || s.mu.emptying:
+		return nil, fmt.Errorf("state folder %s: write: %w", s.dir, ErrRestoring)
+	case w.Meta.Height <= s.mu.last:
+		return nil, fmt.Errorf("state folder %s: write of height %d over height %d", s.dir, w.Meta.Height, s.mu.last)
+	}
+	blocks, bytes := len(s.mu.waiting)+s.mu.flushing, s.mu.waitingBytes+s.mu.flushingBytes
+	if blocks > 0 && (blocks+1 > s.opts.MaxLagBlocks || bytes+w.bytes > s.opts.MaxLagBytes) {
+		s.wakeFlusher()
+		return s.mu.moved, nil
+	}
+	if waited {
+		s.mu.waited += time.Since(w.since)
+		w.since = time.Now()
+	}
+	s.mu.waiting = append(s.mu.waiting, w)
+	s.mu.waitingBytes += w.bytes
+	s.mu.last = w.Meta.Height
+	if w.pins() {
+		s.mu.wanted = w.Meta.Height
+	}
+	s.wakeFlusher()
+	return nil, nil
+}
+
+// Flush returns when all blocks written so far are durable, and the pins among them made.
+func (s *State) Flush() error {
+	s.mu.Lock()
+	height := s.mu.last
+	s.mu.wanted = max(s.mu.wanted, height)
+	s.mu.Unlock()
+	s.wakeFlusher()
+	for {
+		s.mu.Lock()
+		durable := s.mu.safe != nil && s.mu.safe.Height >= height
+		behind, moved := s.behind(height), s.mu.moved
+		s.mu.Unlock()
+		if durable {
+			return nil
+		}
+		if err := s.failure.get(); err != nil {
+			return err // which comes before what waits is dropped
+		}
+		if !behind {
+			return nil // nothing was written, or the zone was emptied
+		}
+		select {
+		case <-moved:
+		case <-s.failure.done:
+		}
+	}
+}
+
+// behind tells whether a block up to height is not durable yet. The caller holds s.mu.
+func (s *State) behind(height int64) bool {
+	return s.mu.flushing > 0 && s.mu.flushingFrom <= height || len(s.mu.waiting) > 0 && s.mu.waiting[0].Meta.Height <= height
+}
+
+func (s *State) wakeFlusher() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// moved wakes all who wait for the lag to change. The caller holds s.mu.
+func (s *State) moved() {
+	close(s.mu.moved)
+	s.mu.moved = make(chan struct{})
+}
+
+// flusher makes blocks durable, many at a time, until the zone is closed or fails.
+func (s *State) flusher() {
+	defer close(s.flusherDone)
+	for {
+		group, ok := s.next()
+		if !ok {
+			break
+		}
+		err := s.flush(group)
+		if err != nil {
+			s.failure.fail(err)
+			for _, w := range group {
+				w.done()
+			}
+		}
+		s.mu.Lock()
+		s.mu.busy, s.mu.flushing, s.mu.flushingBytes = false, 0, 0
+		s.moved()
+		s.mu.Unlock()
+		if err != nil {
+			break
+		}
+	}
+	if err := s.failure.get(); err != nil {
+		s.log.Error("the state on disk stays behind", "folder", s.dir, "height", s.Safe(), "err", err)
+		s.opts.Failed(err)
+	}
+	s.mu.Lock()
+	left := s.dropWaiting()
+	s.mu.Unlock()
+	for _, w := range left {
+		w.done()
+	}
+}
+
+func (w waiting) done() {
+	if w.Done != nil {
+		w.Done()
+	}
+}
+
+// dropWaiting takes away what waits. The caller holds s.mu, and calls done of each without it.
+func (s *State) dropWaiting() []waiting {
+	left := s.mu.waiting
+	s.mu.waiting, s.mu.waitingBytes = nil, 0
+	s.moved()
+	return left
+}
+
+// next waits until a flush is due, and takes its blocks; false: there will be none any more.
+func (s *State) next() ([]waiting, bool) {
+	for {
+		s.mu.Lock()
+		if s.failure.get() != nil || s.mu.closed && len(s.mu.waiting) == 0 {
+			s.mu.Unlock()
+			return nil, false
+		}
+		due, after := s.due()
+		if due {
+			group := s.take()
+			s.mu.Unlock()
+			return group, true
+		}
+		s.mu.Unlock()
+		var timeout <-chan time.Time
+		if after > 0 {
+			timeout = time.After(after)
+		}
+		select {
+		case <-s.wake:
+		case <-timeout:
+		case <-s.failure.done:
+		}
+	}
+}
+
+// due tells whether a flush is, or else after which time it will be (0: nothing waits). The caller holds s.mu.
+func (s *State) due() (bool, time.Duration) {
+	if len(s.mu.waiting) == 0 {
+		return false, 0
+	}
+	oldest := s.mu.waiting[0]
+	after := s.opts.FlushInterval - time.Since(oldest.since)
+	return s.mu.closed || oldest.Meta.Height <= s.mu.wanted || len(s.mu.waiting) >= s.opts.FlushBlocks ||
+		s.mu.waitingBytes >= s.opts.FlushBytes || after <= 0, max(after, 1)
+}
+
+// take takes all that waits, or up to the first block that pins. The caller holds s.mu.
+func (s *State) take() []waiting {
+	n := len(s.mu.waiting)
+	for i, w := range s.mu.waiting {
+		if w.pins() {
+			n = i + 1
+			break
+		}
+	}
+	group, rest := s.mu.waiting[:n:n], s.mu.waiting[n:]
+	s.mu.waiting = append([]waiting(nil), rest...)
+	s.mu.busy, s.mu.flushing, s.mu.flushingFrom, s.mu.flushingBytes = true, n, group[0].Meta.Height, 0
+	for _, w := range group {
+		s.mu.flushingBytes += w.bytes
+	}
+	s.mu.waitingBytes -= s.mu.flushingBytes
+	return group
+}
+
+// flush makes the blocks durable, all or none of them, and then the state after the last one the state of the zone.
+func (s *State) flush(group []waiting) error {
+	started := time.Now()
+	m, last := newMerger(), group[len(group)-1]
+	for _, w := range group {
+		m.add(w.Block)
+	}
+	if err := s.waitForCompactions(); err != nil {
+		return err
+	}
+	batch, err := m.batch(s.db, last.Meta)
+	if err != nil {
+		return s.folder.Err("write", err)
+	}
+	if err := s.commit(batch); err != nil {
+		return err
+	}
+	// Nobody else writes, so this is the state after the last block.
+	g := newGeneration(last.Meta.Height, s.db.NewSnapshot())
+	if last.pins() {
+		s.pin(last)
+	}
+	s.generations.push(g, s.opts.Generations)
+	s.mu.Lock()
+	s.setSafe(last.Meta)
+	s.mu.flushes++ // whoever is told that a block is durable finds the flush counted
+	s.mu.flushTime += time.Since(started)
+	s.mu.flushedBytes += uint64(s.mu.flushingBytes)
+	s.mu.flushing, s.mu.flushingBytes = 0, 0
+	s.moved()
+	s.mu.Unlock()
+	s.removeUnpinned()
+	for _, w := range group {
+		w.done()
+	}
+	return nil
+}
+
+// commit makes a batch durable: there is no log of writes, so that takes a flush.
+func (s *State) commit(batch *pebble.Batch) error {
+	defer batch.Close()
+	if err := batch.Commit(pebble.NoSync); err != nil {
+		return s.folder.Err("write", err)
+	}
+	flushed, err := s.db.AsyncFlush()
+	if err != nil {
+		return s.folder.Err("flush", err)
+	}
+	select {
+	case <-flushed:
+		return nil
+	case <-s.failure.done: // Pebble goes on trying
+	}
+	select {
+	case <-flushed: // it was another thing that failed
+		return nil
+	default:
+		return s.failure.err
+	}
+}
+
+// waitForCompactions returns when there are not too many new tables for the next.
+func (s *State) waitForCompactions() error {
+	for s.db.Metrics().Levels[0].Sublevels > maxL0 {
+		select {
+		case <-s.compacted:
+		case <-s.failure.done:
+		}
+		if err := s.failure.get(); err != nil {
+			return err
+		}
+	}
+	return s.failure.get()
+}
+
+// background is told by Pebble, which holds its locks, of what failed in one of its goroutines.
+func (s *State) background(err error) {
+	if !errors.Is(err, errGate) {
+		s.failure.fail(err)
+	}
+}

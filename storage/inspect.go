@@ -1,0 +1,90 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Level is one level of the zone's LSM tree.
+type Level struct {
+	Tables int
+	Bytes  uint64
+}
+
+// Levels are the levels of the zone's LSM tree, from the newest data down.
+func (s *State) Levels() []Level {
+	if !s.users.enter() {
+		return nil
+	}
+	defer s.users.leave()
+	var levels []Level
+	for _, l := range s.db.Metrics().Levels {
+		levels = append(levels, Level{int(l.TablesCount), uint64(max(l.TablesSize, 0))})
+	}
+	return levels
+}
+
+// EstimateKeys is about how many keys the durable state has: what was overwritten or deleted and lies in newer tables than what
+// replaces it is counted, too.
+func (s *State) EstimateKeys() (uint64, error) {
+	if !s.users.enter() {
+		return 0, s.closedErr("count keys")
+	}
+	defer s.users.leave()
+	levels, err := s.db.SSTables(pebble.WithProperties())
+	if err != nil {
+		return 0, s.readErr(err)
+	}
+	var entries, deletions uint64
+	for _, level := range levels {
+		for _, t := range level {
+			if t.Properties != nil {
+				entries += t.Properties.NumEntries
+				deletions += t.Properties.NumDeletions
+			}
+		}
+	}
+	// A deletion stands beside what it deletes. n keys have a leaf each and n-1 heights, and there is meta.
+	return max(entries-min(entries, 2*deletions), 1) / 2, nil
+}
+
+// Meta says which state the pin holds.
+func (p *Pin) Meta() (Meta, error) {
+	if p.closed.Load() {
+		return Meta{}, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed)
+	}
+	m, ok, err := readMeta(p.g.reader)
+	switch {
+	case err == nil && !ok:
+		return Meta{}, p.folder.Corrupt(errors.New("it holds no state"))
+	case errors.Is(err, errMetaForm):
+		return Meta{}, p.folder.Corrupt(err)
+	}
+	return m, p.folder.Err("read", err)
+}
+
+// Scan yields all leaves of the pin as State.Scan does. The pin must not be closed meanwhile.
+func (p *Pin) Scan() iter.Seq2[Leaf, error] {
+	return func(yield func(Leaf, error) bool) {
+		if p.closed.Load() {
+			yield(Leaf{}, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed))
+			return
+		}
+		p.g.refs.Add(1) // scan releases it
+		stopped := false
+		err := scan(p.g, nil, func(l Leaf) bool {
+			stopped = !yield(l, nil)
+			return !stopped
+		})
+		switch {
+		case err == nil || stopped:
+		case errors.Is(err, errOrphan):
+			yield(Leaf{}, p.folder.Corrupt(err))
+		default:
+			yield(Leaf{}, p.folder.Err("read", err))
+		}
+	}
+}

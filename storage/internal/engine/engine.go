@@ -1,0 +1,195 @@
+// Package engine is what the zones share: opening a Pebble database, and telling apart why one cannot go on.
+//
+//	Folder ──Open──► *pebble.DB
+//	   ▲                 │ error, background error, Fatalf
+//	   └── Err ◄─────────┘
+//	        ├── ErrLocked     another process has it
+//	        ├── ErrCorrupt    names the damaged file, and the way out
+//	        ├── ErrDiskFull   ENOSPC, EDQUOT
+//	        └── any other
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+var (
+	// ErrLocked: another process has the folder open.
+	ErrLocked = errors.New("in use by another process")
+	// ErrCorrupt: what is on disk cannot be read as what was written.
+	ErrCorrupt = errors.New("damaged")
+	// ErrNewerFormat: a later version of this program wrote the data.
+	ErrNewerFormat = errors.New("written by a newer version")
+	// ErrClosed: the zone is closed.
+	ErrClosed = errors.New("closed")
+	// ErrDiskFull: no space, or the quota is used up.
+	ErrDiskFull = errors.New("disk full")
+)
+
+// Format is pinned, so that a newer Pebble does not make data unreadable for the program that wrote it.
+const Format = pebble.FormatValueSeparation
+
+// Logger takes what a zone and the database under it have to say, as a message with pairs of keys and values. *slog.Logger
+// and CometBFT's logger are ones. It is called concurrently.
+type Logger interface {
+	Info(msg string, keyvals ...any)
+	Error(msg string, keyvals ...any)
+}
+
+// NopLogger is silent.
+type NopLogger struct{}
+
+// Info does nothing.
+func (NopLogger) Info(string, ...any) {}
+
+// Error does nothing.
+func (NopLogger) Error(string, ...any) {}
+
+// Folder is where a zone's database lies, and what its messages say.
+type Folder struct {
+	Zone   string // "state", "blocks": begins every message
+	Dir    string
+	WayOut string // what to do about damage, as the end of a sentence
+	FS     vfs.FS // default: the operating system's
+	Logger Logger // default: silent
+	// Fatal is called, after the error was logged, when the database cannot go on (its log or its list of files cannot be
+	// written). It must not return. Default: end the process with exit status 1.
+	Fatal func(error)
+	// Background is told of each failure of flushing or compacting, as Err returns it, and of what Fatal is told, before that.
+	// Pebble holds its locks meanwhile: it must neither block nor call the database. Default: nobody.
+	Background func(error)
+}
+
+// WithDefaults fills in what is not set.
+func (f Folder) WithDefaults() Folder {
+	if f.FS == nil {
+		f.FS = vfs.Default
+	}
+	if f.Logger == nil {
+		f.Logger = NopLogger{}
+	}
+	if f.Fatal == nil {
+		f.Fatal = func(error) { os.Exit(1) }
+	}
+	if f.Background == nil {
+		f.Background = func(error) {}
+	}
+	return f
+}
+
+// Open opens the database in the folder, and creates it if need be. It sets what all zones have in common in o; a listener
+// that is there already is called too.
+func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
+	f = f.WithDefaults()
+	ordered := &folderFS{FS: f.FS, fatalf: pebbleLogger{f}.Fatalf}
+	o.FS, o.FormatMajorVersion, o.Logger = ordered, Format, pebbleLogger{f}
+	// Pebble's own listener ends the process. Damage that a reader meets comes back as an error, with the way out.
+	listener := pebble.EventListener{
+		BackgroundError: func(err error) {
+			err = f.Err("background work", err)
+			f.Logger.Error("database", "zone", f.Zone, "folder", f.Dir, "err", err)
+			f.Background(err)
+		},
+		DataCorruption: func(info pebble.DataCorruptionInfo) {
+			f.Logger.Error("damaged file", "zone", f.Zone, "file", info.Path, "err", info.Details)
+		},
+	}
+	if o.EventListener != nil {
+		listener = pebble.TeeEventListener(listener, *o.EventListener)
+	}
+	o.EventListener = &listener
+	db, err := open(f.Dir, o)
+	if err != nil {
+		return nil, f.Err("open", err)
+	}
+	ordered.opened.Store(true)
+	return db, nil
+}
+
+// open returns the errors that Pebble panics with.
+func open(dir string, o *pebble.Options) (_ *pebble.DB, err error) {
+	defer func() {
+		r := recover()
+		switch failed, is := r.(error); {
+		case is && errors.As(failed, new(syncError)):
+			err = failed
+		case r != nil:
+			panic(r)
+		}
+	}()
+	return pebble.Open(dir, o)
+}
+
+// Err says what went wrong doing something, so that errors.Is finds which of this package's errors it is. It is nil if err is.
+func (f Folder) Err(doing string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrLocked):
+		return fmt.Errorf("%s folder %s: %w: stop the other starlingd that runs on this home, or give this one another home", f.Zone, f.Dir, err)
+	case errors.Is(err, ErrDiskFull), errors.Is(err, ErrCorrupt), errors.Is(err, ErrNewerFormat):
+		return err // was here before
+	case IsDiskFull(err):
+		return fmt.Errorf("%s folder %s: %s: %w: %w: make room on the disk, then start again", f.Zone, f.Dir, doing, ErrDiskFull, err)
+	case pebble.IsCorruptionError(err), errors.Is(err, pebble.ErrCorruption):
+		return f.Corrupt(err)
+	}
+	return fmt.Errorf("%s folder %s: %s: %w", f.Zone, f.Dir, doing, err)
+}
+
+// Corrupt is an ErrCorrupt that names the file where Pebble knows it, and the way out.
+func (f Folder) Corrupt(err error) error {
+	if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
+		return fmt.Errorf("%s folder %s is %w: file %s: %w: %s", f.Zone, f.Dir, ErrCorrupt, info.Path, info.Details, f.WayOut)
+	}
+	return fmt.Errorf("%s folder %s is %w: %w: %s", f.Zone, f.Dir, ErrCorrupt, err, f.WayOut)
+}
+
+// IsDiskFull tells the operating system's errors for lack of space.
+func IsDiskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// pebbleLogger hands Pebble's errors to our log. Its information (each compaction, each flush) is left out.
+type pebbleLogger struct{ f Folder }
+
+func (pebbleLogger) Infof(string, ...any) {}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.f.Logger.Error("database", "zone", l.f.Zone, "folder", l.f.Dir, "err", fmt.Sprintf(format, args...))
+}
+
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	err := l.f.Err("the database cannot go on", fatalError{fmt.Sprintf(format, args...), args})
+	if !errors.Is(err, ErrDiskFull) && !errors.Is(err, ErrCorrupt) {
+		err = fmt.Errorf("%w: check the disk (space, permissions), then start again", err)
+	}
+	l.f.Logger.Error("database failed", "zone", l.f.Zone, "folder", l.f.Dir, "err", err)
+	l.f.Background(err)
+	l.f.Fatal(err)
+	panic(err) // Pebble is in no state to go on
+}
+
+// fatalError is a formatted message that keeps the errors in it.
+type fatalError struct {
+	text string
+	args []any
+}
+
+func (e fatalError) Error() string { return e.text }
+
+func (e fatalError) Unwrap() []error {
+	var all []error
+	for _, a := range e.args {
+		if err, is := a.(error); is {
+			all = append(all, err)
+		}
+	}
+	return all
+}

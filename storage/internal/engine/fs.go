@@ -1,0 +1,85 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// folderFS is the file system as Pebble is given it.
+//
+//   - It tells a folder that is locked from one that cannot be written.
+//   - It makes names durable in an order that a crash cannot turn round: Pebble syncs a folder after it has made a new list of files
+//     and the marker that says which list counts, so that the marker alone could survive.
+//   - If that sync fails, Pebble panics: here Fatalf comes before.
+type folderFS struct {
+	vfs.FS
+	fatalf func(format string, args ...any)
+	opened atomic.Bool
+	marker atomic.Bool // one was made and is not synced yet
+}
+
+func (f *folderFS) Lock(name string) (io.Closer, error) {
+	lock, err := f.FS.Lock(name)
+	var cannotCreate *fs.PathError
+	if err != nil && !errors.As(err, &cannotCreate) && !IsDiskFull(err) {
+		return nil, fmt.Errorf("%w (%w)", ErrLocked, err)
+	}
+	return lock, err
+}
+
+func (f *folderFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	if strings.HasPrefix(f.PathBase(name), "marker.") {
+		if err := SyncDir(f.FS, f.PathDir(name)); err != nil {
+			return nil, err
+		}
+		f.marker.Store(true)
+	}
+	return f.FS.Create(name, category)
+}
+
+func (f *folderFS) OpenDir(name string) (vfs.File, error) {
+	dir, err := f.FS.OpenDir(name)
+	if err != nil {
+		return nil, err
+	}
+	return &folder{dir, f}, nil
+}
+
+func (f *folderFS) Unwrap() vfs.FS { return f.FS }
+
+type folder struct {
+	vfs.File
+	fs *folderFS
+}
+
+// syncError marks what Pebble may panic with.
+type syncError struct{ error }
+
+func (e syncError) Unwrap() error { return e.error }
+
+func (d *folder) Sync() error {
+	err := d.File.Sync()
+	if err == nil {
+		d.fs.marker.Store(false)
+		return nil
+	}
+	if d.fs.opened.Load() && d.fs.marker.Load() {
+		d.fs.fatalf("folder sync failed: %v", err)
+	}
+	return syncError{err}
+}
+
+// SyncDir makes the names in a folder durable.
+func SyncDir(fs vfs.FS, path string) error {
+	dir, err := fs.OpenDir(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

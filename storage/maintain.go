@@ -1,0 +1,133 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// compactStep is about how many bytes of tables are compacted between two calls of progress.
+const compactStep = 64 << 20
+
+// Compact rewrites the tables so that nothing that was overwritten or deleted takes room, as far as no kept state needs it. It
+// may be broken off by ctx at any time. progress may be nil; done and total are bytes of tables.
+func (s *State) Compact(ctx context.Context, progress func(done, total uint64)) error {
+	if s.opts.ReadOnly {
+		return fmt.Errorf("state folder %s: compact: open for reading only", s.dir)
+	}
+	if !s.users.enter() {
+		return s.closedErr("compact")
+	}
+	defer s.users.leave()
+	if progress == nil {
+		progress = func(_, _ uint64) {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.failure.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	levels, err := s.db.SSTables()
+	if err != nil {
+		return s.readErr(err)
+	}
+	var all []pebble.SSTableInfo
+	var done, total uint64
+	for _, level := range levels {
+		for _, t := range level {
+			all = append(all, t)
+			total += t.Size
+		}
+	}
+	slices.SortFunc(all, func(a, b pebble.SSTableInfo) int { return bytes.Compare(a.Smallest.UserKey, b.Smallest.UserKey) })
+	from, step := wholeZone.Start, uint64(0)
+	for i, t := range all {
+		step += t.Size
+		to := wholeZone.End
+		if i+1 < len(all) {
+			if to = all[i+1].Smallest.UserKey; step < compactStep || bytes.Compare(from, to) >= 0 {
+				continue
+			}
+		}
+		progress(done, total)
+		if err := s.db.Compact(ctx, from, to, true); err != nil {
+			if failed := s.failure.get(); failed != nil {
+				return failed
+			}
+			return s.folder.Err("compact", err)
+		}
+		done, from, step = done+step, to, 0
+	}
+	progress(total, total)
+	return nil
+}
+
+// DiskBytes is what the zone takes on disk, without its pins.
+func (s *State) DiskBytes() uint64 {
+	if !s.users.enter() {
+		return 0
+	}
+	defer s.users.leave()
+	return s.db.Metrics().DiskSpaceUsage()
+}
+
+// Metrics of the zone since it was opened.
+type Metrics struct {
+	SafeHeight         int64
+	LagBlocks          int // that are not durable yet
+	LagBytes           int64
+	Flushes            int64
+	FlushSeconds       float64 // spent in flushes
+	FlushedBytes       uint64  // of keys and values in blocks that became durable
+	WaitSeconds        float64 // that Write waited for the disk
+	CompactionBytes    uint64  // written by compactions
+	WrittenBytes       uint64  // of tables written in all: by flushes, compactions, restores
+	WriteAmplification float64 // WrittenBytes for each byte that was handed over
+	DiskBytes          uint64
+	Generations        int   // kept states
+	PageReads          int64 // calls of Page that found one
+	PageMisses         int64 // calls of Page that did not
+	CacheHits          int64 // blocks of tables found in the block cache
+	CacheMisses        int64
+	CacheBytes         int64
+}
+
+// Metrics returns zeros when the zone is closed.
+func (s *State) Metrics() Metrics {
+	if !s.users.enter() {
+		return Metrics{}
+	}
+	defer s.users.leave()
+	p := s.db.Metrics()
+	m := Metrics{
+		DiskBytes: p.DiskSpaceUsage(), Generations: s.generations.count(),
+		PageReads: s.generations.hits.Load(), PageMisses: s.generations.misses.Load(),
+		CacheHits: p.BlockCache.Hits, CacheMisses: p.BlockCache.Misses, CacheBytes: p.BlockCache.Size,
+	}
+	var flushed, ingested uint64
+	for _, l := range p.Levels {
+		flushed += l.TableBytesFlushed
+		ingested += l.TableBytesIngested
+		m.CompactionBytes += l.TableBytesCompacted
+	}
+	m.WrittenBytes = flushed + ingested + m.CompactionBytes
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.safe != nil {
+		m.SafeHeight = s.mu.safe.Height
+	}
+	m.LagBlocks, m.LagBytes = len(s.mu.waiting)+s.mu.flushing, s.mu.waitingBytes+s.mu.flushingBytes
+	m.Flushes, m.FlushSeconds, m.FlushedBytes = s.mu.flushes, s.mu.flushTime.Seconds(), s.mu.flushedBytes
+	m.WaitSeconds = s.mu.waited.Seconds()
+	if in := m.FlushedBytes + ingested; in > 0 {
+		m.WriteAmplification = float64(m.WrittenBytes) / float64(in)
+	}
+	return m
+}

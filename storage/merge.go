@@ -1,0 +1,186 @@
+package storage
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"hash/maphash"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// maxBatchBytes is below what Pebble takes as one batch (4 GiB).
+const maxBatchBytes = 4<<30 - 64<<20
+
+// merger joins the changes of many blocks: of each key, the last one counts. Slices are the blocks' own, nothing is copied
+// before the batch is filled.
+type merger struct {
+	seed    maphash.Seed
+	changes []change
+	slots   []uint32 // open addressing by hash: 1 + index of a change, 0: empty; their number is a power of two
+}
+
+type change struct {
+	hash       uint64
+	key, value []byte
+	leaf       leafChange
+	setHeight  bool
+	height     uint8
+}
+
+type leafChange uint8
+
+const (
+	leafKept leafChange = iota
+	leafPut
+	leafDeleted
+)
+
+func newMerger() *merger {
+	return &merger{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10)}
+}
+
+func (m *merger) add(b Block) {
+	for _, key := range b.Deletes {
+		c := m.at(key)
+		c.leaf, c.value, c.setHeight, c.height = leafDeleted, nil, true, 0
+	}
+	for _, l := range b.Puts {
+		c := m.at(l.Key)
+		c.leaf, c.value = leafPut, l.Value
+	}
+	if b.Heights != nil {
+		for h := range b.Heights {
+			c := m.at(h.Key)
+			c.setHeight, c.height = true, h.Height
+		}
+	}
+}
+
+// at returns the change of key, which is valid until the next call.
+func (m *merger) at(key []byte) *change {
+	if 2*len(m.changes) >= len(m.slots) {
+		m.grow()
+	}
+	hash := maphash.Bytes(m.seed, key)
+	slot := m.slot(hash, key)
+	if *slot == 0 {
+		m.changes = append(m.changes, change{hash: hash, key: key})
+		*slot = uint32(len(m.changes))
+	}
+	return &m.changes[*slot-1]
+}
+
+func (m *merger) slot(hash uint64, key []byte) *uint32 {
+	mask := uint64(len(m.slots) - 1)
+	for i := hash & mask; ; i = (i + 1) & mask {
+		slot := &m.slots[i]
+		if *slot == 0 {
+			return slot
+		}
+		if c := &m.changes[*slot-1]; c.hash == hash && bytes.Equal(c.key, key) {
+			return slot
+		}
+	}
+}
+
+func (m *merger) grow() {
+	m.slots = make([]uint32, 2*len(m.slots))
+	mask := uint64(len(m.slots) - 1)
+	for n, c := range m.changes {
+		i := c.hash & mask
+		for m.slots[i] != 0 {
+			i = (i + 1) & mask
+		}
+		m.slots[i] = uint32(n + 1)
+	}
+}
+
+// sorted returns the indexes of the changes in key order.
+func (m *merger) sorted() []uint32 {
+	type ref struct {
+		prefix uint64 // of the key, after what all keys begin with: most comparisons end there
+		i      uint32
+	}
+	if len(m.changes) == 0 {
+		return nil
+	}
+	common := len(m.changes[0].key)
+	for _, c := range m.changes {
+		common = min(common, len(c.key))
+		for common > 0 && !bytes.Equal(c.key[:common], m.changes[0].key[:common]) {
+			common--
+		}
+	}
+	refs := make([]ref, len(m.changes))
+	for i, c := range m.changes {
+		var b [8]byte
+		copy(b[:], c.key[common:])
+		refs[i] = ref{binary.BigEndian.Uint64(b[:]), uint32(i)}
+	}
+	slices.SortFunc(refs, func(a, b ref) int {
+		if a.prefix != b.prefix {
+			return cmp.Compare(a.prefix, b.prefix)
+		}
+		return bytes.Compare(m.changes[a.i].key, m.changes[b.i].key)
+	})
+	order := make([]uint32, len(refs))
+	for i, r := range refs {
+		order[i] = r.i
+	}
+	return order
+}
+
+// batch returns all changes and meta as one batch, in the order of the keys on disk, which Pebble takes in fastest.
+func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
+	size := 1 << 10
+	for _, c := range m.changes {
+		size += 2*(len(c.key)+16) + len(c.value)
+	}
+	if size > maxBatchBytes {
+		return nil, fmt.Errorf("%d bytes of changes up to height %d are more than fit one batch", size, meta.Height)
+	}
+	batch, order := db.NewBatchWithSize(size), m.sorted()
+	for _, i := range order {
+		switch c := &m.changes[i]; {
+		case c.setHeight && c.height > 0:
+			op := batch.SetDeferred(1+len(c.key), 1)
+			fillKey(op.Key, kindHeight, c.key)
+			op.Value[0] = c.height
+			if err := op.Finish(); err != nil {
+				return nil, err
+			}
+		case c.setHeight:
+			op := batch.DeleteDeferred(1 + len(c.key))
+			fillKey(op.Key, kindHeight, c.key)
+			if err := op.Finish(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, i := range order {
+		switch c := &m.changes[i]; c.leaf {
+		case leafPut:
+			op := batch.SetDeferred(1+len(c.key), len(c.value))
+			fillKey(op.Key, kindLeaf, c.key)
+			copy(op.Value, c.value)
+			if err := op.Finish(); err != nil {
+				return nil, err
+			}
+		case leafDeleted:
+			op := batch.DeleteDeferred(1 + len(c.key))
+			fillKey(op.Key, kindLeaf, c.key)
+			if err := op.Finish(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return batch, batch.Set([]byte{kindMeta}, meta.encode(), nil)
+}
+
+func fillKey(diskKey []byte, kind byte, key []byte) {
+	diskKey[0] = kind
+	copy(diskKey[1:], key)
+}

@@ -1,0 +1,401 @@
+package storage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// ErrNoPage: no state that is kept has what is asked for.
+var ErrNoPage = errors.New("no kept state has this page")
+
+// maxIdle is how many pairs of iterators of a generation are kept for the next reader.
+const maxIdle = 16
+
+// generation is the state after a flush, or of a pin, as long as somebody refers to it.
+type generation struct {
+	height  int64
+	reader  pebble.Reader
+	refs    atomic.Int64
+	revoked atomic.Bool // the zone was emptied: an iterator made from now on may see nothing
+
+	mu struct {
+		sync.Mutex
+		old  bool // not the newest any more: its iterators would keep obsolete tables on disk, so none are kept
+		idle []*cursor
+	}
+}
+
+// newGeneration returns a generation with one reference.
+func newGeneration(height int64, reader pebble.Reader) *generation {
+	g := &generation{height: height, reader: reader}
+	g.refs.Store(1)
+	return g
+}
+
+func (g *generation) release() error {
+	if g.refs.Add(-1) > 0 {
+		return nil
+	}
+	return errors.Join(g.closeIdle(), g.reader.Close())
+}
+
+func (g *generation) closeIdle() error {
+	g.mu.Lock()
+	g.mu.old = true
+	idle := g.mu.idle
+	g.mu.idle = nil
+	g.mu.Unlock()
+	var err error
+	for _, c := range idle {
+		err = errors.Join(err, c.close())
+	}
+	return err
+}
+
+// cursor walks over the leaves of a generation and the heights beside them.
+type cursor struct{ leaves, heights *pebble.Iterator }
+
+// newCursor reads keys in [first, after); nil: open.
+func (g *generation) newCursor(first, after []byte) (*cursor, error) {
+	leaves, err := g.reader.NewIter(bounds(kindLeaf, first, after))
+	if err != nil {
+		return nil, err
+	}
+	heights, err := g.reader.NewIter(bounds(kindHeight, first, after))
+	if err != nil {
+		return nil, errors.Join(err, leaves.Close())
+	}
+	c := &cursor{leaves, heights}
+	if g.revoked.Load() {
+		return nil, errors.Join(errEmptied, c.close())
+	}
+	return c, nil
+}
+
+var errEmptied = errors.New("the zone was emptied meanwhile")
+
+func bounds(kind byte, first, after []byte) *pebble.IterOptions {
+	o := &pebble.IterOptions{LowerBound: append([]byte{kind}, first...), UpperBound: []byte{kind + 1}}
+	if after != nil {
+		o.UpperBound = append([]byte{kind}, after...)
+	}
+	return o
+}
+
+func (c *cursor) close() error { return errors.Join(c.leaves.Close(), c.heights.Close()) }
+
+// errOrphan is for a height that has no leaf.
+var errOrphan = errors.New("a height without its leaf")
+
+// read calls take for each leaf in key order. Slices are valid during the call. Every height belongs to a leaf, so the second
+// iterator never runs ahead of the first. Both iterators have been positioned; after bounds them, nil: what bounds they have.
+func (c *cursor) read(after []byte, take func(key, value []byte, height uint8) bool) error {
+	for ; c.leaves.Valid(); c.leaves.Next() {
+		key := c.leaves.Key()[1:]
+		if after != nil && bytes.Compare(key, after) >= 0 {
+			break
+		}
+		height := uint8(0)
+		if c.heights.Valid() {
+			switch bytes.Compare(c.heights.Key()[1:], key) {
+			case -1:
+				return fmt.Errorf("%w, key %x", errOrphan, c.heights.Key()[1:])
+			case 0:
+				h, err := c.heights.ValueAndErr()
+				if err != nil {
+					return err
+				}
+				if len(h) != 1 {
+					return fmt.Errorf("height of key %x has %d bytes, want 1", key, len(h))
+				}
+				height = h[0]
+				c.heights.Next()
+			}
+		}
+		value, err := c.leaves.ValueAndErr()
+		if err != nil {
+			return err
+		}
+		if !take(key, value, height) {
+			return nil
+		}
+	}
+	if err := errors.Join(c.leaves.Error(), c.heights.Error()); err != nil {
+		return err
+	}
+	if c.heights.Valid() && (after == nil || bytes.Compare(c.heights.Key()[1:], after) < 0) {
+		return fmt.Errorf("%w, key %x", errOrphan, c.heights.Key()[1:])
+	}
+	return nil
+}
+
+// records appends leaves with keys in [first, after) to buf, until it has enough bytes.
+func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte, err error) {
+	g.mu.Lock()
+	var c *cursor
+	if n := len(g.mu.idle); n > 0 {
+		c, g.mu.idle = g.mu.idle[n-1], g.mu.idle[:n-1]
+	}
+	g.mu.Unlock()
+	if c == nil {
+		if c, err = g.newCursor(nil, nil); err != nil {
+			return buf, err
+		}
+	}
+	var seek [64]byte
+	c.leaves.SeekGE(append(append(seek[:0], kindLeaf), first...))
+	c.heights.SeekGE(append(append(seek[:0], kindHeight), first...))
+	err = c.read(after, func(key, value []byte, height uint8) bool {
+		buf = append(buf, height)
+		buf = append(binary.AppendUvarint(buf, uint64(len(key))), key...)
+		buf = append(binary.AppendUvarint(buf, uint64(len(value))), value...)
+		return uint64(len(buf)) < enough
+	})
+	g.mu.Lock()
+	keep := err == nil && !g.mu.old && len(g.mu.idle) < maxIdle
+	if keep {
+		g.mu.idle = append(g.mu.idle, c)
+	}
+	g.mu.Unlock()
+	if !keep {
+		err = errors.Join(err, c.close())
+	}
+	return buf, err
+}
+
+// generations are those that are kept, each with one reference, in ascending order of their heights.
+type generations struct {
+	hits, misses atomic.Int64
+	mu           struct {
+		sync.RWMutex
+		kept []*generation
+	}
+}
+
+// push makes g the newest; the others go unless all are to be kept.
+func (gs *generations) push(g *generation, keep bool) {
+	gs.mu.Lock()
+	old := gs.mu.kept
+	if keep {
+		gs.mu.kept = append(slices.Clone(old), g)
+	} else {
+		gs.mu.kept = []*generation{g}
+	}
+	gs.mu.Unlock()
+	for _, o := range old {
+		if keep {
+			_ = o.closeIdle() // an iterator's error was told to who used it
+		} else {
+			_ = o.release()
+		}
+	}
+}
+
+// newest returns nil if there is none. The caller releases it.
+func (gs *generations) newest() *generation { return gs.nth(0) }
+
+// nth counts from the newest.
+func (gs *generations) nth(n int) *generation {
+	gs.mu.RLock()
+	defer gs.mu.RUnlock()
+	if n >= len(gs.mu.kept) {
+		return nil
+	}
+	g := gs.mu.kept[len(gs.mu.kept)-1-n]
+	g.refs.Add(1)
+	return g
+}
+
+// all returns the newest first. The caller releases them.
+func (gs *generations) all() []*generation {
+	gs.mu.RLock()
+	defer gs.mu.RUnlock()
+	all := slices.Clone(gs.mu.kept)
+	slices.Reverse(all)
+	for _, g := range all {
+		g.refs.Add(1)
+	}
+	return all
+}
+
+func (gs *generations) dropAll() {
+	gs.mu.Lock()
+	old := gs.mu.kept
+	gs.mu.kept = nil
+	gs.mu.Unlock()
+	for _, g := range old {
+		g.revoked.Store(true)
+		_ = g.release()
+	}
+}
+
+// trim drops those that keep does not want; the newest stays.
+func (gs *generations) trim(keep func(g *generation) bool) {
+	gs.mu.Lock()
+	var kept, dropped []*generation
+	for i, g := range gs.mu.kept {
+		if i == len(gs.mu.kept)-1 || keep(g) {
+			kept = append(kept, g)
+		} else {
+			dropped = append(dropped, g)
+		}
+	}
+	gs.mu.kept = kept
+	gs.mu.Unlock()
+	for _, g := range dropped {
+		_ = g.release()
+	}
+}
+
+func (gs *generations) count() int {
+	gs.mu.RLock()
+	defer gs.mu.RUnlock()
+	return len(gs.mu.kept)
+}
+
+var pageBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 32<<10); return &b }}
+
+// Page reads leaves that begin with key first, below after (nil: open), from the newest kept state first, as records
+//
+//	height:u8 ‖ uvarint(len key) ‖ key ‖ uvarint(len value) ‖ value
+//
+// in key order that are size bytes together, until accept likes what it is given; accept may use records during the call only.
+// What follows them below after is not looked at: of a state older than the page's, that may have been deleted. Where first is nil, it
+// may also come before them; then accept is shown what follows after one leaf, after two, and so on. ErrNoPage if accept likes nothing.
+func (s *State) Page(first, after []byte, size uint64, accept func(records []byte) bool) error {
+	if !s.users.enter() {
+		return s.closedErr("read a page")
+	}
+	defer s.users.leave()
+	newest := s.generations.newest()
+	if newest == nil {
+		s.generations.misses.Add(1)
+		return ErrNoPage
+	}
+	found, err := s.pageOf(newest, first, after, size, accept)
+	if err != nil || found {
+		return err
+	}
+	all := s.generations.all()
+	for i, g := range all {
+		if g != newest && !found && err == nil {
+			found, err = s.pageOf(g, first, after, size, accept)
+		} else {
+			_ = g.release()
+		}
+		all[i] = nil
+	}
+	if err == nil && !found {
+		s.generations.misses.Add(1)
+		return ErrNoPage
+	}
+	return err
+}
+
+// pageOf releases g.
+func (s *State) pageOf(g *generation, first, after []byte, size uint64, accept func(records []byte) bool) (found bool, err error) {
+	defer func() { _ = g.release() }()
+	buf := pageBuffers.Get().(*[]byte)
+	defer pageBuffers.Put(buf)
+	enough := size
+	if first == nil {
+		enough += maxBefore
+	}
+	*buf, err = g.records((*buf)[:0], first, after, enough)
+	switch {
+	case errors.Is(err, errEmptied):
+		return false, nil
+	case err != nil:
+		return false, s.readErr(err)
+	}
+	for rest := *buf; uint64(len(rest)) >= size; rest = rest[recordBytes(rest):] {
+		if endsAt(rest, size) && accept(rest[:size]) {
+			s.generations.hits.Add(1)
+			return true, nil
+		}
+		if first != nil {
+			break
+		}
+	}
+	return false, nil
+}
+
+// maxBefore bounds what is looked through of deleted leaves before a page that nothing comes before.
+const maxBefore = 8 << 20
+
+// recordBytes is the length of the record at the beginning of b, which Page wrote.
+func recordBytes(b []byte) int {
+	key, n := binary.Uvarint(b[1:])
+	at := 1 + n + int(key)
+	value, n := binary.Uvarint(b[at:])
+	return at + n + int(value)
+}
+
+// endsAt says whether a record ends at b[:size].
+func endsAt(b []byte, size uint64) bool {
+	at := uint64(0)
+	for at < size {
+		at += uint64(recordBytes(b[at:]))
+	}
+	return at == size
+}
+
+// readErr is for what a reader met: damage, or a file that cannot be read.
+func (s *State) readErr(err error) error {
+	if errors.Is(err, errOrphan) {
+		return s.folder.Corrupt(err)
+	}
+	return s.folder.Err("read", err)
+}
+
+// Trim drops kept states: what stays is the newest, those above oldest and the newest of the others, and of each pinned height the
+// newest that is not above it. Pins on disk stay only if they are of pinned heights; the flusher removes the others after its next flush.
+// It does no I/O.
+func (s *State) Trim(oldest int64, pinned []int64) {
+	if !s.users.enter() {
+		return
+	}
+	defer s.users.leave()
+	gs := s.generations.all()
+	// upTo is the greatest height of a kept state that is not above a height: what a version of that height reads its pages from.
+	upTo := func(height int64) (found int64) {
+		for _, g := range gs {
+			if g.height <= height {
+				found = max(found, g.height)
+			}
+		}
+		return found
+	}
+	base, others := upTo(oldest), make([]int64, len(pinned))
+	for i, height := range pinned {
+		others[i] = upTo(height)
+	}
+	for _, g := range gs {
+		_ = g.release()
+	}
+	s.generations.trim(func(g *generation) bool { return g.height >= base || slices.Contains(others, g.height) })
+	s.mu.Lock()
+	s.mu.pinned, s.mu.trimmed, s.mu.trimmedTo = slices.Clone(pinned), true, s.mu.last
+	s.mu.Unlock()
+}
+
+// removeUnpinned removes the pins on disk that the last Trim did not name.
+func (s *State) removeUnpinned() {
+	s.mu.Lock()
+	pinned, trimmed, upTo := s.mu.pinned, s.mu.trimmed, s.mu.trimmedTo
+	s.mu.trimmed = false
+	s.mu.Unlock()
+	if !trimmed {
+		return
+	}
+	if err := s.removePins(func(height int64) bool { return height <= upTo && !slices.Contains(pinned, height) }); err != nil {
+		s.log.Error("cannot remove a snapshot", "folder", s.opts.PinDir, "err", err)
+	}
+}

@@ -1,0 +1,327 @@
+package sgc
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// model is the reference: the same cache as plain slices, each list from the most to the least recently used, each search linear.
+type model struct {
+	budget, minTarget int64
+	fixed             bool
+	target            [numZones]int64
+	zones             [numZones]modelZone
+	runZone           Zone
+	run               int64
+}
+
+type modelZone struct {
+	probation, protected []modelEntry
+	evictions            []modelEviction // the last ones, oldest first
+	other                int64
+	hits, misses, ghosts uint64
+}
+
+type modelEntry struct {
+	key    string
+	value  int
+	charge int64
+}
+
+type modelEviction struct {
+	key          string
+	charge       int64
+	live, missed bool
+}
+
+func newModel(budget int64, split float64, fixed bool) *model {
+	m := &model{budget: budget, minTarget: budget / 16, fixed: fixed}
+	m.target[State] = int64(float64(budget) * split)
+	m.target[Blocks] = budget - m.target[State]
+	return m
+}
+
+func find(list []modelEntry, key string) int {
+	return slices.IndexFunc(list, func(e modelEntry) bool { return e.key == key })
+}
+
+func sum(list []modelEntry) (n int64) {
+	for _, e := range list {
+		n += e.charge
+	}
+	return n
+}
+
+func (z *modelZone) bytes() int64 { return sum(z.probation) + sum(z.protected) }
+
+func (m *model) capacity(z Zone) int64 { return max(0, m.target[z]-m.zones[z].other) }
+
+func (m *model) get(z Zone, key string) (int, bool) {
+	zo := &m.zones[z]
+	list := &zo.protected
+	i := find(*list, key)
+	if i < 0 {
+		list = &zo.probation
+		i = find(*list, key)
+	}
+	if i >= 0 {
+		e := (*list)[i]
+		*list = slices.Delete(*list, i, i+1)
+		zo.protected = slices.Insert(zo.protected, 0, e)
+		zo.balance(m.capacity(z))
+		zo.hits++
+		return e.value, true
+	}
+	zo.misses++
+	depth := int64(0)
+	for i := len(zo.evictions) - 1; i >= 0; i-- {
+		v := &zo.evictions[i]
+		if depth += v.charge; v.key != key || !v.live || v.missed {
+			continue
+		}
+		v.missed = true
+		zo.ghosts++
+		behind := depth - max(0, m.capacity(z)-zo.bytes())
+		if donor := 1 - z; !m.fixed && behind > 0 && behind <= m.budget/windowPart {
+			if m.runZone != z {
+				m.runZone, m.run = z, 0
+			}
+			m.run = min(m.run+1, longestRun)
+			step := max(0, min(m.run*max(1, m.budget/stepPart), m.target[donor]-m.minTarget))
+			m.target[z] += step
+			m.target[donor] -= step
+			m.fit(donor)
+		}
+	}
+	return 0, false
+}
+
+func (m *model) drop(z Zone, key string) (again bool) {
+	zo := &m.zones[z]
+	for i := range zo.evictions {
+		if v := &zo.evictions[i]; v.key == key && v.live {
+			v.live, again = false, true
+		}
+	}
+	if i := find(zo.probation, key); i >= 0 {
+		zo.probation = slices.Delete(zo.probation, i, i+1)
+	}
+	if i := find(zo.protected, key); i >= 0 {
+		zo.protected, again = slices.Delete(zo.protected, i, i+1), true
+	}
+	return again
+}
+
+func (m *model) put(z Zone, key string, value int, charge int64) {
+	zo := &m.zones[z]
+	again := m.drop(z, key)
+	if charge > m.budget/largestPart {
+		return
+	}
+	if charge > m.capacity(z)/largestOfZone {
+		m.evicted(z, key, charge)
+		return
+	}
+	if e := (modelEntry{key, value, charge}); again {
+		zo.protected = slices.Insert(zo.protected, 0, e)
+	} else {
+		zo.probation = slices.Insert(zo.probation, 0, e)
+	}
+	m.fit(z)
+}
+
+func (z *modelZone) balance(capacity int64) {
+	for sum(z.protected) > capacity-capacity/probationPart {
+		last := len(z.protected) - 1
+		z.probation = slices.Insert(z.probation, 0, z.protected[last])
+		z.protected = z.protected[:last]
+	}
+}
+
+func (m *model) fit(z Zone) {
+	for zo := &m.zones[z]; zo.bytes() > m.capacity(z); {
+		zo.balance(m.capacity(z))
+		last := len(zo.probation) - 1
+		m.evicted(z, zo.probation[last].key, zo.probation[last].charge)
+		zo.probation = zo.probation[:last]
+	}
+}
+
+func (m *model) evicted(z Zone, key string, charge int64) {
+	zo := &m.zones[z]
+	for i := range zo.evictions {
+		if zo.evictions[i].key == key {
+			zo.evictions[i].live = false
+		}
+	}
+	zo.evictions = append(zo.evictions, modelEviction{key, charge, true, false})
+	for depth, i := int64(0), len(zo.evictions)-1; i >= 0; i-- {
+		if depth += zo.evictions[i].charge; depth > m.budget/ghostPart {
+			zo.evictions = zo.evictions[i+1:]
+			break
+		}
+	}
+}
+
+func (m *model) requireLike(t require.TestingT, c *Cache) {
+	s := c.Stats()
+	require.Equal(t, m.budget, s.Budget)
+	for z := range numZones {
+		zo, got := &m.zones[z], s.Zones[z]
+		ghosts := 0
+		for _, v := range zo.evictions {
+			if v.live {
+				ghosts++
+			}
+		}
+		want := ZoneStats{
+			Hits: zo.hits, Misses: zo.misses, GhostHits: zo.ghosts, Entries: len(zo.probation) + len(zo.protected),
+			Bytes: zo.bytes(), Ghosts: ghosts, Target: m.target[z], Other: zo.other,
+		}
+		require.Equal(t, want, got, "%v", z)
+		require.Equal(t, m.target[z], c.Target(z))
+	}
+}
+
+// requireInvariants checks what holds at any time, whatever was called.
+func requireInvariants(t require.TestingT, c *Cache) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.True(t, c.mu.target >= 0 && c.mu.target <= c.budget)
+	total := int64(0)
+	for z := range numZones {
+		zo := &c.mu.zones[z]
+		require.LessOrEqual(t, zo.bytes(), c.capacity(z))
+		if !c.fixed {
+			require.GreaterOrEqual(t, c.targetLocked(z), c.minTarget)
+		}
+		total += zo.bytes()
+		entries := 0
+		for _, l := range []*list{&zo.probation, &zo.protected} {
+			bytes := int64(0)
+			for e := l.root.next; e != &l.root; e = e.next {
+				require.Same(t, e, zo.entries[e.hash])
+				require.Same(t, e, e.next.prev)
+				require.Equal(t, l == &zo.protected, e.protected)
+				bytes += e.charge
+				entries++
+			}
+			require.Equal(t, l.bytes, bytes)
+		}
+		require.Len(t, zo.entries, entries)
+		// The ghosts stand for half of the budget at most, and so does the memory behind them.
+		require.LessOrEqual(t, int64(len(zo.ghosts.ring)-zo.ghosts.head)*entryOverhead, c.budget/ghostPart)
+		require.LessOrEqual(t, zo.ghosts.head, max(1, len(zo.ghosts.ring)/2))
+		require.LessOrEqual(t, len(zo.ghosts.index), len(zo.ghosts.ring)-zo.ghosts.head)
+	}
+	require.LessOrEqual(t, total, c.budget)
+}
+
+// The cache does what the model does, operation by operation, although its hashes are others each time.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		budget := rapid.SampledFrom([]int64{0, 1, 100, 4000, 20_000, 1 << 17}).Draw(t, "budget")
+		fixed, split := rapid.Bool().Draw(t, "fixed"), 0.5
+		var options []Option
+		if fixed {
+			split = rapid.Float64Range(0, 1).Draw(t, "split")
+			options = append(options, WithFixedSplit(split))
+		}
+		c, m := New(budget, options...), newModel(budget, split, fixed)
+		zone := rapid.Map(rapid.IntRange(0, 1), func(i int) Zone { return Zone(i) })
+		key := rapid.Map(rapid.IntRange(0, 60), func(i int) string { return fmt.Sprintf("%0*d", 1+i%9, i) })
+		size := rapid.OneOf(rapid.IntRange(0, 400), rapid.IntRange(0, int(budget/largestPart)+1))
+		serial := 0
+		put := func(t *rapid.T) {
+			z, k, s := zone.Draw(t, "zone"), key.Draw(t, "key"), size.Draw(t, "size")
+			serial++
+			c.Put(z, []byte(k), serial, s)
+			m.put(z, k, serial, charge([]byte(k), s))
+		}
+		get := func(t *rapid.T) {
+			z, k := zone.Draw(t, "zone"), key.Draw(t, "key")
+			want, wantOK := m.get(z, k)
+			got, ok := c.Get(z, []byte(k))
+			require.Equal(t, wantOK, ok)
+			if ok {
+				require.Equal(t, want, got)
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"put": put, "put more": put, "get": get, "get more": get,
+			"drop": func(t *rapid.T) {
+				z, k := zone.Draw(t, "zone"), key.Draw(t, "key")
+				c.Drop(z, []byte(k))
+				m.drop(z, k)
+			},
+			"evicted": func(t *rapid.T) {
+				z, k, s := zone.Draw(t, "zone"), key.Draw(t, "key"), size.Draw(t, "size")
+				c.Evicted(z, []byte(k), s)
+				if zo := &m.zones[z]; find(zo.probation, k) < 0 && find(zo.protected, k) < 0 {
+					m.evicted(z, k, charge([]byte(k), s))
+				}
+			},
+			"other": func(t *rapid.T) {
+				z, bytes := zone.Draw(t, "zone"), rapid.Int64Range(-1, budget+budget/4).Draw(t, "bytes")
+				c.SetOther(z, bytes)
+				m.zones[z].other = max(0, bytes)
+				m.fit(z)
+			},
+			"": func(t *rapid.T) {
+				m.requireLike(t, c)
+				requireInvariants(t, c)
+			},
+		})
+	})
+}
+
+// The same over many operations, which rapid's short runs do not fill a cache with: the load drifts from zone to zone.
+func TestModelLong(t *testing.T) {
+	const operations = 20_000
+	for seed := range uint64(3) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		t.Logf("seed %d", seed)
+		c, m := New(60_000), newModel(60_000, 0.5, false)
+		moved := false
+		for i := range operations {
+			z := State
+			if rng.IntN(operations) < i {
+				z = Blocks
+			}
+			n := int(min(rng.ExpFloat64()*40, 300))
+			k := fmt.Sprint(n)
+			switch op := rng.IntN(100); {
+			case op == 0:
+				c.Drop(z, []byte(k))
+				m.drop(z, k)
+			case op == 1 && i%10 == 0:
+				other := rng.Int64N(20_000)
+				c.SetOther(z, other)
+				m.zones[z].other = other
+				m.fit(z)
+			default:
+				want, wantOK := m.get(z, k)
+				got, ok := c.Get(z, []byte(k))
+				require.Equal(t, wantOK, ok)
+				if ok {
+					require.Equal(t, want, got)
+				} else {
+					c.Put(z, []byte(k), i, 10*(n%100))
+					m.put(z, k, i, charge([]byte(k), 10*(n%100)))
+				}
+			}
+			if i%20 == 0 {
+				m.requireLike(t, c)
+				requireInvariants(t, c)
+			}
+			moved = moved || c.Target(State) == c.minTarget
+		}
+		require.True(t, moved)
+		require.Greater(t, c.Stats().Moves, uint64(100))
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package sgc
+
+const raceDetector = true

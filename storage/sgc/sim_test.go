@@ -1,0 +1,231 @@
+package sgc
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The workloads follow ChainKV (paper section 8.2): transaction queries (Tx, the block zone) and account queries (Acc, the state zone) in the
+// ratios 10:0 to 0:10, whose keys are drawn from two Zipf distributions, a normal one, and one that moves as a chain does.
+
+const (
+	simBudget   = 4 << 20
+	simPages    = 2000 // of 4 to 16 KiB: about 20 MiB
+	simTxs      = 6000
+	simRequests = 60_000 // the first third only warms the cache up
+)
+
+type request struct {
+	zone Zone
+	key  uint32
+}
+
+// world knows the sizes of what can be asked for.
+type world struct{ sizes [numZones][]int }
+
+func newWorld(rng *rand.Rand) *world {
+	w := &world{}
+	for range simPages {
+		w.sizes[State] = append(w.sizes[State], 4<<10+rng.IntN(12<<10))
+	}
+	for range simTxs { // 100 bytes to 1 MiB, the logarithm normal around 1,000: about 20 MiB
+		size := 1000 * math.Exp(1.6*rng.NormFloat64())
+		w.sizes[Blocks] = append(w.sizes[Blocks], int(min(max(size, 100), 1<<20)))
+	}
+	return w
+}
+
+// A chooser draws the index of a key out of n.
+type chooser func(rng *rand.Rand, n int) func() int
+
+func zipf(exponent float64) chooser {
+	return func(rng *rand.Rand, n int) func() int {
+		sums, total := make([]float64, n), 0.
+		for i := range sums {
+			total += math.Pow(float64(i+1), -exponent)
+			sums[i] = total
+		}
+		place := rng.Perm(n)
+		return func() int {
+			i, _ := slices.BinarySearch(sums, rng.Float64()*total)
+			return place[min(i, n-1)]
+		}
+	}
+}
+
+func normal(rng *rand.Rand, n int) func() int {
+	return func() int {
+		for {
+			if i := int(float64(n) * (0.5 + rng.NormFloat64()/8)); i >= 0 && i < n {
+				return i
+			}
+		}
+	}
+}
+
+// moving is normal around a middle that passes over all keys once.
+func moving(rng *rand.Rand, n int) func() int {
+	draw, asked := normal(rng, n), 0
+	return func() int {
+		asked++
+		return (draw() + asked*n/(simRequests/2)) % n
+	}
+}
+
+// phase: from this share of the requests on, tx of ten requests are transaction queries.
+type phase struct {
+	from float64
+	tx   int
+}
+
+func requests(rng *rand.Rand, choose chooser, phases []phase) []request {
+	tx, acc := choose(rng, simTxs), choose(rng, simPages)
+	all := make([]request, simRequests)
+	for i := range all {
+		mix := phases[0].tx
+		for _, p := range phases {
+			if float64(i) >= p.from*simRequests {
+				mix = p.tx
+			}
+		}
+		if rng.IntN(10) < mix {
+			all[i] = request{Blocks, uint32(tx())}
+		} else {
+			all[i] = request{State, uint32(acc())}
+		}
+	}
+	return all
+}
+
+type simCache interface {
+	Get(Zone, []byte) (any, bool)
+	Put(Zone, []byte, any, int)
+}
+
+// replay returns the share of hits after the warm-up, in percent.
+func replay(w *world, all []request, c simCache) float64 {
+	hits := 0
+	var key [4]byte
+	for i, r := range all {
+		binary.BigEndian.PutUint32(key[:], r.key)
+		if _, ok := c.Get(r.zone, key[:]); ok {
+			if i >= len(all)/3 {
+				hits++
+			}
+		} else {
+			c.Put(r.zone, key[:], nil, w.sizes[r.zone][r.key])
+		}
+	}
+	return 100 * float64(hits) / float64(len(all)-len(all)/3)
+}
+
+// plainLRU is one list for both zones, as a shared block cache is.
+type plainLRU struct {
+	order   list
+	entries map[string]*entry
+}
+
+func newPlainLRU() *plainLRU {
+	p := &plainLRU{entries: map[string]*entry{}}
+	p.order.init()
+	return p
+}
+
+func (p *plainLRU) Get(z Zone, key []byte) (any, bool) {
+	e, ok := p.entries[string(append(key, byte(z)))]
+	if ok {
+		p.order.remove(e)
+		p.order.pushFront(e)
+	}
+	return nil, ok
+}
+
+func (p *plainLRU) Put(z Zone, key []byte, _ any, size int) {
+	e := &entry{key: string(append(key, byte(z))), charge: charge(key, size)}
+	p.entries[e.key] = e
+	for p.order.pushFront(e); p.order.bytes > simBudget; {
+		last := p.order.back()
+		p.order.remove(last)
+		delete(p.entries, last.key)
+	}
+}
+
+// What the game must reach, in percentage points of hits against the best of the fixed borders. A static load has no better
+// border than a fixed one, so there it must only not lose (the noise of one run is about a half); when the load changes midway it must win.
+const (
+	simStaticLoss = 1.0
+	simShiftGain  = 0.5
+)
+
+func TestSimulation(t *testing.T) {
+	if raceDetector {
+		t.Skip("each cache is used by one goroutine here, and this takes minutes under the race detector; TestConcurrent is for it")
+	}
+	const seed = 1
+	type row struct {
+		keys, mix string
+		changes   bool
+		requests  []request
+		fixed     [7]float64
+		best      float64
+		lru, game float64
+		share     float64
+	}
+	rng := rand.New(rand.NewPCG(seed, 0))
+	w := newWorld(rng)
+	var rows []*row
+	for _, keys := range []struct {
+		name   string
+		choose chooser
+	}{{"zipf 0.9", zipf(0.9)}, {"zipf 1.2", zipf(1.2)}, {"normal", normal}, {"moving", moving}} {
+		for _, mix := range []struct {
+			name   string
+			phases []phase
+		}{
+			{"10:0", []phase{{0, 10}}}, {"7:3", []phase{{0, 7}}}, {"5:5", []phase{{0, 5}}}, {"3:7", []phase{{0, 3}}}, {"0:10", []phase{{0, 0}}},
+			{"9:1, 1:9", []phase{{0, 9}, {2. / 3, 1}}}, {"10:0, 0:10", []phase{{0, 10}, {2. / 3, 0}}},
+		} {
+			rows = append(rows, &row{keys: keys.name, mix: mix.name, changes: len(mix.phases) > 1, requests: requests(rng, keys.choose, mix.phases)})
+		}
+	}
+	var all sync.WaitGroup
+	for _, r := range rows {
+		all.Go(func() {
+			for i := range r.fixed {
+				r.fixed[i] = replay(w, r.requests, New(simBudget, WithFixedSplit(float64(i+1)/8)))
+			}
+			r.best = slices.Max(r.fixed[:])
+			r.lru = replay(w, r.requests, newPlainLRU())
+			c := New(simBudget)
+			r.game = replay(w, r.requests, c)
+			r.share = 100 * float64(c.Target(State)) / simBudget
+		})
+	}
+	all.Wait()
+	var table strings.Builder
+	fmt.Fprintf(&table, "hits in percent, seed %d. n/8: fixed borders with that share for the state; LRU: one list for both.\n", seed)
+	fmt.Fprintf(&table, "keys      Tx:Acc        1/8   2/8   3/8   4/8   5/8   6/8   7/8    LRU   game  game-best  state at the end")
+	for _, r := range rows {
+		fmt.Fprintf(&table, "\n%-9s %-10s", r.keys, r.mix)
+		for _, rate := range r.fixed {
+			fmt.Fprintf(&table, " %5.1f", rate)
+		}
+		fmt.Fprintf(&table, "  %5.1f  %5.1f  %+9.1f  %15.0f%%", r.lru, r.game, r.game-r.best, r.share)
+	}
+	t.Log("\n" + table.String())
+	for _, r := range rows {
+		if r.changes {
+			require.Greater(t, r.game, r.best+simShiftGain, "%s %s", r.keys, r.mix)
+		} else {
+			require.Greater(t, r.game, r.best-simStaticLoss, "%s %s", r.keys, r.mix)
+		}
+	}
+}

@@ -1,0 +1,575 @@
+package storage
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+)
+
+// blockOf puts one leaf.
+func blockOf(height int64, key, value string) Block {
+	return Block{Meta: testMeta(height), Puts: []Leaf{{Key: []byte(key), Value: []byte(value)}}}
+}
+
+// Until a flush is due, nothing is written; then it is by number, by size, or by age.
+func TestFlushIsDue(t *testing.T) {
+	for name, c := range map[string]struct {
+		set   func(*Options)
+		early []Block
+		last  Block
+	}{
+		"blocks": {func(o *Options) { o.FlushBlocks = 3 }, []Block{blockOf(1, "a", "1"), blockOf(2, "a", "2")}, blockOf(3, "b", "3")},
+		"bytes":  {func(o *Options) { o.FlushBytes = 10000 }, []Block{blockOf(1, "a", "1")}, blockOf(2, "b", string(make([]byte, 10000)))},
+		"pin":    {func(o *Options) {}, []Block{blockOf(1, "a", "1")}, Block{Meta: testMeta(2), Pin: []byte{}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			opts := testOptions(vfs.NewMem())
+			c.set(&opts)
+			s, err := Open("zone", opts)
+			require.NoError(t, err)
+			defer s.Close()
+			for _, b := range c.early {
+				require.NoError(t, s.Write(b))
+			}
+			require.Zero(t, s.Safe())
+			require.Equal(t, len(c.early), s.Metrics().LagBlocks)
+			require.Positive(t, s.Metrics().LagBytes)
+			require.Empty(t, scanAll(t, s), "only what is durable is seen")
+			durable := make(chan Metrics)
+			c.last.Done = func() { durable <- s.Metrics() }
+			require.NoError(t, s.Write(c.last))
+			m := <-durable // who is told that a block is durable finds its flush counted
+			require.Equal(t, c.last.Meta.Height, m.SafeHeight)
+			require.EqualValues(t, 1, m.Flushes)
+			require.Zero(t, m.LagBlocks)
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		opts := testOptions(vfs.NewMem())
+		opts.FlushInterval = time.Minute
+		s, err := Open("zone", opts)
+		require.NoError(t, err)
+		started := time.Now()
+		durable := make(chan struct{})
+		b := blockOf(1, "a", "1")
+		b.Done = func() { close(durable) }
+		require.NoError(t, s.Write(b))
+		<-durable
+		require.Equal(t, time.Minute, time.Since(started))
+		require.NoError(t, s.Close())
+	})
+}
+
+func TestCloseFlushes(t *testing.T) {
+	fs := vfs.NewMem()
+	s := openZone(t, fs)
+	all, history := randomHistory(newRNG(3), 9)
+	for _, b := range all {
+		require.NoError(t, s.Write(b))
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close())
+	history[9].requireIn(t, openZone(t, fs))
+}
+
+// slowFS holds back the writing of tables.
+func slowFS(fs vfs.FS) (slow vfs.FS, hold func() (release func())) {
+	var gate atomic.Pointer[chan struct{}]
+	slow = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if g := gate.Load(); g != nil && op.Kind == errorfs.OpCreate && filepath.Ext(op.Path) == ".sst" {
+			<-*g
+		}
+		return nil
+	}))
+	return slow, func() func() {
+		g := make(chan struct{})
+		gate.Store(&g)
+		return func() {
+			gate.Store(nil)
+			close(g)
+		}
+	}
+}
+
+// While the disk is slow, Write goes on up to the bounds, and then waits; blocks that are reset are given back.
+func TestLagIsBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		blocks int
+		bytes  int64
+	}{"blocks": {10, 1 << 30}, "bytes": {1 << 20, 11000}} {
+		t.Run(name, func(t *testing.T) {
+			fs, hold := slowFS(vfs.NewMem())
+			opts := testOptions(fs)
+			opts.FlushBlocks, opts.FlushBytes, opts.MaxLagBlocks, opts.MaxLagBytes = 2, 1000, c.blocks, c.bytes
+			s, err := Open("zone", opts)
+			require.NoError(t, err)
+			defer s.Close()
+			release := hold()
+			var done atomic.Int64
+			written := make(chan int64, 100)
+			go func() {
+				for height := int64(1); height <= 30; height++ {
+					b := blockOf(height, "a", string(make([]byte, 1000)))
+					b.Done = func() { done.Add(1) }
+					if err := s.Write(b); err != nil {
+						break
+					}
+					written <- height
+				}
+				close(written)
+			}()
+			for range 10 {
+				<-written
+			}
+			require.Zero(t, done.Load())
+			require.Equal(t, 10, s.Metrics().LagBlocks)
+			require.Empty(t, written)
+			release()
+			for range written {
+			}
+			require.NoError(t, s.Flush())
+			require.EqualValues(t, 30, s.Safe())
+			require.Positive(t, s.Metrics().WaitSeconds)
+
+			release = hold()
+			done.Store(0)
+			for height := int64(31); height <= 36; height++ {
+				b := blockOf(height, "b", "2")
+				b.Done = func() { done.Add(1) }
+				require.NoError(t, s.Write(b))
+			}
+			reset := make(chan error)
+			go func() { reset <- s.Reset() }()
+			release()
+			require.NoError(t, <-reset)
+			require.EqualValues(t, 6, done.Load())
+			emptyModel().requireIn(t, s)
+			require.NoError(t, s.Flush())
+			write(t, s, blockOf(1, "a", "1"))
+		})
+	}
+}
+
+// The last change of a key counts, whatever the blocks between; a deleted leaf takes its height with it.
+func TestMerging(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			rng := newRNG(seed)
+			all, history := randomHistory(rng, 200)
+			s := openZone(t, vfs.NewMem())
+			for i, b := range all {
+				require.NoError(t, s.Write(b))
+				if rng.IntN(40) == 0 {
+					require.NoError(t, s.Flush())
+					history[i+1].requireIn(t, s)
+				}
+			}
+			require.NoError(t, s.Flush())
+			history[len(all)].requireIn(t, s)
+		})
+	}
+	m := newMerger()
+	for i := range 5000 {
+		m.add(blockOf(1, fmt.Sprintf("%04d", i*7919%5000), "x"))
+	}
+	for n, i := range m.sorted() {
+		require.Equal(t, fmt.Sprintf("%04d", n), string(m.changes[i].key))
+	}
+}
+
+// Page answers from the state that the caller knows, as long as Trim has not dropped it.
+func TestGenerations(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			rng := newRNG(seed)
+			all, history := randomHistory(rng, 60)
+			opts := testOptions(vfs.NewMem())
+			opts.Generations = true
+			s, err := Open("zone", opts)
+			require.NoError(t, err)
+			defer s.Close()
+			var kept []int64
+			for i, b := range all {
+				require.NoError(t, s.Write(b))
+				if rng.IntN(3) == 0 {
+					require.NoError(t, s.Flush())
+					kept = append(kept, b.Meta.Height)
+				}
+				if rng.IntN(15) == 0 && len(kept) > 1 {
+					oldest, pinned := b.Meta.Height-int64(rng.IntN(12)), kept[rng.IntN(len(kept)-1)]
+					s.Trim(oldest, []int64{pinned})
+					base := int64(0)
+					for _, h := range kept {
+						if h <= oldest {
+							base = h
+						}
+					}
+					newest := kept[len(kept)-1]
+					kept = slices.DeleteFunc(kept, func(h int64) bool { return h != newest && h != pinned && h < base })
+				}
+				require.Equal(t, len(kept), s.Metrics().Generations, "block %d", i+1)
+				for range 4 {
+					height := rng.IntN(i + 2)
+					first, after := fmt.Appendf(nil, "%d", rng.IntN(100)), fmt.Appendf(nil, "%d", rng.IntN(100))
+					if rng.IntN(5) == 0 {
+						first = nil
+					}
+					if rng.IntN(5) == 0 {
+						after = nil
+					}
+					want := history[height].records(first, after)
+					if len(want) == 0 {
+						continue
+					}
+					err := s.Page(first, after, uint64(len(want)), func(records []byte) bool { return bytes.Equal(records, want) })
+					if slices.Contains(kept, int64(height)) {
+						require.NoError(t, err)
+					} else if err != nil { // another state may have the same leaves
+						require.ErrorIs(t, err, ErrNoPage)
+					}
+					err = s.Page(first, after, uint64(len(want))-1, func(records []byte) bool { return bytes.Equal(records, want) })
+					require.ErrorIs(t, err, ErrNoPage)
+				}
+			}
+			require.NoError(t, s.Reset())
+			require.ErrorIs(t, s.Page(nil, nil, 1<<40, func([]byte) bool { return true }), ErrNoPage)
+		})
+	}
+}
+
+func TestPins(t *testing.T) {
+	fs := vfs.NewMem()
+	all, history := randomHistory(newRNG(7), 40)
+	s := openZone(t, fs)
+	require.Empty(t, s.Pins())
+	for _, b := range all {
+		switch height := b.Meta.Height; {
+		case height == 10:
+			b.Pin = []byte{} // an empty one is one
+		case height%10 == 5:
+			b.PinData = func() []byte { return fmt.Appendf(nil, "height %d", height) }
+		}
+		require.NoError(t, s.Write(b)) // pins cut the flushes
+	}
+	require.NoError(t, s.Flush())
+	want := []PinInfo{{5, []byte("height 5")}, {10, nil}, {15, []byte("height 15")}, {25, []byte("height 25")}, {35, []byte("height 35")}}
+	requirePins := func(s *State) {
+		t.Helper()
+		got := s.Pins()
+		require.Len(t, got, len(want))
+		for i, p := range got {
+			require.Equal(t, want[i].Height, p.Height)
+			require.Equal(t, string(want[i].Data), string(p.Data))
+			require.Equal(t, history[p.Height].records(nil, nil), pinRecords(t, s, p.Height))
+		}
+	}
+	requirePins(s)
+	require.NoError(t, s.Close())
+	s = openZone(t, fs)
+	requirePins(s)
+
+	_, err := s.OpenPin(6)
+	require.ErrorIs(t, err, ErrNoPin)
+	require.NoError(t, s.DropPin(6))
+
+	// One that is open stays until it is closed, however often it is open.
+	one, err := s.OpenPin(15)
+	require.NoError(t, err)
+	two, err := s.OpenPin(15)
+	require.NoError(t, err)
+	require.NoError(t, s.DropPin(15))
+	want = slices.Delete(want, 2, 3)
+	requirePins(s)
+	_, err = s.OpenPin(15)
+	require.ErrorIs(t, err, ErrNoPin)
+	require.NoError(t, one.Close())
+	_, err = one.Range(nil, nil, 1<<40)
+	require.ErrorIs(t, err, ErrClosed)
+	part := history[15].records([]byte("1"), []byte("3"))
+	records, err := two.Range([]byte("1"), []byte("3"), uint64(len(part)))
+	require.NoError(t, err)
+	require.Equal(t, string(part), string(records))
+	_, err = two.Range([]byte("1"), []byte("3"), uint64(len(part)-1))
+	require.ErrorIs(t, err, ErrNoPage)
+	require.NoError(t, two.Close())
+	require.NoError(t, two.Close())
+	names, err := fs.List("zone-pins")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"5", "10", "25", "35"}, names)
+
+	s.Trim(40, []int64{5, 25, 35})
+	more := all[len(all)-1]
+	more.Meta.Height++
+	require.NoError(t, s.Write(Block{Meta: more.Meta})) // removed are they after the next flush
+	require.NoError(t, s.Flush())
+	want = slices.Delete(want, 1, 2)
+	requirePins(s)
+
+	// What is not whole, what is no pin, and what is ahead of the state.
+	require.NoError(t, s.Close())
+	for _, name := range []string{"made-40", "gone-7", "30", "notes"} {
+		require.NoError(t, fs.MkdirAll("zone-pins/"+name, 0o755))
+	}
+	flip(t, fs, "zone-pins/25/PIN", 10)
+	want = slices.Delete(want, 1, 2)
+	s = openZone(t, fs)
+	requirePins(s)
+	names, err = fs.List("zone-pins")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"5", "35", "notes"}, names)
+	require.NoError(t, s.Close())
+
+	require.Error(t, RollbackToPin("zone", 6, testOptions(fs)))
+	require.NoError(t, RollbackToPin("zone", 5, testOptions(fs)))
+	want = want[:1]
+	s = openZone(t, fs)
+	history[5].requireIn(t, s)
+	requirePins(s)
+	for _, b := range all[5:] { // and goes on from there
+		require.NoError(t, s.Write(b))
+	}
+	require.NoError(t, s.Flush())
+	history[40].requireIn(t, s)
+	requirePins(s)
+	require.NoError(t, s.Reset())
+	require.Empty(t, s.Pins())
+}
+
+func TestReadOnly(t *testing.T) {
+	fs := vfs.NewMem()
+	opts := testOptions(fs)
+	opts.ReadOnly = true
+	_, err := Open("zone", opts)
+	require.Error(t, err, "there is nothing to look at")
+
+	s := openZone(t, fs)
+	all, history := randomHistory(newRNG(8), 10)
+	all[9].Pin = []byte("pin")
+	for _, b := range all {
+		require.NoError(t, s.Write(b))
+	}
+	require.NoError(t, s.Flush())
+	_, err = Open("zone", opts)
+	require.ErrorIs(t, err, ErrLocked)
+	require.NoError(t, s.Close())
+	require.NoError(t, fs.MkdirAll("zone-pins/made-3", 0o755))
+
+	s, err = Open("zone", opts)
+	require.NoError(t, err)
+	history[10].requireIn(t, s)
+	require.Len(t, s.Pins(), 1)
+	require.Equal(t, history[10].records(nil, nil), pinRecords(t, s, 10))
+	require.Error(t, s.Write(blockOf(11, "a", "1")))
+	require.NoError(t, s.Flush())
+	require.Error(t, s.Reset())
+	require.Error(t, s.Compact(t.Context(), nil))
+	_, err = s.BeginRestore()
+	require.Error(t, err)
+	s.Trim(20, nil)
+	require.Len(t, s.Pins(), 1)
+	require.NoError(t, s.Close())
+	names, err := fs.List("zone-pins")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"10", "made-3"}, names)
+}
+
+func TestCompact(t *testing.T) {
+	fs := vfs.NewMem()
+	s := openZone(t, fs)
+	all, history := randomHistory(newRNG(9), 60)
+	for i, b := range all {
+		require.NoError(t, s.Write(b))
+		if i%6 == 0 {
+			require.NoError(t, s.Flush())
+		}
+	}
+	require.NoError(t, s.Flush())
+	var done, total uint64
+	require.NoError(t, s.Compact(t.Context(), func(d, all uint64) {
+		require.GreaterOrEqual(t, d, done)
+		done, total = d, all
+	}))
+	require.Positive(t, total)
+	require.Equal(t, total, done)
+	history[60].requireIn(t, s)
+	m := s.Metrics()
+	require.Positive(t, m.CompactionBytes)
+	require.Positive(t, m.WriteAmplification)
+	require.Equal(t, s.DiskBytes(), m.DiskBytes)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	write(t, s, blockOf(61, "0", "1"))
+	_ = s.Compact(ctx, nil) // ends
+}
+
+// A scan is cut into parts, which come in order.
+func TestScanOfManyTables(t *testing.T) {
+	s := openZone(t, vfs.NewMem())
+	r, err := s.BeginRestore()
+	require.NoError(t, err)
+	const runs, each = 60, 50
+	value := make([]byte, 4<<10)
+	for _, run := range newRNG(1).Perm(runs) {
+		require.NoError(t, r.Add(func(yield func(Leaf) bool) {
+			for i := range each {
+				rng := newRNG(uint64(run*each + i)) // values that do not compress
+				for i := 0; i < len(value); i += 8 {
+					binary.BigEndian.PutUint64(value[i:], rng.Uint64())
+				}
+				if key := fmt.Appendf(nil, "%06d", run*each+i); !yield(Leaf{key, value, uint8(i % 5)}) {
+					return
+				}
+			}
+		}))
+	}
+	require.NoError(t, r.Commit(testMeta(1)))
+	cuts, err := s.cuts()
+	require.NoError(t, err)
+	require.NotEmpty(t, cuts)
+	n := 0
+	for l, err := range s.Scan() {
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("%06d", n), string(l.Key))
+		require.EqualValues(t, n%each%5, l.Height)
+		require.Len(t, l.Value, len(value))
+		n++
+	}
+	require.Equal(t, runs*each, n)
+	for l := range s.Scan() {
+		if string(l.Key) == "000070" {
+			break
+		}
+	}
+	for l, err := range s.Scan() { // emptied in the middle: an end without an error would be a lie
+		if string(l.Key) == "000001" {
+			require.NoError(t, s.Reset())
+		}
+		if err != nil {
+			require.ErrorIs(t, err, errEmptied)
+			return
+		}
+		n--
+	}
+	require.Zero(t, n, "all parts had been opened before")
+}
+
+func TestRestoreRefusesDisorder(t *testing.T) {
+	s := openZone(t, vfs.NewMem())
+	r, err := s.BeginRestore()
+	require.NoError(t, err)
+	require.Error(t, r.Add(slices.Values([]Leaf{{Key: []byte("b")}, {Key: []byte("a")}})))
+	require.NoError(t, r.Add(slices.Values([]Leaf{{Key: []byte("a"), Value: []byte{}}})))
+	require.NoError(t, r.Add(slices.Values([]Leaf(nil))))
+	require.NoError(t, r.Commit(testMeta(3)))
+	require.Len(t, scanAll(t, s), 1)
+	write(t, s, blockOf(4, "c", "1"))
+	meta, _ := s.Meta()
+	require.False(t, meta.Restored)
+}
+
+// Everything at once: for the race detector, and for deadlocks.
+func TestConcurrency(t *testing.T) {
+	const blocks = 300
+	all, history := randomHistory(newRNG(11), blocks)
+	opts := testOptions(vfs.NewMem())
+	opts.FlushBlocks, opts.MaxLagBlocks, opts.Generations = 3, 10, true
+	s, err := Open("zone", opts)
+	require.NoError(t, err)
+	var written atomic.Int64
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	loop := func(do func()) {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					do()
+				}
+			}
+		})
+	}
+	for range 2 {
+		loop(func() {
+			height := written.Load()
+			want := history[height].records(nil, nil)
+			if err := s.Page(nil, nil, 1<<40, func(records []byte) bool { return bytes.Equal(records, want) }); err != nil {
+				require.ErrorIs(t, err, ErrNoPage)
+			}
+		})
+	}
+	loop(func() {
+		from := s.Safe()
+		var got []byte
+		for l, err := range s.Scan() {
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got = appendRecord(got, l)
+		}
+		to := s.Safe()
+		for height := from; height <= blocks; height++ { // the scan may have begun just before Safe rose
+			if bytes.Equal(got, history[height].records(nil, nil)) {
+				return
+			}
+		}
+		t.Errorf("a scan saw no state of those from height %d to %d", from, to)
+	})
+	loop(func() {
+		if s.Compact(t.Context(), nil) != nil {
+			t.Error("compact")
+		}
+		_ = s.Metrics()
+	})
+	loop(func() {
+		for _, p := range s.Pins() {
+			if pin, err := s.OpenPin(p.Height); err == nil {
+				records, err := pin.Range(nil, nil, 1<<40)
+				if err != nil || !bytes.Equal(records, history[p.Height].records(nil, nil)) {
+					t.Errorf("pin %d: %v", p.Height, err)
+				}
+				if err := pin.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		s.Trim(written.Load()-20, []int64{written.Load() / 50 * 50})
+	})
+	for _, b := range all {
+		if b.Meta.Height%10 == 0 {
+			b.Pin = []byte("x")
+		}
+		require.NoError(t, s.Write(b))
+		written.Store(b.Meta.Height)
+	}
+	require.NoError(t, s.Flush())
+	close(stop)
+	wg.Wait()
+	history[blocks].requireIn(t, s)
+	require.NoError(t, s.Close())
+}
+
+// A pin is not removed by the Trim of the block before, which could not name it.
+func TestTrimKeepsNewerPins(t *testing.T) {
+	s := openZone(t, vfs.NewMem())
+	require.NoError(t, s.Write(Block{Meta: testMeta(1), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}}))
+	s.Trim(1, nil)
+	require.NoError(t, s.Write(Block{Meta: testMeta(2), Pin: []byte("snapshot")}))
+	require.NoError(t, s.Flush())
+	s.Trim(2, []int64{2})
+	require.Len(t, s.Pins(), 1)
+}
