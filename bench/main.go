@@ -1,7 +1,8 @@
 // Command starling-bench measures Starling side by side with its peers.
 //
 //	starling-bench
-//	└── tree    the tree alone, against memiavl and IAVL v1     treebench
+//	├── tree       the tree alone, against memiavl and IAVL v1               treebench
+//	└── storage    the storage zones, against one mixed Pebble and goleveldb storagebench
 //
 // It is a module of its own, so that the peers' dependencies never reach the node's. Run it with "cd bench && go run . tree".
 package main
@@ -45,7 +46,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant())
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant())
 	return root
 }
 

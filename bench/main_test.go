@@ -12,12 +12,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/treebench"
 )
 
 // TestMain lets the test binary be the child that the command starts: it runs itself.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == treebench.ChildCommand {
+	if len(os.Args) == 2 && (os.Args[1] == treebench.ChildCommand || os.Args[1] == storagebench.ChildCommand) {
 		main()
 		return
 	}

@@ -1,14 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/treebench"
 )
 
@@ -34,11 +33,7 @@ without it, --against memiavl, some four minutes. Peers keep their files in --di
   go run . tree --keys 100000 --versions 200 --iavl-versions 20`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for name := range strings.SplitSeq(against, ",") {
-				if name = strings.TrimSpace(name); name != "" {
-					o.Against = append(o.Against, name)
-				}
-			}
+			o.Against = list(against)
 			if err := o.Check(); err != nil {
 				return fmt.Errorf("%w; 'starling-bench tree --help' shows examples", err)
 			}
@@ -65,23 +60,13 @@ func measureTree(cmd *cobra.Command, o treebench.Options, file string) error {
 	if err != nil {
 		return err
 	}
-	result, err := treebench.Run(cmd.Context(), o, treebench.NewProgress(os.Stderr))
+	result, err := treebench.Run(cmd.Context(), o, harness.NewProgress(os.Stderr))
 	if err != nil {
 		discard()
 		return err
 	}
 	result.Print(cmd.OutOrStdout())
-	if file == "" {
-		return nil
-	}
-	b, err := json.MarshalIndent(result, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(file, append(b, '\n'), 0o644); err != nil { //nolint:gosec // a result is for everybody to read
-		return fmt.Errorf("--json: %w", err)
-	}
-	return nil
+	return save(file, result)
 }
 
 // reserve makes sure that file can be written. discard removes it again, unless it was there before.

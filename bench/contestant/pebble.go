@@ -3,11 +3,12 @@ package contestant
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"cosmossdk.io/core/store"
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
 // pebbleDB is the database below IAVL (iavl/db.DB). Generous: 256 MiB of block cache, 64 MiB of memtable.
@@ -19,22 +20,12 @@ func openPebble(dir string) (*pebbleDB, error) {
 	db, err := pebble.Open(filepath.Join(dir, "pebble"), &pebble.Options{
 		Cache:        cache,
 		MemTableSize: 64 << 20,
-		Logger:       quiet{},
+		Logger:       harness.Quiet{},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("no database for IAVL in %s: %w", dir, err)
 	}
 	return &pebbleDB{db}, nil
-}
-
-// quiet drops what Pebble tells, except why it gives up.
-type quiet struct{}
-
-func (quiet) Infof(string, ...any)  {}
-func (quiet) Errorf(string, ...any) {}
-func (quiet) Fatalf(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, format+"\n", args...)
-	os.Exit(1)
 }
 
 func (p *pebbleDB) Get(key []byte) ([]byte, error) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/bench/contestant"
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
@@ -40,17 +41,7 @@ func Serve(in io.Reader, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.tree.Close()) }()
-	for {
-		var r request
-		if err := requests.Decode(&r); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if err := answers.Encode(c.answer(r, nil)); err != nil {
-			return err
-		}
-	}
+	return harness.Serve(requests, answers, func(r request) answer { return c.answer(r, nil) })
 }
 
 func (c *child) open() (err error) {

@@ -5,7 +5,7 @@
 //	│ phases in small slices:  │────────────▶│ workload ─▶ contestant ─▶ clock│ starling   also measures the floor
 //	│  load     10 batches     │             ├────────────────────────────────┤
 //	│  versions 50, 50 beside  │────────────▶│ the same operations            │ memiavl    frozen while others
-//	│           an export, …   │             ├────────────────────────────────┤            work (process.go)
+//	│           an export, …   │             ├────────────────────────────────┤            work (package harness)
 //	│  memory · get · proof    │────────────▶│ the same operations            │ iavl
 //	│  export and import       │             └────────────────────────────────┘
 //	└──────────┬───────────────┘

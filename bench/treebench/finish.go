@@ -3,6 +3,8 @@ package treebench
 import (
 	"fmt"
 	"slices"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
 // result checks that all trees are what they should be, and computes the figures.
@@ -10,14 +12,14 @@ func (r *runner) result() (*Result, error) {
 	result := &Result{
 		Keys: r.o.Keys, Batch: r.o.Batch, Versions: r.o.Versions, Seed: r.o.Seed, ExportRate: r.o.ExportRate, Machine: thisMachine(),
 	}
-	r.progress.begin("check", "trees", len(r.entrants))
+	r.progress.Begin("check", "trees", len(r.entrants))
 	for _, e := range r.entrants {
-		r.progress.working(e.name)
+		r.progress.Working(e.Name)
 		if _, err := e.ask(request{Op: opCheck}); err != nil {
 			return nil, err
 		}
-		result.set(e.name, e.figures())
-		r.progress.add(1)
+		result.set(e.Name, e.figures())
+		r.progress.Add(1)
 	}
 	if err := sameRoots(r.entrants); err != nil {
 		return nil, err
@@ -34,11 +36,11 @@ func (r *runner) result() (*Result, error) {
 func (e *entrant) figures() *Figures {
 	f := &Figures{
 		LoadS:       e.load,
-		CommitP50MS: percentile(e.without, 50), CommitP99MS: percentile(e.without, 99),
-		CommitP50DuringExportMS: percentile(e.during, 50), CommitP99DuringExportMS: percentile(e.during, 99),
+		CommitP50MS: harness.Percentile(e.without, 50), CommitP99MS: harness.Percentile(e.without, 99),
+		CommitP50DuringExportMS: harness.Percentile(e.during, 50), CommitP99DuringExportMS: harness.Percentile(e.during, 99),
 		Versions: len(e.without),
-		GetNS:    median(e.gets), ProofUS: median(e.proofs), ProofBytes: e.proofBytes,
-		ExportS: median(e.exports), ImportS: median(e.imports), ExportBytes: e.exportLen,
+		GetNS:    harness.Median(e.gets), ProofUS: harness.Median(e.proofs), ProofBytes: e.proofBytes,
+		ExportS: harness.Median(e.exports), ImportS: harness.Median(e.imports), ExportBytes: e.exportLen,
 		BytesPerKey:              e.loaded.perKey(),
 		HeapBytesPerKey:          ratio(float64(e.loaded.Heap), float64(e.loaded.keys)),
 		BytesPerKeyAfterVersions: e.after.perKey(),
@@ -57,7 +59,7 @@ func (r *runner) floor() (Floor, error) {
 		for _, c := range r.costs {
 			all = append(all, cost(c))
 		}
-		return median(all)
+		return harness.Median(all)
 	}
 	starling := r.entrants[0]
 	f := Floor{Hash: hashCost{
@@ -84,14 +86,14 @@ func (r *runner) floor() (Floor, error) {
 
 // sameRoots compares contestants of one hash, memiavl and IAVL v1, over all versions that both made.
 func sameRoots(entrants []*entrant) error {
-	peers := slices.DeleteFunc(slices.Clone(entrants), func(e *entrant) bool { return e.name == "starling" })
+	peers := slices.DeleteFunc(slices.Clone(entrants), func(e *entrant) bool { return e.Name == "starling" })
 	if len(peers) < 2 {
 		return nil
 	}
 	a, b := peers[0], peers[1]
 	for i := range min(len(a.roots), len(b.roots)) {
 		if a.roots[i] != b.roots[i] {
-			return fmt.Errorf("version %d has the root %s in %s and %s in %s: they did not make the same changes", i+1, a.roots[i], a.name, b.roots[i], b.name)
+			return fmt.Errorf("version %d has the root %s in %s and %s in %s: they did not make the same changes", i+1, a.roots[i], a.Name, b.roots[i], b.Name)
 		}
 	}
 	return nil

@@ -58,3 +58,6 @@ type answer struct {
 	Read     float64  `json:"read,omitempty"` // ns
 	Verified int      `json:"verified,omitempty"`
 }
+
+// Failure is the error of the request.
+func (a *answer) Failure() string { return a.Error }

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
 // Sizes of slices and samples. A slice is short, so that noise which lasts seconds hits all contestants; slices are many, so that
@@ -31,14 +34,14 @@ var ErrInterrupted = errors.New("interrupted: nothing was written")
 // runner makes one run.
 type runner struct {
 	o        Options
-	progress *Progress
+	progress *harness.Progress
 	entrants []*entrant // Starling first
 	costs    []hashCost
 }
 
 // entrant is a contestant with what was measured of it, in the order of measuring.
 type entrant struct {
-	*process
+	*harness.Process
 	versions int
 
 	load                  float64 // s
@@ -62,7 +65,7 @@ type held struct {
 func (h held) perKey() float64 { return ratio(float64(h.larger()), float64(h.keys)) }
 
 // Run measures. It says on progress how far it is, and ends its processes in any case.
-func Run(ctx context.Context, o Options, progress *Progress) (*Result, error) {
+func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
@@ -72,10 +75,10 @@ func Run(ctx context.Context, o Options, progress *Progress) (*Result, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
 	r := &runner{o: o, progress: progress}
-	defer progress.run()()
+	defer progress.Run()()
 	defer func() {
 		for _, e := range r.entrants {
-			e.end()
+			e.End()
 		}
 	}()
 	result, err := r.run(ctx, dir)
@@ -87,18 +90,22 @@ func Run(ctx context.Context, o Options, progress *Progress) (*Result, error) {
 
 func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
 	names := r.o.contestants()
-	r.progress.begin("start", "processes", len(names))
+	r.progress.Begin("start", "processes", len(names))
 	for _, name := range names {
-		r.progress.working(name)
+		r.progress.Working(name)
 		versions := r.o.versions(name)
-		p, err := start(ctx, begin{
-			Name: name, Spec: r.o.spec(), Versions: 2*versions + warmUp + exportRounds + 2*r.rounds()*sliceWarmUp, ExportRate: r.o.ExportRate, Dir: dir,
-		})
+		own := filepath.Join(dir, name)
+		if err := os.MkdirAll(own, 0o750); err != nil {
+			return nil, fmt.Errorf("no folder for %s: %w", name, err)
+		}
+		p, err := harness.Start(ctx, ChildCommand, name, begin{
+			Name: name, Spec: r.o.spec(), Versions: 2*versions + warmUp + exportRounds + 2*r.rounds()*sliceWarmUp, ExportRate: r.o.ExportRate, Dir: own,
+		}, new(answer))
 		if err != nil {
 			return nil, err
 		}
-		r.entrants = append(r.entrants, &entrant{process: p, versions: versions})
-		r.progress.add(1)
+		r.entrants = append(r.entrants, &entrant{Process: p, versions: versions})
+		r.progress.Add(1)
 	}
 	for _, phase := range []func() error{r.load, r.warmUp, r.commits, r.gets, r.proofs, r.memory, r.exports} {
 		if err := phase(); err != nil {
@@ -110,27 +117,21 @@ func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
 
 // slices calls slice for each round and contestant, each round beginning with another one.
 func (r *runner) slices(rounds int, slice func(round int, e *entrant) error) error {
-	for round := range rounds {
-		for i := range r.entrants {
-			e := r.entrants[(round+i)%len(r.entrants)]
-			r.progress.working(e.name)
-			if err := slice(round, e); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return harness.InTurns(rounds, r.entrants, func(round int, e *entrant) error {
+		r.progress.Working(e.Name)
+		return slice(round, e)
+	})
 }
 
 func (r *runner) load() error {
 	steps := r.o.spec().LoadSteps()
-	r.progress.begin("load", "batches", steps*len(r.entrants))
+	r.progress.Begin("load", "batches", steps*len(r.entrants))
 	return r.slices((steps+loadSlice-1)/loadSlice, func(_ int, e *entrant) error {
 		a, err := e.commit(request{Op: opLoad, N: loadSlice})
 		for _, n := range a.Nanos {
 			e.load += float64(n) * secondsANano
 		}
-		r.progress.add(len(a.Nanos))
+		r.progress.Add(len(a.Nanos))
 		return err
 	})
 }
@@ -145,9 +146,9 @@ func (r *runner) commits() error {
 		total += 2 * e.versions
 	}
 	rounds := r.rounds()
-	r.progress.begin("versions", "versions", total)
+	r.progress.Begin("versions", "versions", total)
 	return r.slices(rounds, func(round int, e *entrant) error {
-		if e.name == "starling" {
+		if e.Name == "starling" {
 			a, err := e.ask(request{Op: opHash})
 			if err != nil {
 				return err
@@ -172,7 +173,7 @@ func (r *runner) commits() error {
 			}
 			e.inner, e.leaves = e.inner+a.Inner, e.leaves+a.Leaves
 			e.streamed, e.streamTime = e.streamed+float64(a.Streamed), e.streamTime+a.StreamSeconds
-			r.progress.add(len(a.Nanos))
+			r.progress.Add(len(a.Nanos))
 		}
 		return nil
 	})
@@ -180,7 +181,7 @@ func (r *runner) commits() error {
 
 // warmUp measures the memory of the loaded tree, for which all free pages are given back; then some versions take them again.
 func (r *runner) warmUp() error {
-	r.progress.begin("memory and warm-up", "trees", len(r.entrants))
+	r.progress.Begin("memory and warm-up", "trees", len(r.entrants))
 	return r.slices(1, func(_ int, e *entrant) error {
 		a, err := e.ask(request{Op: opMemory})
 		if err != nil {
@@ -188,37 +189,37 @@ func (r *runner) warmUp() error {
 		}
 		e.loaded = held{a.Memory, a.Keys}
 		_, err = e.commit(request{Op: opVersions, N: min(warmUp, e.versions/10+1)})
-		r.progress.add(1)
+		r.progress.Add(1)
 		return err
 	})
 }
 
 // memory measures the memory once more after the versions: what they left behind counts.
 func (r *runner) memory() error {
-	r.progress.begin("memory", "trees", len(r.entrants))
+	r.progress.Begin("memory", "trees", len(r.entrants))
 	return r.slices(1, func(_ int, e *entrant) error {
 		a, err := e.ask(request{Op: opMemory})
 		e.after = held{a.Memory, a.Keys}
-		r.progress.add(1)
+		r.progress.Add(1)
 		return err
 	})
 }
 
 func (r *runner) gets() error {
-	r.progress.begin("get", "gets", getSlices*getsASlice*len(r.entrants))
+	r.progress.Begin("get", "gets", getSlices*getsASlice*len(r.entrants))
 	return r.slices(getSlices, func(round int, e *entrant) error {
 		a, err := e.ask(request{Op: opGet, N: getsASlice, Round: uint64(round)})
 		if err == nil {
 			e.gets = append(e.gets, float64(a.Nanos[0]))
 		}
-		r.progress.add(getsASlice)
+		r.progress.Add(getsASlice)
 		return err
 	})
 }
 
 func (r *runner) proofs() error {
 	samples := func(e *entrant) int {
-		if e.name == "iavl" {
+		if e.Name == "iavl" {
 			return iavlProofs
 		}
 		return proofsASlice
@@ -227,23 +228,23 @@ func (r *runner) proofs() error {
 	for _, e := range r.entrants {
 		total += proofSlices * samples(e)
 	}
-	r.progress.begin("proof", "proofs", total)
+	r.progress.Begin("proof", "proofs", total)
 	return r.slices(proofSlices, func(round int, e *entrant) error {
 		a, err := e.ask(request{Op: opProve, N: samples(e), Round: uint64(getSlices + round)})
 		if err == nil {
 			e.proofs = append(e.proofs, float64(a.Nanos[0])/1e3)
 			e.proofBytes = a.Bytes
 		}
-		r.progress.add(samples(e))
+		r.progress.Add(samples(e))
 		return err
 	})
 }
 
 func (r *runner) exports() error {
-	r.progress.begin("export and import", "exports", exportRounds*len(r.entrants))
+	r.progress.Begin("export and import", "exports", exportRounds*len(r.entrants))
 	return r.slices(exportRounds, func(round int, e *entrant) error {
-		if e.name == "iavl" && round >= iavlExports {
-			r.progress.add(1)
+		if e.Name == "iavl" && round >= iavlExports {
+			r.progress.Add(1)
 			return nil
 		}
 		a, err := e.commit(request{Op: opExport})
@@ -252,9 +253,15 @@ func (r *runner) exports() error {
 			e.imports = append(e.imports, float64(a.Nanos[1])*secondsANano)
 			e.exportLen = a.Bytes
 		}
-		r.progress.add(1)
+		r.progress.Add(1)
 		return err
 	})
+}
+
+// ask lets the contestant's process do something.
+func (e *entrant) ask(q request) (a answer, err error) {
+	err = e.Ask(q, &a)
+	return a, err
 }
 
 // commit is ask for what makes versions: it keeps their roots.
@@ -263,7 +270,7 @@ func (e *entrant) commit(q request) (answer, error) {
 	e.roots = append(e.roots, a.Roots...)
 	e.keys = a.Keys
 	if err == nil && len(e.roots) != a.Step {
-		err = fmt.Errorf("%s: %d roots after %d commits", e.name, len(e.roots), a.Step)
+		err = fmt.Errorf("%s: %d roots after %d commits", e.Name, len(e.roots), a.Step)
 	}
 	return a, err
 }

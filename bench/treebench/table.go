@@ -3,9 +3,8 @@ package treebench
 import (
 	"fmt"
 	"io"
-	"strings"
-	"unicode/utf8"
 
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
@@ -39,7 +38,7 @@ func (r *Result) rows() []row {
 
 // Print writes the table, how to read it, and the targets.
 func (r *Result) Print(out io.Writer) {
-	cells := [][]string{{fmt.Sprintf("%s keys", group(r.Keys)), "starling"}}
+	cells := [][]string{{fmt.Sprintf("%s keys", harness.Group(r.Keys)), "starling"}}
 	for _, name := range r.peers() {
 		cells[0] = append(cells[0], name, "×")
 	}
@@ -58,9 +57,9 @@ func (r *Result) Print(out io.Writer) {
 		}
 		cells = append(cells, line)
 	}
-	printAligned(out, cells)
+	harness.PrintAligned(out, cells)
 	r.printNotes(out)
-	fmt.Fprintf(out, "\nTargets (they are set for 1,000,000 keys and %s versions)\n", group(2000))
+	fmt.Fprintf(out, "\nTargets (they are set for 1,000,000 keys and %s versions)\n", harness.Group(2000))
 	for _, t := range r.Targets {
 		met := "not met"
 		if t.Met {
@@ -96,39 +95,4 @@ func times(a, b float64, plain bool) string {
 		return ""
 	}
 	return fmt.Sprintf("%.3g", a/b)
-}
-
-// printAligned writes the first column to the left and the others to the right.
-func printAligned(out io.Writer, cells [][]string) {
-	widths := make([]int, len(cells[0]))
-	for _, line := range cells {
-		for i, c := range line {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c))
-		}
-	}
-	for _, line := range cells {
-		var b strings.Builder
-		for i, c := range line {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
-			if i == 0 {
-				b.WriteString(c + pad)
-			} else {
-				b.WriteString("  " + pad + c)
-			}
-		}
-		fmt.Fprintln(out, strings.TrimRight(b.String(), " "))
-	}
-}
-
-// group writes a number with commas between its thousands.
-func group(n int) string {
-	digits := fmt.Sprint(n)
-	var b strings.Builder
-	for i, d := range digits {
-		if i > 0 && (len(digits)-i)%3 == 0 {
-			b.WriteByte(',')
-		}
-		b.WriteRune(d)
-	}
-	return b.String()
 }

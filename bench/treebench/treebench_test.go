@@ -8,23 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
-
-func TestPercentile(t *testing.T) {
-	hundred := make([]float64, 100)
-	for i := range hundred {
-		hundred[i] = float64(100 - i) // 100 … 1
-	}
-	require.Equal(t, 50.0, percentile(hundred, 50))
-	require.Equal(t, 99.0, percentile(hundred, 99))
-	require.Equal(t, 100.0, percentile(hundred, 100))
-	require.Equal(t, 1.0, percentile(hundred, 0))
-	require.Equal(t, 100.0, hundred[0], "the argument was sorted in place")
-	require.Equal(t, 7.0, percentile([]float64{7}, 99))
-	require.Equal(t, 2.0, median([]float64{3, 1, 2}))
-	require.Zero(t, percentile(nil, 50))
-}
 
 func sample() *Result {
 	r := &Result{
@@ -121,7 +107,7 @@ func TestMemoryGrowsWithWhatIsHeld(t *testing.T) {
 func TestRootsOfPeersMustAgree(t *testing.T) {
 	type peers = []*entrant
 	of := func(name string, roots ...string) *entrant {
-		return &entrant{process: &process{name: name}, roots: roots}
+		return &entrant{Process: &harness.Process{Name: name}, roots: roots}
 	}
 	s := of("starling", "x")
 	require.NoError(t, sameRoots(peers{s}))

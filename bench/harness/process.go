@@ -1,4 +1,4 @@
-package treebench
+package harness
 
 import (
 	"bytes"
@@ -8,14 +8,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 )
 
-// process is a child, seen from the parent. It runs while it is asked something and is stopped otherwise.
-type process struct {
-	name    string
+// Process is a child, seen from the parent. It runs while it is asked something and is stopped otherwise.
+type Process struct {
+	Name    string
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
 	answers *json.Decoder
@@ -23,17 +22,16 @@ type process struct {
 	ended   bool
 }
 
-// start runs this program as a child. It is killed when ctx ends, and never outlives this process.
-func start(ctx context.Context, b begin) (*process, error) {
+// Answer is what a child says to a request. A Failure is the error that it met, if any; the child goes on.
+type Answer interface{ Failure() string }
+
+// Start runs this program with command as a child and tells it begin. It is killed when ctx ends, and never outlives this process.
+func Start(ctx context.Context, command, name string, begin any, a Answer) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("this program does not find itself to start it again for %s: %w", b.Name, err)
+		return nil, fmt.Errorf("this program does not find itself to start it again for %s: %w", name, err)
 	}
-	b.Dir = filepath.Join(b.Dir, b.Name)
-	if err := os.MkdirAll(b.Dir, 0o750); err != nil {
-		return nil, fmt.Errorf("no folder for %s: %w", b.Name, err)
-	}
-	p := &process{name: b.Name, cmd: exec.CommandContext(ctx, self, ChildCommand)}
+	p := &Process{Name: name, cmd: exec.CommandContext(ctx, self, command)}
 	p.cmd.SysProcAttr = attributes()
 	p.cmd.Stderr = &p.stderr
 	p.cmd.WaitDelay = 10 * time.Second
@@ -46,37 +44,37 @@ func start(ctx context.Context, b begin) (*process, error) {
 	}
 	p.answers = json.NewDecoder(stdout)
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("the process for %s did not start: %w", b.Name, err)
+		return nil, fmt.Errorf("the process for %s did not start: %w", name, err)
 	}
-	if _, err := p.exchange(b); err != nil {
-		p.end()
+	if err := p.exchange(begin, a); err != nil {
+		p.End()
 		return nil, err
 	}
 	return p, nil
 }
 
-// ask lets the child do something, and nothing else before and after.
-func (p *process) ask(r request) (answer, error) {
+// Ask lets the child do something, and nothing else before and after.
+func (p *Process) Ask(request any, a Answer) error {
 	proceed(p.cmd.Process)
-	return p.exchange(r)
+	return p.exchange(request, a)
 }
 
-func (p *process) exchange(message any) (a answer, err error) {
+func (p *Process) exchange(message any, a Answer) error {
 	if err := json.NewEncoder(p.stdin).Encode(message); err != nil {
-		return a, p.died(err)
+		return p.died(err)
 	}
-	if err := p.answers.Decode(&a); err != nil {
-		return a, p.died(err)
+	if err := p.answers.Decode(a); err != nil {
+		return p.died(err)
 	}
 	freeze(p.cmd.Process)
-	if a.Error != "" {
-		return a, fmt.Errorf("%s: %s", p.name, a.Error)
+	if text := a.Failure(); text != "" {
+		return fmt.Errorf("%s: %s", p.Name, text)
 	}
-	return a, nil
+	return nil
 }
 
 // died tells why a child has no answer.
-func (p *process) died(cause error) error {
+func (p *Process) died(cause error) error {
 	p.ended = true
 	_ = p.stdin.Close() // it is gone
 	if err := p.cmd.Wait(); err != nil {
@@ -89,11 +87,14 @@ func (p *process) died(cause error) error {
 	if text := p.stderr.String(); text != "" {
 		hint += "\n" + text
 	}
-	return fmt.Errorf("the process of %s ended early: %w%s", p.name, cause, hint)
+	return fmt.Errorf("the process of %s ended early: %w%s", p.Name, cause, hint)
 }
 
-// end lets the child close its tree and waits for it; what hangs is killed.
-func (p *process) end() {
+// Ended says whether the child is gone.
+func (p *Process) Ended() bool { return p.ended }
+
+// End lets the child close what it has and waits for it; what hangs is killed.
+func (p *Process) End() {
 	if p.ended {
 		return
 	}

@@ -1,4 +1,4 @@
-package treebench
+package harness
 
 import (
 	"os"

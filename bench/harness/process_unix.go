@@ -1,6 +1,6 @@
 //go:build unix
 
-package treebench
+package harness
 
 import (
 	"os"

@@ -1,4 +1,4 @@
-package treebench
+package harness
 
 import (
 	"fmt"
@@ -37,8 +37,8 @@ func NewProgress(out *os.File) *Progress {
 	return &Progress{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
 }
 
-// run says until the end what goes on, also while nothing is done for long. end stops that.
-func (p *Progress) run() (end func()) {
+// Run says until the end what goes on, also while nothing is done for long. end stops that.
+func (p *Progress) Run() (end func()) {
 	every := time.NewTicker(250 * time.Millisecond)
 	stop := make(chan struct{})
 	var ended sync.WaitGroup
@@ -60,8 +60,8 @@ func (p *Progress) run() (end func()) {
 	}
 }
 
-// begin names the next phase.
-func (p *Progress) begin(name, unit string, total int) {
+// Begin names the next phase.
+func (p *Progress) Begin(name, unit string, total int) {
 	p.finish()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,15 +74,15 @@ func (p *Progress) begin(name, unit string, total int) {
 	}
 }
 
-// working says whose turn it is.
-func (p *Progress) working(who string) {
+// Working says whose turn it is.
+func (p *Progress) Working(who string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.phase.who = who
 }
 
-// add says that n more units are done.
-func (p *Progress) add(n int) {
+// Add says that n more units are done.
+func (p *Progress) Add(n int) {
 	p.mu.Lock()
 	p.phase.done += n
 	p.mu.Unlock()
@@ -111,7 +111,7 @@ func (p *Progress) show() {
 func (p *Progress) line(note string) {
 	f := p.phase
 	f.said = time.Now()
-	fmt.Fprintf(p.out, "%6.1f s  %s: %s of %s %s, %.0f/s%s\n", time.Since(p.start).Seconds(), f.name, group(f.done), group(f.total), f.unit,
+	fmt.Fprintf(p.out, "%6.1f s  %s: %s of %s %s, %.0f/s%s\n", time.Since(p.start).Seconds(), f.name, Group(f.done), Group(f.total), f.unit,
 		float64(f.done)/max(time.Since(f.start).Seconds(), 1e-3), note)
 }
 

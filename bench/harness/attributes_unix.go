@@ -1,6 +1,6 @@
 //go:build unix && !linux
 
-package treebench
+package harness
 
 import "syscall"
 

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/storagebench"
+)
+
+func newStorage() *cobra.Command {
+	var (
+		o                   storagebench.Options
+		against, only, file string
+		budget              float64
+		quick               bool
+	)
+	cmd := &cobra.Command{
+		Use:   "storage",
+		Short: "The storage zones against one mixed Pebble and goleveldb",
+		Long: `Replays a chain, blocks and state, into the storage zones, into one mixed Pebble
+database and into goleveldb with the state as IAVL's nodes, and into the steps
+between; then reads transactions and accounts. All have the same memory, a quarter
+of the state. Beside it: the space-gaming cache against fixed splits, a start after
+SIGKILL, and what durable storage adds to a commit.
+
+Each contestant has a process of its own, one works at a time, in turns.`,
+		Example: `  go run . storage --quick
+  go run . storage --json storage.json
+  go run . storage --only recovery --keys 10000000`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Against, o.Only = list(against), list(only)
+			o.Budget = int64(budget * (1 << 20))
+			if quick {
+				for flag, to := range map[string]func(){
+					"keys": func() { o.Keys = 100_000 }, "blocks": func() { o.Blocks = 100 }, "queries": func() { o.Queries = 2000 },
+				} {
+					if !cmd.Flags().Changed(flag) {
+						to()
+					}
+				}
+			}
+			if err := o.Check(); err != nil {
+				return fmt.Errorf("%w; 'starling-bench storage --help' shows examples", err)
+			}
+			return measureStorage(cmd, o, file)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&o.Keys, "keys", 1_000_000, "accounts before the first block")
+	flags.IntVar(&o.Blocks, "blocks", 1_000, "blocks to replay")
+	flags.IntVar(&o.TxsPerBlock, "txs-per-block", 1_000, "transactions in a block, each of which changes an account")
+	flags.Float64Var(&budget, "budget", 0, "MiB of memory for each contestant (default: a quarter of the state)")
+	flags.Float64Var(&o.NodeShare, "node-share", 0.5, "share of the caches that is for decoded nodes where the state is IAVL's nodes")
+	flags.BoolVar(&o.Cold, "cold", false, "empty the system's page cache of the databases before each cell of reads (Linux)")
+	flags.IntVar(&o.Queries, "queries", 10_000, "queries in each cell of a table, after as many that warm caches")
+	flags.StringVar(&against, "against", strings.Join(storagebench.Peers, ","), "peers: mixed, goleveldb; empty for none")
+	flags.StringVar(&only, "only", "", "parts: "+strings.Join(storagebench.Parts, ", ")+" (default: all)")
+	flags.BoolVar(&quick, "quick", false, "100,000 keys, 100 blocks, 2,000 queries: two or three minutes, to see that it runs")
+	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the chain")
+	flags.StringVar(&file, "json", "", "write the result to this file, too")
+	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
+	return cmd
+}
+
+// list splits names at commas.
+func list(names string) (l []string) {
+	for name := range strings.SplitSeq(names, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			l = append(l, name)
+		}
+	}
+	return l
+}
+
+func measureStorage(cmd *cobra.Command, o storagebench.Options, file string) error {
+	// A file that cannot be written shows now, not after a quarter of an hour.
+	discard, err := reserve(file)
+	if err != nil {
+		return err
+	}
+	result, err := storagebench.Run(cmd.Context(), o, harness.NewProgress(os.Stderr))
+	if err != nil {
+		discard()
+		return err
+	}
+	result.Print(cmd.OutOrStdout())
+	return save(file, result)
+}
+
+// save writes a result as JSON; no file: nowhere.
+func save(file string, result any) error {
+	if file == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(result, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, append(b, '\n'), 0o644); err != nil { //nolint:gosec // a result is for everybody to read
+		return fmt.Errorf("--json: %w", err)
+	}
+	return nil
+}
+
+// newStorageContestant is a child of storage: it talks to its parent, not to people.
+func newStorageContestant() *cobra.Command {
+	return &cobra.Command{
+		Use:    storagebench.ChildCommand,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return storagebench.Serve(os.Stdin, os.Stdout)
+		},
+	}
+}

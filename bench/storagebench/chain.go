@@ -1,0 +1,219 @@
+package storagebench
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+)
+
+// Sizes of what the chain consists of. Signatures, hashes and values are random: nothing here compresses, as in a real chain.
+const (
+	keyBytes   = 20
+	valueBytes = 100
+
+	txBytes       = 240 // a signed transaction with a key and a value: 110 bytes of account, nonce, signature around them
+	txFrame       = 3   // tag and length before each transaction in a block
+	blockHead     = 1024
+	partBytes     = 65_536 // CometBFT's BlockPartSizeBytes
+	partFrame     = 8      // tags and lengths in front of a part's bytes
+	proofStep     = 34     // a hash of a part's Merkle proof
+	metaBytes     = 620
+	commitBytes   = 510 // of four validators
+	stateBytes    = 1500
+	resultBytes   = 8 // of one transaction in the block's results
+	txResultBytes = 20
+)
+
+// Spec says which chain it is.
+type Spec struct {
+	Seed      uint64 `json:"seed"`
+	Keys      int    `json:"keys"`       // after the load
+	LoadSteps int    `json:"load_steps"` // in which they came
+	Blocks    int    `json:"blocks"`
+	Txs       int    `json:"txs_per_block"` // each changes one key
+	Window    int    `json:"window"`        // versions of the node layout that stay
+	// Share of the node layout's caches that is for decoded nodes.
+	NodeShare float64 `json:"node_share"`
+}
+
+func (s Spec) updates() int { return s.Txs * 80 / 100 }
+func (s Spec) deletes() int { return s.Txs * 5 / 100 }
+func (s Spec) inserts() int { return s.Txs - s.updates() - s.deletes() }
+
+// change puts the value of an account at a step, or deletes it.
+type change struct {
+	id     uint32
+	delete bool
+}
+
+// chain makes the changes of step after step, the same from one seed, and remembers what is there after them:
+//
+//	step 1 … LoadSteps              puts of new accounts, until Keys are there
+//	step LoadSteps+1 … + Blocks     a block of Txs changes each: 80 % update, 15 % insert, 5 % delete
+//
+//	key = f(seed, id)    value = f(seed, id, step)
+type chain struct {
+	Spec
+	step    uint32
+	present []uint32 // ids of the accounts that are there, in no order
+	last    []uint32 // by id: the step of the value
+}
+
+func newChain(s Spec) *chain {
+	room := s.Keys + s.Blocks*s.inserts()
+	return &chain{Spec: s, present: make([]uint32, 0, room), last: make([]uint32, 0, room)}
+}
+
+// next makes the changes of the next step, in key order.
+func (c *chain) next() []change {
+	c.step++
+	var changes []change
+	if int(c.step) <= c.LoadSteps {
+		for range c.Keys*int(c.step)/c.LoadSteps - len(c.last) {
+			changes = append(changes, c.insert())
+		}
+	} else {
+		changes = c.block()
+	}
+	slices.SortFunc(changes, func(a, b change) int {
+		if c.prefix(a.id) < c.prefix(b.id) {
+			return -1
+		}
+		return 1
+	})
+	return changes
+}
+
+func (c *chain) block() []change {
+	rng := random(c.Seed, uint64(c.step))
+	changes := make([]change, 0, c.Txs)
+	changed := c.updates() + c.deletes()
+	// The accounts that change are drawn without repetition by moving them to the front.
+	for i := range changed {
+		j := i + rng.IntN(len(c.present)-i)
+		c.present[i], c.present[j] = c.present[j], c.present[i]
+	}
+	for _, id := range c.present[:c.updates()] {
+		c.last[id] = c.step
+		changes = append(changes, change{id: id})
+	}
+	for i := changed - 1; i >= c.updates(); i-- {
+		changes = append(changes, change{id: c.present[i], delete: true})
+		end := len(c.present) - 1
+		c.present[i] = c.present[end]
+		c.present = c.present[:end]
+	}
+	for range c.inserts() {
+		changes = append(changes, c.insert())
+	}
+	return changes
+}
+
+func (c *chain) insert() change {
+	id := uint32(len(c.last))
+	c.last = append(c.last, c.step)
+	c.present = append(c.present, id)
+	return change{id: id}
+}
+
+// prefix is the first eight bytes of a key as a number: mix is a bijection, so those of all accounts differ and order them.
+func (s Spec) prefix(id uint32) uint64 { return mix(mix(s.Seed) + uint64(id)) }
+
+func (s Spec) appendKey(b []byte, id uint32) []byte {
+	p := s.prefix(id)
+	b = binary.BigEndian.AppendUint64(b, p)
+	b = binary.BigEndian.AppendUint64(b, mix(p))
+	return binary.BigEndian.AppendUint32(b, uint32(mix(^p)))
+}
+
+func (s Spec) key(id uint32) []byte { return s.appendKey(make([]byte, 0, keyBytes), id) }
+
+func (s Spec) appendValue(b []byte, id, step uint32) []byte {
+	return appendRandom(b, valueBytes, s.Seed^0x76616c7565, uint64(id)<<32|uint64(step))
+}
+
+// txHash is the hash of transaction tx of a block; the transaction in the block begins with its first eight bytes.
+func (s Spec) txHash(height, tx int) []byte {
+	return appendRandom(make([]byte, 0, 32), 32, s.Seed^0x7478, uint64(height)<<32|uint64(tx))
+}
+
+// txPlace is where transaction tx lies: in which part of its block, and where in it. It may go on in the next part.
+func txPlace(tx int) (part, offset int) {
+	at := blockHead + tx*(txFrame+txBytes) + txFrame
+	return at / partBytes, at%partBytes + partFrame
+}
+
+// Databases of CometBFT, whose names begin their keys where they share one (the block zone has a database for each).
+const (
+	dbBlocks = 'b' // blockstore
+	dbState  = 'x' // state
+	dbIndex  = 'i' // tx_index
+	dbApp    = 'a' // the application's
+)
+
+// blockData is what CometBFT writes for a block: block store (store/store.go, saveBlockToBatch), its own state (state/store.go) and
+// index by hash and by height (state/txindex/kv/kv.go), under those keys, each batch synced.
+func (s Spec) blockData(height int) []batch {
+	body := appendRandom(nil, blockHead, s.Seed^0x626c6f636b, uint64(height))
+	index, results := batch{db: dbIndex, sync: true}, batch{db: dbState, sync: true}
+	for tx := range s.Txs {
+		hash := s.txHash(height, tx)
+		body = append(body, 0x0a, 0xf0, 0x01)
+		at := len(body)
+		body = append(body, hash[:8]...)
+		body = appendRandom(body, txBytes-8, s.Seed^0x626f6479, uint64(height)<<32|uint64(tx))
+		result := append(txResultHead(height, tx), body[at:]...)
+		index.set(hash, appendRandom(result, txResultBytes-12, s.Seed, uint64(tx)))
+		index.set(fmt.Appendf(nil, "tx.height/%d/%d/%d$es$0", height, height, tx), hash)
+	}
+	random := func(n int, what uint64) []byte {
+		return appendRandom(make([]byte, 0, n), n, s.Seed^what<<56, uint64(height))
+	}
+	blocks := batch{db: dbBlocks, sync: true}
+	parts := (len(body) + partBytes - 1) / partBytes
+	for p := range parts {
+		part := make([]byte, partFrame, partFrame+partBytes+8*proofStep)
+		part = append(part, body[p*partBytes:min(len(body), (p+1)*partBytes)]...)
+		for n := 1; n < parts; n *= 2 {
+			part = append(part, random(proofStep, 1)...)
+		}
+		blocks.set(fmt.Appendf(nil, "P:%d:%d", height, p), part)
+	}
+	blocks.set(fmt.Appendf(nil, "H:%d", height), random(metaBytes, 2))
+	blocks.set(fmt.Appendf(nil, "BH:%x", random(32, 3)), fmt.Append(nil, height))
+	blocks.set(fmt.Appendf(nil, "C:%d", height-1), random(commitBytes, 4))
+	blocks.set(fmt.Appendf(nil, "SC:%d", height), random(commitBytes, 5))
+	results.set(fmt.Appendf(nil, "abciResponsesKey:%d", height), random(64+s.Txs*resultBytes, 6))
+	results.set(fmt.Appendf(nil, "validatorsKey:%d", height+2), random(20, 7))
+	results.set(fmt.Appendf(nil, "consensusParamsKey:%d", height+1), random(20, 8))
+	results.set([]byte("stateKey"), random(stateBytes, 9))
+	return []batch{blocks, results, index}
+}
+
+// txResultHead begins the index's record of a transaction: where it is.
+func txResultHead(height, tx int) []byte {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, txResultBytes+txBytes), uint64(height))
+	return binary.BigEndian.AppendUint32(b, uint32(tx))
+}
+
+func random(seed, stream uint64) *rand.Rand {
+	return rand.New(rand.NewPCG(seed, stream)) //nolint:gosec // it must be the same every time
+}
+
+func appendRandom(b []byte, n int, seed, what uint64) []byte {
+	end := len(b) + n
+	for state := mix(mix(seed) + what); len(b) < end; {
+		state += 0x9e3779b97f4a7c15
+		b = binary.LittleEndian.AppendUint64(b, mix(state))
+	}
+	return b[:end]
+}
+
+// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}

@@ -1,0 +1,304 @@
+package storagebench
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/starling-kv/starling/storage/sgc"
+)
+
+// layout is where a contestant keeps blocks and state, and how.
+type layout interface {
+	// replay makes the requests of a block; those of the load have no blocks.
+	replay(height int64, blocks []batch, state batch) error
+	// drain returns when all that was replayed is durable.
+	drain() error
+	busy() bool
+	counts() counts
+	// tx looks up a transaction in the index and reads the part of the block that it begins in.
+	tx(height, tx int, use func(record, part []byte) error) error
+	// account reads the value of an account, from the root of the state or by its page.
+	account(key []byte, use func(value []byte) error) error
+	// hits are those of the cache that the layout itself has, in the state and the blocks.
+	hits() cacheHits
+	plan() memoryPlan
+	close() error
+}
+
+// memoryPlan is how a contestant divides the budget. The sum is the same for all.
+type memoryPlan struct {
+	Memtables  int64 `json:"memtables"` // and what waits for a flush
+	BlockCache int64 `json:"block_cache"`
+	Nodes      int64 `json:"decoded_nodes"`
+	Upper      int64 `json:"upper_tree"`
+	Cache      int64 `json:"pages_and_records"`
+}
+
+func (p memoryPlan) sum() int64 { return p.Memtables + p.BlockCache + p.Nodes + p.Upper + p.Cache }
+
+// cacheHits counts lookups.
+type cacheHits struct{ StateHits, StateMisses, BlockHits, BlockMisses uint64 }
+
+func (c cacheHits) minus(d cacheHits) cacheHits {
+	return cacheHits{c.StateHits - d.StateHits, c.StateMisses - d.StateMisses, c.BlockHits - d.BlockHits, c.BlockMisses - d.BlockMisses}
+}
+
+// rate is the share of hits, 0 of none.
+func (c cacheHits) rate() float64 {
+	all := c.StateHits + c.StateMisses + c.BlockHits + c.BlockMisses
+	if all == 0 {
+		return 0
+	}
+	return float64(c.StateHits+c.BlockHits) / float64(all)
+}
+
+// Contestants. Each but goleveldb is a step on the way from the first to the last.
+const (
+	nameMixed    = "mixed"     // one Pebble, IAVL's nodes
+	nameLevel    = "goleveldb" // one goleveldb, IAVL's nodes
+	nameZones    = "zones"     // a Pebble each for blocks and state, IAVL's nodes
+	nameLeaves   = "leaves"    // leaves in key order and pages instead of nodes; its caches have a fixed half each
+	nameStarling = "starling"  // packages storage, storage/blocks and storage/sgc: no log in the state zone
+)
+
+// cacheMode says how the cache of pages and records is divided.
+type cacheMode struct {
+	Gaming bool    `json:"gaming"`
+	Split  float64 `json:"split"` // of the state, else
+	Plain  bool    `json:"plain"` // of the layouts with nodes: none is kept decoded, all is the database's block cache
+}
+
+var halves = cacheMode{Split: 0.5}
+
+// open makes the cache of a plan. What the state's tree takes counts against the state's share.
+func (m cacheMode) open(p memoryPlan) *sgc.Cache {
+	var c *sgc.Cache
+	if m.Gaming {
+		c = sgc.New(p.Cache + p.Upper)
+	} else {
+		c = sgc.New(p.Cache+p.Upper, sgc.WithFixedSplit(m.Split))
+	}
+	c.SetOther(sgc.State, p.Upper)
+	return c
+}
+
+// reading is what a contestant is opened with to be read.
+type reading struct {
+	model *model
+	mode  cacheMode
+	pages pages // stays from one opening to the next
+}
+
+// openLayout opens a contestant's files; r is nil as long as it is written to.
+func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, error) {
+	switch name {
+	case nameMixed, nameLevel, nameZones:
+		return openNodes(name, dir, spec, budget, r)
+	case nameLeaves:
+		return openLeaves(dir, spec, budget, r)
+	case nameStarling:
+		return openStarling(dir, spec, budget, r)
+	}
+	return nil, fmt.Errorf("nobody knows the contestant %q", name)
+}
+
+// memtableShare of the budget, in sixteenths, is for memtables and what waits for a flush. The defaults of Pebble and goleveldb are
+// halves: two memtables of 4 MiB beside 8 MiB of block cache.
+const memtableShare = 4
+
+// nodesLayout has the state as IAVL's nodes, beside the blocks in the same database or in one of its own. A share of what is not
+// memtables caches decoded nodes, as IAVL does, the rest is the database's block cache.
+type nodesLayout struct {
+	Spec
+	blocks, state engine // the same: mixed
+	prefixed      bool   // the state's keys begin with its database's letter
+	nodes         *nodeCache
+	root          nodeID
+	memory        memoryPlan
+}
+
+func openNodes(name, dir string, spec Spec, budget int64, r *reading) (l *nodesLayout, err error) {
+	l = &nodesLayout{Spec: spec, prefixed: name != nameZones}
+	l.memory = memoryPlan{Memtables: budget * memtableShare / 16}
+	if r == nil || !r.mode.Plain {
+		l.memory.Nodes = int64(float64(budget-l.memory.Memtables) * spec.NodeShare)
+	}
+	l.memory.BlockCache = budget - l.memory.sum()
+	if r != nil {
+		l.root = nodeID{r.model.Root.Version, r.model.Root.Nonce}
+	}
+	l.nodes = newNodeCache(l.memory.Nodes)
+	cache := pebble.NewCache(l.memory.BlockCache)
+	defer cache.Unref()
+	switch name {
+	case nameLevel:
+		l.blocks, err = openLevelDB(filepath.Join(dir, "all"), l.memory.Memtables, l.memory.BlockCache)
+		l.state = l.blocks
+	case nameMixed:
+		l.blocks, err = openPebble(filepath.Join(dir, "all"), l.memory.Memtables, cache)
+		l.state = l.blocks
+	case nameZones:
+		l.blocks, l.state, err = openZones(dir, l.memory.Memtables, cache)
+	}
+	return l, err
+}
+
+// openZones opens a database for blocks and one for the state with half the memtables each and one block cache.
+func openZones(dir string, memtables int64, cache *pebble.Cache) (blocks, state *pebbleEngine, err error) {
+	if blocks, err = openPebble(filepath.Join(dir, "blocks"), memtables/2, cache); err != nil {
+		return nil, nil, err
+	}
+	if state, err = openPebble(filepath.Join(dir, "state"), memtables/2, cache); err != nil {
+		return nil, nil, errors.Join(err, blocks.close())
+	}
+	return blocks, state, nil
+}
+
+func (l *nodesLayout) replay(_ int64, blocks []batch, state batch) error {
+	for _, b := range blocks {
+		if err := l.blocks.write(b, []byte{b.db}); err != nil {
+			return err
+		}
+	}
+	return l.state.write(state, l.prefix())
+}
+
+func (l *nodesLayout) prefix() []byte {
+	if l.prefixed {
+		return []byte{dbApp}
+	}
+	return nil
+}
+
+func (l *nodesLayout) drain() error { return nil } // the log has it
+
+func (l *nodesLayout) busy() bool { return l.blocks.busy() || l.state.busy() }
+
+func (l *nodesLayout) counts() counts {
+	c := l.blocks.counts()
+	if l.state != l.blocks {
+		c = c.plus(l.state.counts())
+	}
+	return c
+}
+
+func (l *nodesLayout) hits() cacheHits {
+	return cacheHits{StateHits: l.nodes.hits, StateMisses: l.nodes.misses}
+}
+
+func (l *nodesLayout) plan() memoryPlan { return l.memory }
+
+func (l *nodesLayout) close() error {
+	if l.state == l.blocks {
+		return l.blocks.close()
+	}
+	return errors.Join(l.blocks.close(), l.state.close())
+}
+
+func (l *nodesLayout) tx(height, tx int, use func(record, part []byte) error) error {
+	return readTx(l.Spec, height, tx, func(db byte, key []byte, use func([]byte) error) error {
+		return l.blocks.get(append([]byte{db}, key...), func(value []byte) error {
+			return use(slices.Clone(value)) // as cometbft-db does: its values are the caller's
+		})
+	}, use)
+}
+
+// readTx reads with get, which has a database's letter.
+func readTx(s Spec, height, tx int, get func(db byte, key []byte, use func([]byte) error) error, use func(record, part []byte) error) error {
+	part, _ := txPlace(tx)
+	return get(dbIndex, s.txHash(height, tx), func(record []byte) error {
+		return get(dbBlocks, fmt.Appendf(nil, "P:%d:%d", height, part), func(part []byte) error { return use(record, part) })
+	})
+}
+
+var errNode = errors.New("a node of the state is missing or damaged")
+
+// account walks from the root to the leaf.
+func (l *nodesLayout) account(key []byte, use func([]byte) error) error {
+	for id := l.root; ; {
+		n := l.nodes.get(id)
+		if n == nil {
+			err := l.state.get(append(slices.Clone(l.prefix()), id.diskKey()...), func(encoded []byte) error {
+				decoded, ok := decodeNode(slices.Clone(encoded))
+				if !ok {
+					return fmt.Errorf("%w: %v", errNode, id)
+				}
+				n = &decoded
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			l.nodes.put(id, n)
+		}
+		switch {
+		case n.leaf && string(n.key) == string(key):
+			return use(n.value)
+		case n.leaf:
+			return use(nil)
+		case string(key) < string(n.key):
+			id = n.left
+		default:
+			id = n.right
+		}
+	}
+}
+
+// nodeCache keeps the nodes that were used last, within its bytes.
+type nodeCache struct {
+	budget, used int64
+	entries      map[nodeID]*cachedNode
+	newest       cachedNode // head of a ring
+	hits, misses uint64
+}
+
+type cachedNode struct {
+	next, prev *cachedNode
+	id         nodeID
+	node       *node
+	charge     int64
+}
+
+// nodeOverhead is what a cached node costs beside its encoding: itself, the decoded fields, its slot in the map.
+const nodeOverhead = 56 + 112 + 32
+
+func newNodeCache(budget int64) *nodeCache {
+	c := &nodeCache{budget: budget, entries: map[nodeID]*cachedNode{}}
+	c.newest.next, c.newest.prev = &c.newest, &c.newest
+	return c
+}
+
+func (c *nodeCache) get(id nodeID) *node {
+	e := c.entries[id]
+	if e == nil {
+		c.misses++
+		return nil
+	}
+	c.hits++
+	e.unlink()
+	c.front(e)
+	return e.node
+}
+
+func (c *nodeCache) put(id nodeID, n *node) {
+	e := &cachedNode{id: id, node: n, charge: nodeOverhead + 80 + int64(len(n.value))}
+	c.entries[id] = e
+	c.front(e)
+	for c.used += e.charge; c.used > c.budget && len(c.entries) > 1; {
+		last := c.newest.prev
+		last.unlink()
+		delete(c.entries, last.id)
+		c.used -= last.charge
+	}
+}
+
+func (c *nodeCache) front(e *cachedNode) {
+	e.prev, e.next = &c.newest, c.newest.next
+	e.prev.next, e.next.prev = e, e
+}
+
+func (e *cachedNode) unlink() { e.prev.next, e.next.prev = e.next, e.prev }

@@ -1,0 +1,170 @@
+package storagebench
+
+import (
+	"encoding/binary"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// Files of requests and what is known of the state after them.
+const (
+	fileBlocks = "blocks" // what CometBFT writes, of the blocks only
+	fileNodes  = "nodes"  // the state as IAVL's nodes, of load and blocks
+	fileLeaves = "leaves" // the state as leaves and heights, of load and blocks
+	fileModel  = "model"
+)
+
+// model is the state after the last block, for whoever reads.
+type model struct {
+	Present, Last []uint32
+	Root          nodeIDFields
+	AppHash       []byte
+	// Bytes of the chain's own data in the blocks: what every contestant has to store, whatever its layout.
+	BlockBytes, StateBytes int64
+	// Bytes of all keys and values of the state after the last block.
+	TotalState int64
+	// What the layouts write for the same changes, in all blocks.
+	NodeOps, NodeBytes, LeafOps, LeafBytes int64
+	Height                                 int // of the tree
+}
+
+// nodeIDFields is a nodeID for encoding/gob.
+type nodeIDFields struct {
+	Version uint64
+	Nonce   uint32
+}
+
+// maker makes the requests: the chain once, the same for all.
+type maker struct {
+	dir                   string
+	chain                 *chain
+	tree                  *avl
+	blocks, nodes, leaves *traceWriter
+	waiting               [][]nodeID // orphans by version, the oldest first
+	model                 model
+}
+
+func newMaker(dir string, s Spec) (m *maker, err error) {
+	m = &maker{dir: dir, chain: newChain(s), tree: newAVL(s)}
+	if m.blocks, err = createTrace(filepath.Join(dir, fileBlocks)); err != nil {
+		return nil, err
+	}
+	if m.nodes, err = createTrace(filepath.Join(dir, fileNodes)); err != nil {
+		return nil, err
+	}
+	m.leaves, err = createTrace(filepath.Join(dir, fileLeaves))
+	return m, err
+}
+
+// step makes the next step of the load or the next block.
+func (m *maker) step() error {
+	changes := m.chain.next()
+	step := m.chain.step
+	height := int(step) - m.chain.LoadSteps // of a block, from 1
+	nodes, leaves := batch{db: dbApp, sync: true}, batch{db: dbApp, sync: true}
+	for _, c := range changes {
+		key := m.chain.key(c.id)
+		if c.delete {
+			leaves.ops = append(leaves.ops, op{kind: opDelete, key: key})
+		} else {
+			leaves.set(key, m.chain.appendValue(make([]byte, 0, valueBytes+8), c.id, step))
+		}
+	}
+	if height > 0 {
+		m.model.StateBytes += int64(leaves.bytes())
+	}
+	m.tree.apply(changes, step)
+	m.tree.save(func(id nodeID, encoded []byte) {
+		nodes.set(id.diskKey(), encoded)
+	}, func(key uint32, height uint8) {
+		leaves.ops = append(leaves.ops, op{opHeight, m.chain.key(key), []byte{height}})
+	})
+	m.prune(&nodes, height)
+	if height > 0 {
+		m.model.NodeOps, m.model.NodeBytes = m.model.NodeOps+int64(len(nodes.ops)), m.model.NodeBytes+int64(nodes.bytes())
+		m.model.LeafOps, m.model.LeafBytes = m.model.LeafOps+int64(len(leaves.ops)), m.model.LeafBytes+int64(leaves.bytes())
+		data := m.chain.blockData(height)
+		for _, b := range data {
+			m.model.BlockBytes += int64(b.bytes())
+		}
+		if err := m.blocks.write(data); err != nil {
+			return err
+		}
+	}
+	return errors.Join(m.nodes.write([]batch{nodes}), m.leaves.write([]batch{leaves}))
+}
+
+// prune deletes the orphans of versions that leave the window. During the load none stays, so that the blocks do not pay for it.
+func (m *maker) prune(nodes *batch, height int) {
+	window := m.chain.Window
+	if height <= 0 {
+		window = 0
+	}
+	m.waiting = append(m.waiting, append([]nodeID{}, m.tree.orphans...))
+	for len(m.waiting) > window {
+		for _, id := range m.waiting[0] {
+			nodes.ops = append(nodes.ops, op{kind: opDelete, key: id.diskKey()})
+		}
+		m.waiting = m.waiting[1:]
+	}
+}
+
+// finish builds the state after the last block with package avlstar, which proves that it is a proper tree.
+func (m *maker) finish() error {
+	if err := errors.Join(m.blocks.close(), m.nodes.close(), m.leaves.close()); err != nil {
+		return fmt.Errorf("the requests do not fit on the disk (--dir says where): %w", err)
+	}
+	v, err := avlstar.FromLeaves(avlstar.DefaultChunkBytes, m.allLeaves())
+	if err != nil {
+		return fmt.Errorf("the simulated tree: %w", err)
+	}
+	defer v.Release()
+	d := &m.model
+	d.Present, d.Last = m.chain.present, m.chain.last
+	d.Root = nodeIDFields{m.tree.nodes[m.tree.root].id.version, m.tree.nodes[m.tree.root].id.nonce}
+	d.TotalState = int64(len(d.Present)) * (keyBytes + valueBytes)
+	d.Height = int(v.Root().Height)
+	hash := v.AppHash()
+	d.AppHash = hash[:]
+	return writeModel(m.dir, d)
+}
+
+func (m *maker) allLeaves() iter.Seq2[avlstar.Leaf, error] {
+	return func(yield func(avlstar.Leaf, error) bool) {
+		var key, value []byte
+		m.tree.leaves(func(id, step uint32, height uint8) bool {
+			key, value = m.chain.appendKey(key[:0], id), m.chain.appendValue(value[:0], id, step)
+			return yield(avlstar.Leaf{Key: key, Value: value, Height: height}, nil)
+		})
+	}
+}
+
+func writeModel(dir string, d *model) error {
+	f, err := os.Create(filepath.Join(dir, fileModel))
+	if err != nil {
+		return err
+	}
+	return errors.Join(gob.NewEncoder(f).Encode(d), f.Close())
+}
+
+func readModel(dir string) (*model, error) {
+	f, err := os.Open(filepath.Join(dir, fileModel))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	d := new(model)
+	return d, gob.NewDecoder(f).Decode(d)
+}
+
+// isTx says whether a record of the index, and the beginning of a transaction in a part, are those of a transaction.
+func isTx(s Spec, height, tx int, record, inPart []byte) bool {
+	return len(record) == 12+txBytes+txResultBytes-12 && binary.BigEndian.Uint64(record) == uint64(height) &&
+		binary.BigEndian.Uint32(record[8:]) == uint32(tx) && len(inPart) >= 8 && string(inPart[:8]) == string(s.txHash(height, tx)[:8])
+}

@@ -1,0 +1,100 @@
+package storagebench
+
+// Parent and child speak JSON values, one a line: a begin, its answer, then requests and their answers in turn.
+
+// begin is the first line to a child.
+type begin struct {
+	Role   string `json:"role"` // a contestant's name, or one of those below
+	Spec   Spec   `json:"spec"`
+	Dir    string `json:"dir"`    // its own
+	Traces string `json:"traces"` // where the requests lie
+	Budget int64  `json:"budget"`
+}
+
+// Children that are no contestants.
+const (
+	roleMaker   = "maker"   // makes the requests
+	roleWriter  = "writer"  // writes a state and kills itself
+	roleOpener  = "opener"  // opens what a writer left
+	roleDurable = "durable" // commits with storage
+	roleMemory  = "memory"  // commits without
+)
+
+// request is what a child is asked to do.
+type request struct {
+	Op string `json:"op"`
+	N  int    `json:"n,omitempty"`
+
+	// Of reads.
+	Cache        cacheMode    `json:"cache,omitzero"`
+	Cold         bool         `json:"cold,omitempty"`
+	Mix          mix10        `json:"mix,omitempty"`
+	Then         mix10        `json:"then,omitempty"` // the mix of the second half
+	Distribution distribution `json:"distribution,omitempty"`
+	Warm         int          `json:"warm,omitempty"` // queries before those that are measured
+	Round        uint64       `json:"round,omitempty"`
+
+	Paced bool `json:"paced,omitempty"` // commits
+}
+
+const (
+	opBegin   = "begin"
+	opMake    = "make"    // n steps of the requests
+	opModel   = "model"   // the end of them
+	opReplay  = "replay"  // n steps
+	opDrain   = "drain"   // until all is durable
+	opSettle  = "settle"  // until nothing goes on in the background
+	opReopen  = "reopen"  // to read
+	opRead    = "read"    // n queries of one mix
+	opChange  = "change"  // n queries of a mix and n of another, with one cache
+	opWrite   = "write"   // n steps of a state that is to be recovered
+	opDie     = "die"     // by SIGKILL, in the middle of blocks
+	opRecover = "recover" // opens the zones and rebuilds the tree
+	opCommit  = "commit"  // n blocks
+	opUnpaced = "unpaced" // n blocks as fast as they go
+)
+
+// answer has the fields of its request's op set, or Error.
+type answer struct {
+	Error string `json:"error,omitempty"`
+
+	Done    int        `json:"done,omitempty"` // steps, queries
+	Seconds float64    `json:"seconds,omitempty"`
+	CPU     float64    `json:"cpu,omitempty"`     // s, of all threads
+	Written int64      `json:"written,omitempty"` // bytes since the child began
+	Disk    int64      `json:"disk,omitempty"`
+	Counts  counts     `json:"counts,omitzero"` // since the files were opened
+	Plan    memoryPlan `json:"plan,omitzero"`
+
+	Model modelSizes `json:"model,omitzero"`
+
+	Reads     int64     `json:"reads,omitempty"`      // system calls that read
+	ReadBytes int64     `json:"read_bytes,omitempty"` // by them
+	Hits      cacheHits `json:"hits,omitzero"`
+	Wrong     int       `json:"wrong,omitempty"` // answers that are not what was written
+
+	Millis    []float64 `json:"millis,omitempty"` // of each commit
+	Keys      int       `json:"keys,omitempty"`
+	Height    int64     `json:"height,omitempty"`
+	Open      float64   `json:"open,omitempty"` // s of Seconds
+	Waited    float64   `json:"waited,omitempty"`
+	FirstWait int       `json:"first_wait,omitempty"` // blocks before Write waited
+}
+
+// Failure is the error of the request.
+func (a *answer) Failure() string { return a.Error }
+
+// modelSizes are what the table says of the chain.
+type modelSizes struct {
+	Keys       int   `json:"keys"`
+	Height     int   `json:"tree_height"`
+	StateBytes int64 `json:"state_bytes"`
+	// Logical bytes of the blocks: what every contestant has to store.
+	BlockLogical int64 `json:"block_bytes"`
+	StateLogical int64 `json:"changed_state_bytes"`
+	// Requests of the two layouts for the changes of the state.
+	NodeOps   int64 `json:"node_requests"`
+	NodeBytes int64 `json:"node_request_bytes"`
+	LeafOps   int64 `json:"leaf_requests"`
+	LeafBytes int64 `json:"leaf_request_bytes"`
+}

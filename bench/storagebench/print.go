@@ -1,0 +1,208 @@
+package storagebench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// Print writes the tables, how to read them, and the targets.
+func (r *Result) Print(out io.Writer) {
+	if r.Sizes.Keys > 0 {
+		fmt.Fprintf(out, "%s keys (%.0f MB), %s blocks of %s transactions, %.1f MB of memory for each contestant\n\n",
+			harness.Group(r.Sizes.Keys), mb(r.Sizes.StateBytes), harness.Group(r.Chain.Blocks), harness.Group(r.Chain.Txs), mb(r.Budget))
+		r.printWrites(out)
+	}
+	if len(r.Reads) > 0 {
+		r.printReads(out)
+	}
+	if len(r.Cache) > 0 {
+		r.printCache(out)
+	}
+	r.printRecovery(out)
+	r.printCommit(out)
+	if r.Sizes.Keys > 0 {
+		r.printNotes(out)
+	}
+	fmt.Fprintf(out, "Targets (they are set for a million keys and more)\n")
+	for _, t := range r.Targets {
+		met := "not met"
+		if t.Met {
+			met = "met"
+		}
+		fmt.Fprintf(out, "  %-8s %s: %s\n", met, t.Name, t.Measure)
+	}
+}
+
+func mb[T int64 | int](n T) float64 { return float64(n) / 1e6 }
+
+func (r *Result) printWrites(out io.Writer) {
+	cells := [][]string{{"write", "blocks/s", "×", "MB/s", "written, MB", "amplif.", "of requests", "log, MB", "flushed", "compacted", "then, s", "disk, MB"}}
+	mixed := r.write(nameMixed)
+	for _, c := range r.Writes {
+		times := ""
+		if mixed != nil {
+			times = fmt.Sprintf("%.2f", ratio(c.BlocksPerS, mixed.BlocksPerS))
+		}
+		name := c.Contestant
+		if c.Step != "" && c.Step != stepMixed {
+			name = "  " + c.Step
+		}
+		cells = append(cells, []string{
+			name, fmt.Sprintf("%.1f", c.BlocksPerS), times, fmt.Sprintf("%.1f", c.MBPerS), fmt.Sprintf("%.0f", mb(c.WrittenBytes)),
+			fmt.Sprintf("%.2f", c.WriteAmplification), fmt.Sprintf("%.2f", c.RequestWriteAmplification), fmt.Sprintf("%.0f", mb(c.Log)),
+			fmt.Sprintf("%.0f", mb(c.Flushed)), fmt.Sprintf("%.0f", mb(c.Compacted)), fmt.Sprintf("%.1f", c.SettleS), fmt.Sprintf("%.0f", mb(c.Space)),
+		})
+	}
+	harness.PrintAligned(out, cells)
+	fmt.Fprintln(out)
+}
+
+func (r *Result) printReads(out io.Writer) {
+	for _, d := range distributions {
+		head := []string{fmt.Sprintf("reads, queries/s, %s", d)}
+		for _, m := range mixes {
+			head = append(head, m.String(), "×")
+		}
+		cells := [][]string{append(head, "reads", "KB at 10:0", "reads", "KB at 0:10")}
+		var names []ReadCell
+		for _, c := range r.Reads {
+			if c.Distribution == string(d) && c.Mix == mixes[0].String() {
+				names = append(names, c)
+			}
+		}
+		for _, n := range r.order(names) {
+			name := n.Contestant
+			switch n.Step {
+			case "", stepMixed:
+			case stepPlain:
+				name = stepPlain
+			default:
+				name = "  " + n.Step
+			}
+			line := []string{name}
+			for _, m := range mixes {
+				c, times := r.read(n.Contestant, n.Step, m, d), ""
+				if mixed := r.read(nameMixed, stepMixed, m, d); mixed != nil {
+					times = fmt.Sprintf("%.2f", ratio(c.PerS, mixed.PerS))
+				}
+				line = append(line, fmt.Sprintf("%.0f", c.PerS), times)
+			}
+			for _, m := range []mix10{10, 0} {
+				c := r.read(n.Contestant, n.Step, m, d)
+				line = append(line, fmt.Sprintf("%.2f", c.Reads), fmt.Sprintf("%.1f", c.ReadBytes/1e3))
+			}
+			cells = append(cells, line)
+		}
+		harness.PrintAligned(out, cells)
+		fmt.Fprintln(out)
+	}
+}
+
+// order sorts as the writes are: measuring took turns.
+func (r *Result) order(cells []ReadCell) (sorted []ReadCell) {
+	for _, w := range r.Writes {
+		steps := []string{w.Step}
+		if w.Step == stepMixed {
+			steps = append(steps, stepPlain)
+		}
+		for _, step := range steps {
+			for _, c := range cells {
+				if c.Step == step && strings.HasPrefix(w.Contestant, c.Contestant) {
+					sorted = append(sorted, c)
+				}
+			}
+		}
+	}
+	return sorted
+}
+
+func (r *Result) printCache(out io.Writer) {
+	var names []string
+	for _, m := range mixes {
+		names = append(names, m.String())
+	}
+	for _, t := range turns {
+		names = append(names, t.String())
+	}
+	head := []string{"cache: queries/s (hits)"}
+	cells := [][]string{append(head, names...)}
+	for _, s := range splits {
+		label := "game"
+		if s > 0 {
+			label = "state " + splitName(s)
+		}
+		line := []string{label}
+		for _, name := range names {
+			c := r.cached(splitName(s), name)
+			line = append(line, fmt.Sprintf("%.0f (%.1f %%)", c.PerS, c.HitRate*100))
+		}
+		cells = append(cells, line)
+	}
+	line := []string{"game × best fixed"}
+	for _, name := range names {
+		line = append(line, fmt.Sprintf("%.3f", r.gain(name)))
+	}
+	harness.PrintAligned(out, append(cells, line))
+	fmt.Fprintln(out)
+}
+
+func (r *Result) printRecovery(out io.Writer) {
+	if c := r.Recovery; c != nil {
+		fmt.Fprintf(out, "recovery      %.2f s for %s keys after SIGKILL, %.2f s of it to open the zones (%.0f MB on disk, files in the page cache);\n"+
+			"              %d of %d blocks were not durable and are CometBFT's to replay\n\n",
+			c.Seconds, harness.Group(c.Keys), c.OpenS, mb(c.DiskBytes), c.Lost, dyingBlocks)
+	}
+}
+
+func (r *Result) printCommit(out io.Writer) {
+	if c := r.Commit; c != nil {
+		fmt.Fprintf(out, "commit        %d operations, 10 blocks a second: p50 %.2f ms, p99 %.2f ms with durable storage, %.2f and %.2f ms without (× %.3f, × %.3f)\n",
+			c.Operations, c.DurableP50, c.DurableP99, c.MemoryP50, c.MemoryP99, c.RatioP50, c.RatioP99)
+		saturated := "Write never waited: the rate is that of the tree"
+		if c.Saturated {
+			saturated = fmt.Sprintf("Write waited first at block %d and for %.1f s in all: the rate is that of the disk", c.BlocksBeforeWait+1, c.WaitS)
+		}
+		fmt.Fprintf(out, "saturation    %.0f blocks/s until %s blocks are durable, as fast as they go (%.0f without storage); %s\n\n",
+			c.DurableRate, harness.Group(c.UnpacedBlocks), c.MemoryRate, saturated)
+	}
+}
+
+func (r *Result) fileCache() string {
+	if r.Cold {
+		return "The system's page cache was empty of the files before the first query of each cell (POSIX_FADV_DONTNEED)"
+	}
+	return "Files are in the system's page cache: times are those of CPU and system calls"
+}
+
+func (r *Result) printNotes(out io.Writer) {
+	s := r.Sizes
+	fmt.Fprintf(out, `contestants   mixed: all in one Pebble, the state as IAVL v1's nodes ('s' ‖ version ‖ nonce), new ones of a block and deletions of those
+              that no version of the last %d has (IAVL's own work, reading them to find the orphans, is not there); goleveldb: the same;
+              + zones: a Pebble for blocks, one for the state; + key order: leaves in key order and heights, read by the page (4 KiB
+              at most, package avlstar), verified; its cache of pages and records has a fixed half each; + cache: the space-gaming cache;
+              + no log: packages storage and storage/blocks, as a node has them
+block         %.0f KB of block parts, meta, commits, results, index by hash and height, in three synced batches;
+              then the state: %.0f requests, %.0f KB as nodes (a synced batch), %.0f requests, %.0f KB as leaves and heights
+MB/s, amplif. logical bytes: the block's data, keys and values of changed accounts; written: all that reached files by system calls, compactions
+              after the last block ("then") among it; of requests: for each byte that the layout handed to its databases
+memory        the same for all: memtables and what waits for a flush, block caches, decoded nodes (%.2g of mixed's caches; "no node cache": 0), pages
+              and records, what lies above the pages (%.1f MB of Starling's tree); %.1f MB of state are %.1f times that
+`, r.Chain.Window, mb(s.BlockLogical)*1e3/float64(r.Chain.Blocks),
+		float64(s.NodeOps)/float64(r.Chain.Blocks), mb(s.NodeBytes)*1e3/float64(r.Chain.Blocks),
+		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
+		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), ratio(float64(s.StateBytes), float64(r.Budget)))
+	fmt.Fprintf(out, `reads         %s queries by one goroutine after as many that fill empty caches. Tx: the index by hash, then the block part it lies in;
+              Acc: the value of an account, in %d levels of nodes from the root, or by the page. Ranks are scattered; normal-random: normal around
+              the middle, a sixth of all wide. %s;
+              beside the times what a query reads from files
+`, harness.Group(r.Queries), s.Height, r.fileCache())
+	if len(r.Cache) > 0 {
+		fmt.Fprintf(out, `cache         Starling under %s, fixed shares of the state against the game; "%s": after warming up with the first mix,
+              %s queries of it and as many of the second, measured together; sgc_gain is the game there over the best fixed share
+`, cacheDistribution, changing, harness.Group(r.Queries))
+	}
+	fmt.Fprintln(out)
+}

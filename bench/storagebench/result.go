@@ -1,0 +1,215 @@
+package storagebench
+
+import "runtime"
+
+// WriteCell is the replay of the blocks by one contestant.
+type WriteCell struct {
+	Contestant string  `json:"contestant"`
+	Step       string  `json:"step"` // of the breakdown; "" for none
+	BlocksPerS float64 `json:"blocks_per_s"`
+	MBPerS     float64 `json:"logical_mb_per_s"`
+	Seconds    float64 `json:"seconds"`
+	CPUMillis  float64 `json:"cpu_ms_per_block"` // of all threads, compactions after the last block among them
+
+	LogicalBytes int64 `json:"logical_bytes"` // of block data and changed state: the same for all
+	RequestBytes int64 `json:"request_bytes"` // keys and values handed to the databases: the layout's
+	WrittenBytes int64 `json:"written_bytes"` // to files, by system calls
+	// WrittenBytes for each logical byte, and for each byte of the requests.
+	WriteAmplification        float64 `json:"write_amplification"`
+	RequestWriteAmplification float64 `json:"request_write_amplification"`
+	counts
+	SettleS float64    `json:"settle_s"` // compactions that went on after the last block, whose bytes are counted
+	Space   int64      `json:"space_bytes"`
+	Plan    memoryPlan `json:"memory_bytes"`
+}
+
+// ReadCell is one mix of queries under one distribution.
+type ReadCell struct {
+	Contestant   string  `json:"contestant"`
+	Step         string  `json:"step"`
+	Mix          string  `json:"tx_acc"`
+	Distribution string  `json:"distribution"`
+	Queries      int     `json:"queries"`
+	PerS         float64 `json:"queries_per_s"`
+	Micros       float64 `json:"us_per_query"`
+	CPUMicros    float64 `json:"cpu_us_per_query"` // of all threads
+	Reads        float64 `json:"file_reads_per_query"`
+	ReadBytes    float64 `json:"file_bytes_per_query"`
+	HitRate      float64 `json:"hit_rate"` // of decoded nodes, or of pages and records; not of block caches
+}
+
+// CacheCell is one division of the cache of pages and records.
+type CacheCell struct {
+	Split     string  `json:"split"` // "game", or the state's share
+	Mix       string  `json:"tx_acc"`
+	PerS      float64 `json:"queries_per_s"`
+	Micros    float64 `json:"us_per_query"`
+	CPUMicros float64 `json:"cpu_us_per_query"`
+	HitRate   float64 `json:"hit_rate"`
+	State     float64 `json:"state_hit_rate"`
+	Blocks    float64 `json:"block_hit_rate"`
+	Reads     float64 `json:"file_reads_per_query"`
+}
+
+// Recovery is a start after a crash.
+type Recovery struct {
+	Keys      int     `json:"keys"`
+	Seconds   float64 `json:"seconds"`
+	OpenS     float64 `json:"open_s"` // of it
+	Height    int64   `json:"height"`
+	Lost      int64   `json:"blocks_to_replay"` // that were not durable yet: CometBFT has them
+	DiskBytes int64   `json:"disk_bytes"`
+}
+
+// Commit is what durable storage adds to a commit.
+type Commit struct {
+	Operations       int     `json:"operations"`
+	Blocks           int     `json:"blocks"`
+	MemoryP50        float64 `json:"memory_p50_ms"`
+	MemoryP99        float64 `json:"memory_p99_ms"`
+	DurableP50       float64 `json:"durable_p50_ms"`
+	DurableP99       float64 `json:"durable_p99_ms"`
+	RatioP50         float64 `json:"ratio_p50"`
+	RatioP99         float64 `json:"ratio_p99"`
+	UnpacedBlocks    int     `json:"unpaced_blocks"`
+	MemoryRate       float64 `json:"unpaced_memory_blocks_per_s"`
+	DurableRate      float64 `json:"unpaced_durable_blocks_per_s"` // until all are durable
+	WaitS            float64 `json:"unpaced_wait_s"`               // that Write waited
+	BlocksBeforeWait int     `json:"unpaced_blocks_before_wait"`
+	Saturated        bool    `json:"saturated"` // Write waited; else DurableRate is what Apply allows
+}
+
+// Summary is the run in six figures: ratios against mixed, else Starling's own. Zero where it was not measured.
+type Summary struct {
+	WriteRatio         float64 `json:"write_ratio"`
+	ReadRatioAcc       float64 `json:"read_ratio_acc"` // 0:10, normal-random
+	ReadRatioTx        float64 `json:"read_ratio_tx"`  // 10:0, normal-random
+	WriteAmplification float64 `json:"write_amplification"`
+	SGCGain            float64 `json:"sgc_gain"`
+	RecoveryS          float64 `json:"recovery_s"`
+}
+
+// Result is the outcome of a run.
+type Result struct {
+	Summary
+	Writes   []WriteCell `json:"writes,omitempty"`
+	Reads    []ReadCell  `json:"reads,omitempty"`
+	Cache    []CacheCell `json:"cache,omitempty"`
+	Recovery *Recovery   `json:"recovery,omitempty"`
+	Commit   *Commit     `json:"commit,omitempty"`
+	Targets  []Target    `json:"targets,omitempty"`
+	// As read_ratio_acc, against mixed whose caches are all the database's block cache.
+	ReadRatioAccPlain float64 `json:"read_ratio_acc_no_node_cache,omitempty"`
+
+	Chain Spec `json:"chain"`
+	// How the contestants divide the budget for reading.
+	Plans   map[string]memoryPlan `json:"read_memory_bytes,omitempty"`
+	Sizes   modelSizes            `json:"sizes,omitzero"`
+	Budget  int64                 `json:"budget_bytes"`
+	Queries int                   `json:"queries"`
+	Cold    bool                  `json:"cold"`
+	// Whether the zones' memtables could be given a size within the budget.
+	Machine Machine `json:"machine"`
+}
+
+// Machine says where that was.
+type Machine struct {
+	OS   string `json:"os"`
+	Arch string `json:"arch"`
+	CPUs int    `json:"cpus"`
+	Go   string `json:"go"`
+}
+
+func thisMachine() Machine {
+	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
+}
+
+// steps of the paper's breakdown (section 8.4), each on top of the one before.
+const (
+	stepMixed  = "mixed"
+	stepPlain  = "mixed, no node cache" // beside the breakdown: only the database's own cache, as the paper replays requests
+	stepZones  = "+ zones"
+	stepLeaves = "+ key order"
+	stepCache  = "+ cache"
+	stepNoWAL  = "+ no log"
+)
+
+func stepOf(contestant string) string {
+	return map[string]string{nameMixed: stepMixed, nameZones: stepZones, nameLeaves: stepLeaves, nameStarling: stepNoWAL}[contestant]
+}
+
+func (r *Result) write(contestant string) *WriteCell {
+	for i := range r.Writes {
+		if r.Writes[i].Contestant == contestant {
+			return &r.Writes[i]
+		}
+	}
+	return nil
+}
+
+func (r *Result) read(contestant, step string, m mix10, d distribution) *ReadCell {
+	for i, c := range r.Reads {
+		if c.Contestant == contestant && c.Step == step && c.Mix == m.String() && c.Distribution == string(d) {
+			return &r.Reads[i]
+		}
+	}
+	return nil
+}
+
+func (r *Result) cached(split, mix string) *CacheCell {
+	for i, c := range r.Cache {
+		if c.Split == split && c.Mix == mix {
+			return &r.Cache[i]
+		}
+	}
+	return nil
+}
+
+// finish computes what follows from the cells.
+func (r *Result) finish() {
+	s := &r.Summary
+	if ours := r.write(nameStarling); ours != nil {
+		s.WriteAmplification = ours.WriteAmplification
+		if mixed := r.write(nameMixed); mixed != nil {
+			s.WriteRatio = ratio(ours.BlocksPerS, mixed.BlocksPerS)
+		}
+	}
+	reads := func(m mix10) float64 {
+		ours, mixed := r.read(nameStarling, stepNoWAL, m, distNormal), r.read(nameMixed, stepMixed, m, distNormal)
+		if ours == nil || mixed == nil {
+			return 0
+		}
+		return ratio(ours.PerS, mixed.PerS)
+	}
+	s.ReadRatioAcc, s.ReadRatioTx = reads(0), reads(10)
+	if ours, plain := r.read(nameStarling, stepNoWAL, 0, distNormal), r.read(nameMixed, stepPlain, 0, distNormal); ours != nil && plain != nil {
+		r.ReadRatioAccPlain = ratio(ours.PerS, plain.PerS)
+	}
+	s.SGCGain = r.gain(changing.String())
+	if r.Recovery != nil {
+		s.RecoveryS = r.Recovery.Seconds
+	}
+	r.Targets = r.targets()
+}
+
+// gain is the game's throughput over that of the best fixed split.
+func (r *Result) gain(mix string) float64 {
+	game, best := r.cached(gameSplit, mix), 0.0
+	for _, c := range r.Cache {
+		if c.Mix == mix && c.Split != gameSplit {
+			best = max(best, c.PerS)
+		}
+	}
+	if game == nil {
+		return 0
+	}
+	return ratio(game.PerS, best)
+}
+
+// ratio is 0 where there is nothing to compare with.
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}

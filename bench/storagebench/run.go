@@ -1,0 +1,503 @@
+package storagebench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// Sizes of slices: short, so that noise which lasts seconds hits all contestants.
+const (
+	makeSlice   = 20 // steps
+	loadSlice   = 5
+	writeRounds = 10
+)
+
+// ErrInterrupted is the end by a signal before there was a result.
+var ErrInterrupted = errors.New("interrupted: nothing was written")
+
+// runner makes one run.
+type runner struct {
+	o        Options
+	dir      string
+	progress *harness.Progress
+	ctx      context.Context
+	children []*harness.Process // all that were started
+	entrants []*entrant         // contestants, ours last
+	result   *Result
+}
+
+// entrant is a contestant with what was measured of it.
+type entrant struct {
+	*harness.Process
+	seconds float64 // of the blocks
+	cpu     float64 // the same, with what went on after the last
+	before  answer  // after the load
+	after   answer  // after the blocks
+}
+
+// Run measures. It says on progress how far it is, and ends its processes in any case.
+func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(o.Dir, "starling-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("no folder for the databases (--dir says where): %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
+	r := &runner{o: o, dir: dir, progress: progress, ctx: ctx, result: &Result{
+		Plans: map[string]memoryPlan{}, Chain: o.spec(), Budget: o.budget(), Queries: o.Queries, Cold: o.Cold, Machine: thisMachine(),
+	}}
+	defer progress.Run()()
+	defer func() {
+		for _, c := range r.children {
+			c.End()
+		}
+	}()
+	err = r.run()
+	if ctx.Err() != nil {
+		return nil, ErrInterrupted
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.result.finish()
+	return r.result, nil
+}
+
+func (r *runner) run() error {
+	if r.o.wants(PartWrite, PartReads, PartCache) {
+		for _, phase := range []func() error{r.make, r.start, r.load, r.blocks} {
+			if err := phase(); err != nil {
+				return err
+			}
+		}
+		if r.o.wants(PartReads) {
+			if err := r.reads(); err != nil {
+				return err
+			}
+		}
+		if r.o.wants(PartCache) {
+			if err := r.cache(); err != nil {
+				return err
+			}
+		}
+		r.endAll() // memory and disk are for the next
+	}
+	if r.o.wants(PartRecovery) {
+		if err := r.recovery(); err != nil {
+			return err
+		}
+	}
+	if r.o.wants(PartCommit) {
+		return r.commits()
+	}
+	return nil
+}
+
+func (r *runner) endAll() {
+	for _, c := range r.children {
+		c.End()
+	}
+	r.children, r.entrants = nil, nil
+	_ = os.RemoveAll(r.dir) // what stays is removed at the end
+}
+
+// child starts a process of a role in a folder of its own.
+func (r *runner) child(role, dir string, spec Spec) (*harness.Process, error) {
+	own, traces := filepath.Join(r.dir, dir), filepath.Join(r.dir, "requests")
+	for _, d := range []string{own, traces} {
+		if err := os.MkdirAll(d, 0o750); err != nil {
+			return nil, fmt.Errorf("no folder for %s: %w", role, err)
+		}
+	}
+	p, err := harness.Start(r.ctx, ChildCommand, role, begin{Role: role, Spec: spec, Dir: own, Traces: traces, Budget: r.o.budget()}, new(answer))
+	if err == nil {
+		r.children = append(r.children, p)
+	}
+	return p, err
+}
+
+// make lets a process make the requests, which all contestants then replay.
+func (r *runner) make() error {
+	spec := r.o.spec()
+	total := spec.LoadSteps + spec.Blocks
+	r.progress.Begin("make requests", "steps", total)
+	r.progress.Working("the chain")
+	p, err := r.child(roleMaker, roleMaker, spec)
+	if err != nil {
+		return err
+	}
+	for made := 0; made < total; made += makeSlice {
+		n := min(makeSlice, total-made)
+		if err := p.Ask(request{Op: opMake, N: n}, new(answer)); err != nil {
+			return err
+		}
+		r.progress.Add(n)
+	}
+	var a answer
+	err = p.Ask(request{Op: opModel}, &a)
+	r.result.Sizes = a.Model
+	p.End()
+	return err
+}
+
+func (r *runner) start() error {
+	names := r.o.contestants()
+	r.progress.Begin("start", "processes", len(names))
+	for _, name := range names {
+		r.progress.Working(name)
+		p, err := r.child(name, name, r.o.spec())
+		if err != nil {
+			return err
+		}
+		r.entrants = append(r.entrants, &entrant{Process: p})
+		r.progress.Add(1)
+	}
+	return nil
+}
+
+// slices calls slice for each round and contestant, each round beginning with another one.
+func (r *runner) slices(rounds int, slice func(round int, e *entrant) error) error {
+	return harness.InTurns(rounds, r.entrants, func(round int, e *entrant) error {
+		r.progress.Working(e.Name)
+		return slice(round, e)
+	})
+}
+
+func (e *entrant) ask(q request) (a answer, err error) {
+	err = e.Ask(q, &a)
+	return a, err
+}
+
+// load brings the state there that the blocks then change. What it leaves to compact is compacted before.
+func (r *runner) load() error {
+	steps := r.o.spec().LoadSteps
+	r.progress.Begin("load", "steps", (steps+1)*len(r.entrants))
+	rounds := (steps + loadSlice - 1) / loadSlice
+	return r.slices(rounds, func(round int, e *entrant) (err error) {
+		n := min(loadSlice, steps-round*loadSlice)
+		if _, err := e.ask(request{Op: opReplay, N: n}); err != nil {
+			return err
+		}
+		r.progress.Add(n)
+		if round == rounds-1 {
+			e.before, err = e.ask(request{Op: opSettle})
+			r.progress.Add(1)
+		}
+		return err
+	})
+}
+
+// blocks measures the replay of the blocks.
+func (r *runner) blocks() error {
+	n := r.o.Blocks
+	rounds := min(writeRounds, n)
+	r.progress.Begin("blocks", "blocks", n*len(r.entrants))
+	err := r.slices(rounds, func(round int, e *entrant) error {
+		some := n*(round+1)/rounds - n*round/rounds
+		a, err := e.ask(request{Op: opReplay, N: some})
+		if err != nil {
+			return err
+		}
+		e.seconds, e.cpu = e.seconds+a.Seconds, e.cpu+a.CPU
+		r.progress.Add(some)
+		if round < rounds-1 {
+			return nil
+		}
+		if a, err = e.ask(request{Op: opDrain}); err != nil {
+			return err
+		}
+		e.seconds += a.Seconds
+		e.after, err = e.ask(request{Op: opSettle})
+		e.cpu += e.after.CPU
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, e := range r.entrants {
+		r.result.Writes = append(r.result.Writes, r.writeCell(e))
+	}
+	if leaves := r.result.write(nameLeaves); leaves != nil { // no cache takes part in writes
+		same := *leaves
+		same.Contestant, same.Step = nameLeaves+" "+stepCache, stepCache
+		r.result.Writes = slices.Insert(r.result.Writes, len(r.result.Writes)-1, same)
+	}
+	return nil
+}
+
+func (r *runner) writeCell(e *entrant) WriteCell {
+	s := r.result.Sizes
+	c := WriteCell{
+		Contestant: e.Name, Step: stepOf(e.Name), Seconds: e.seconds, CPUMillis: ratio(e.cpu*1e3, float64(r.o.Blocks)),
+		LogicalBytes: s.BlockLogical + s.StateLogical, RequestBytes: s.BlockLogical + s.NodeBytes,
+		WrittenBytes: e.after.Written - e.before.Written, counts: e.after.Counts.minus(e.before.Counts),
+		SettleS: max(0, e.after.Seconds-settleEvery.Seconds()*settleQuiet), Space: e.after.Disk, Plan: e.after.Plan,
+	}
+	if e.Name == nameLeaves || e.Name == nameStarling {
+		c.RequestBytes = s.BlockLogical + s.LeafBytes
+	}
+	if c.WrittenBytes == 0 { // no /proc: what the databases say
+		c.WrittenBytes = c.Log + c.Flushed + c.Compacted
+	}
+	c.BlocksPerS = ratio(float64(r.o.Blocks), c.Seconds)
+	c.MBPerS = ratio(float64(c.LogicalBytes)/1e6, c.Seconds)
+	c.WriteAmplification = ratio(float64(c.WrittenBytes), float64(c.LogicalBytes))
+	c.RequestWriteAmplification = ratio(float64(c.WrittenBytes), float64(c.RequestBytes))
+	return c
+}
+
+// reader is a contestant with a mode of its cache.
+type reader struct {
+	*entrant
+	step string
+	mode cacheMode
+}
+
+func (r *runner) readers() (all []reader) {
+	for _, e := range r.entrants {
+		mode := halves
+		if e.Name == nameStarling {
+			mode = cacheMode{Gaming: true}
+		}
+		all = append(all, reader{e, stepOf(e.Name), mode})
+		if e.Name == nameMixed && r.o.NodeShare > 0 {
+			all = append(all, reader{e, stepPlain, cacheMode{Plain: true}})
+		}
+		if e.Name == nameLeaves {
+			all = append(all, reader{e, stepCache, cacheMode{Gaming: true}})
+		}
+	}
+	return all
+}
+
+// reads measures each mix and distribution by all contestants, one after another, each with empty caches that some queries fill.
+func (r *runner) reads() error {
+	readers := r.readers()
+	cells := len(mixes) * len(distributions)
+	r.progress.Begin("reads", "queries", cells*len(readers)*2*r.o.Queries)
+	round := 0
+	for _, d := range distributions {
+		for _, m := range mixes {
+			round++
+			for i := range readers {
+				e := readers[(round+i)%len(readers)]
+				r.progress.Working(fmt.Sprintf("%s %s, %s", e.Name, m, d))
+				a, err := r.query(e.entrant, e.mode, request{Op: opRead, Mix: m, Distribution: d, Round: uint64(round)})
+				if err != nil {
+					return err
+				}
+				done := float64(a.Done)
+				r.result.Plans[strings.TrimSpace(e.Name+" "+e.step)] = a.Plan
+				r.result.Reads = append(r.result.Reads, ReadCell{
+					Contestant: e.Name, Step: e.step, Mix: m.String(), Distribution: string(d), Queries: a.Done,
+					PerS: ratio(done, a.Seconds), Micros: ratio(a.Seconds*1e6, done), CPUMicros: ratio(a.CPU*1e6, done),
+					Reads: ratio(float64(a.Reads), done), ReadBytes: ratio(float64(a.ReadBytes), done), HitRate: a.Hits.rate(),
+				})
+			}
+		}
+	}
+	return nil
+}
+
+// query asks a contestant whose caches are empty.
+func (r *runner) query(e *entrant, mode cacheMode, q request) (a answer, err error) {
+	opened, err := e.ask(request{Op: opReopen, Cache: mode, Cold: r.o.Cold})
+	if err != nil {
+		return a, err
+	}
+	q.N, q.Warm = r.o.Queries, r.o.Queries
+	if a, err = e.ask(q); err != nil {
+		return a, err
+	}
+	a.Plan = opened.Plan
+	r.progress.Add(a.Done + q.Warm)
+	if a.Wrong > 0 {
+		return a, fmt.Errorf("%s: %d of %d answers are not what was written", e.Name, a.Wrong, a.Done)
+	}
+	return a, nil
+}
+
+// turn is a change of the mix midway: as many queries of the one, then of the other.
+type turn struct{ from, to mix10 }
+
+func (t turn) String() string { return fmt.Sprintf("%s then %s", t.from, t.to) }
+
+// changing is the turn that counts: from serving history to serving state.
+var (
+	changing = turn{10, 0}
+	turns    = []turn{changing, {7, 3}}
+)
+
+const gameSplit = "game"
+
+// splits are the fixed divisions in eighths, and 0 for the game.
+var splits = []int{0, 1, 2, 3, 4, 5, 6, 7}
+
+func splitName(eighths int) string {
+	if eighths == 0 {
+		return gameSplit
+	}
+	return fmt.Sprintf("%d/8", eighths)
+}
+
+// cache compares the game with fixed splits: the same queries by Starling, each with an empty cache that some queries fill.
+func (r *runner) cache() error {
+	ours := r.entrants[len(r.entrants)-1]
+	r.progress.Begin("cache", "queries", len(splits)*(len(mixes)*2+len(turns)*3)*r.o.Queries)
+	round := 1000
+	measure := func(name string, q request) error {
+		round++
+		q.Round, q.Distribution = uint64(round), cacheDistribution
+		for i := range splits {
+			eighths := splits[(round+i)%len(splits)]
+			r.progress.Working(fmt.Sprintf("%s, %s", splitName(eighths), name))
+			a, err := r.query(ours, cacheMode{Gaming: eighths == 0, Split: float64(eighths) / 8}, q)
+			if err != nil {
+				return err
+			}
+			done := float64(a.Done)
+			h := a.Hits
+			r.result.Cache = append(r.result.Cache, CacheCell{
+				Split: splitName(eighths), Mix: name, PerS: ratio(done, a.Seconds), Micros: ratio(a.Seconds*1e6, done), CPUMicros: ratio(a.CPU*1e6, done),
+				HitRate: h.rate(), Reads: ratio(float64(a.Reads), done),
+				State:  ratio(float64(h.StateHits), float64(h.StateHits+h.StateMisses)),
+				Blocks: ratio(float64(h.BlockHits), float64(h.BlockHits+h.BlockMisses)),
+			})
+		}
+		return nil
+	}
+	for _, m := range mixes {
+		if err := measure(m.String(), request{Op: opRead, Mix: m}); err != nil {
+			return err
+		}
+	}
+	for _, t := range turns {
+		if err := measure(t.String(), request{Op: opChange, Mix: t.from, Then: t.to}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cacheDistribution is that of the queries which compare divisions: without a favourite there is nothing to keep.
+const cacheDistribution = distZipf99
+
+// Blocks after the state that a recovery begins with, of which the last are not durable yet when the process dies.
+const dyingBlocks = 130
+
+func (r *runner) recovery() error {
+	spec := r.o.spec()
+	spec.Blocks = dyingBlocks
+	r.progress.Begin("recovery", "steps", spec.LoadSteps+2)
+	r.progress.Working("write")
+	p, err := r.child(roleWriter, "recovery", spec)
+	if err != nil {
+		return err
+	}
+	var written answer
+	for made := 0; made < spec.LoadSteps; made += loadSlice {
+		n := min(loadSlice, spec.LoadSteps-made)
+		if err := p.Ask(request{Op: opWrite, N: n}, &written); err != nil {
+			return err
+		}
+		r.progress.Add(n)
+	}
+	r.progress.Working("kill")
+	switch err := p.Ask(request{Op: opDie, N: dyingBlocks}, new(answer)); {
+	case err == nil:
+		return errors.New("recovery: the process that should have died did not")
+	case !p.Ended():
+		return err
+	}
+	r.progress.Add(1)
+	r.progress.Working("open")
+	if p, err = r.child(roleOpener, "recovery", spec); err != nil {
+		return err
+	}
+	var a answer
+	if err := p.Ask(request{Op: opRecover}, &a); err != nil {
+		return err
+	}
+	r.progress.Add(1)
+	p.End()
+	if a.Height < written.Height {
+		return fmt.Errorf("recovery: the zone is at height %d after the crash, %d was durable", a.Height, written.Height)
+	}
+	r.result.Recovery = &Recovery{
+		Keys: a.Keys, Seconds: a.Seconds, OpenS: a.Open, Height: a.Height, Lost: int64(spec.LoadSteps+dyingBlocks) - a.Height, DiskBytes: a.Disk,
+	}
+	r.endAll()
+	return nil
+}
+
+// Blocks of the commit part. A slice takes as long as the flusher waits at most, so each has a flush.
+const (
+	commitSlice   = 50
+	commitRounds  = 4
+	commitWarm    = 5
+	unpacedBlocks = 2000
+)
+
+func (r *runner) commits() error {
+	spec := r.o.spec()
+	slice, unpaced := min(commitSlice, r.o.Blocks), min(unpacedBlocks, 4*r.o.Blocks)
+	r.progress.Begin("commit", "blocks", 2*(spec.LoadSteps+commitRounds*slice+unpaced))
+	millis := map[string][]float64{}
+	for _, role := range []string{roleMemory, roleDurable} {
+		p, err := r.child(role, role, spec)
+		if err != nil {
+			return err
+		}
+		r.entrants = append(r.entrants, &entrant{Process: p})
+	}
+	ask := func(e *entrant, q request) (answer, error) {
+		a, err := e.ask(q)
+		r.progress.Add(a.Done)
+		return a, err
+	}
+	for _, e := range r.entrants {
+		r.progress.Working(e.Name + ", load")
+		for made := 0; made < spec.LoadSteps; made += loadSlice {
+			if _, err := ask(e, request{Op: opWrite, N: min(loadSlice, spec.LoadSteps-made)}); err != nil {
+				return err
+			}
+		}
+		if _, err := e.ask(request{Op: opCommit, N: commitWarm}); err != nil {
+			return err
+		}
+	}
+	err := r.slices(commitRounds, func(_ int, e *entrant) error {
+		a, err := ask(e, request{Op: opCommit, N: slice, Paced: true})
+		millis[e.Name] = append(millis[e.Name], a.Millis...)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	memory, durable := millis[roleMemory], millis[roleDurable]
+	c := &Commit{
+		Operations: r.o.TxsPerBlock, Blocks: len(durable), UnpacedBlocks: unpaced,
+		MemoryP50: harness.Percentile(memory, 50), MemoryP99: harness.Percentile(memory, 99),
+		DurableP50: harness.Percentile(durable, 50), DurableP99: harness.Percentile(durable, 99),
+	}
+	c.RatioP50, c.RatioP99 = ratio(c.DurableP50, c.MemoryP50), ratio(c.DurableP99, c.MemoryP99)
+	r.result.Commit = c
+	return r.slices(1, func(_ int, e *entrant) error {
+		a, err := ask(e, request{Op: opUnpaced, N: unpaced})
+		if e.Name == roleMemory {
+			c.MemoryRate = ratio(float64(a.Done), a.Seconds)
+			return err
+		}
+		c.DurableRate, c.WaitS, c.BlocksBeforeWait, c.Saturated = ratio(float64(a.Done), a.Seconds), a.Waited, a.FirstWait, a.Waited > 0
+		return err
+	})
+}

@@ -1,0 +1,167 @@
+package storagebench
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+
+	dbm "github.com/cometbft/cometbft-db"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/blocks"
+	"github.com/starling-kv/starling/storage/sgc"
+)
+
+// starlingLayout is what a node has: the block zone behind CometBFT's database interface, the state zone without a log.
+type starlingLayout struct {
+	Spec
+	blocks  *blocks.Zone
+	dbs     map[byte]dbm.DB
+	state   *storage.State
+	cache   *sgc.Cache
+	pages   *pages // nil: not to be read yet
+	height  int64
+	pending atomic.Int64 // blocks that are not durable yet
+	memory  memoryPlan
+}
+
+// dbNames are the names that CometBFT gives its databases.
+var dbNames = map[byte]string{dbBlocks: "blockstore", dbState: "state", dbIndex: "tx_index"}
+
+// Memtables of the block zone: one that is written to and one that is flushed. (Pebble may have more where flushes are slow.)
+const blockMemtables = 2
+
+func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingLayout, err error) {
+	l = &starlingLayout{Spec: spec, memory: planPages(budget, 0), dbs: map[byte]dbm.DB{}}
+	// What waits, what is being flushed, and the batch made of that.
+	flush := l.memory.Memtables / 2 / 3
+	so := storage.Options{
+		Logger: errorsOnly{}, CacheBytes: l.memory.BlockCache / 2, FlushBytes: flush, MaxLagBytes: 2 * flush,
+	}
+	so.MemTableBytes = uint64(flush)
+	if l.state, err = storage.Open(filepath.Join(dir, "state"), so); err != nil {
+		return nil, err
+	}
+	if m, ok := l.state.Meta(); ok {
+		l.height = m.Height
+	}
+	if r != nil {
+		l.pages = &r.pages
+		l.pages.read = l.state.Page
+		if err := l.pages.load(r.model, leavesOf(l.state)); err != nil {
+			return nil, errors.Join(err, l.state.Close())
+		}
+		l.memory = planPages(budget, l.pages.upper())
+		l.cache = r.mode.open(l.memory)
+		l.pages.cache = l.cache
+	}
+	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: l.memory.BlockCache / 2}
+	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)
+	if l.blocks, err = blocks.Open(filepath.Join(dir, "blocks"), bo); err != nil {
+		return nil, errors.Join(err, l.state.Close())
+	}
+	for letter, id := range dbNames {
+		l.dbs[letter] = l.blocks.DB(id)
+	}
+	return l, nil
+}
+
+// leavesOf yields all of a state zone.
+func leavesOf(zone *storage.State) iter.Seq2[avlstar.Leaf, error] {
+	return func(yield func(avlstar.Leaf, error) bool) {
+		for l, err := range zone.Scan() {
+			if !yield(avlstar.Leaf(l), err) {
+				return
+			}
+		}
+	}
+}
+
+// errorsOnly drops information.
+type errorsOnly struct{}
+
+func (errorsOnly) Info(string, ...any) {}
+func (errorsOnly) Error(msg string, keyvals ...any) {
+	harness.Quiet{}.Errorf("%s %v", msg, keyvals)
+}
+
+func (l *starlingLayout) replay(_ int64, data []batch, state batch) error {
+	for _, b := range data {
+		if err := writeTo(l.dbs[b.db], b); err != nil {
+			return err
+		}
+	}
+	l.height++
+	b := storage.Block{
+		Meta: storage.Meta{Height: l.height, AppHash: make([]byte, 32), ChunkBytes: avlstar.DefaultChunkBytes, ChainID: "bench"},
+		Done: func() { l.pending.Add(-1) },
+	}
+	var heights []storage.Height
+	for _, o := range state.ops {
+		switch o.kind {
+		case opSet:
+			b.Puts = append(b.Puts, storage.Leaf{Key: o.key, Value: o.value})
+		case opDelete:
+			b.Deletes = append(b.Deletes, o.key)
+		case opHeight:
+			heights = append(heights, storage.Height{Key: o.key, Height: o.value[0]})
+		}
+	}
+	b.Heights = slices.Values(heights)
+	l.pending.Add(1)
+	return l.state.Write(b)
+}
+
+func writeTo(db dbm.DB, b batch) error {
+	out := db.NewBatch()
+	var err error
+	for _, o := range b.ops {
+		err = errors.Join(err, out.Set(o.key, o.value))
+	}
+	switch {
+	case err != nil:
+	case b.sync:
+		err = out.WriteSync()
+	default:
+		err = out.Write()
+	}
+	return errors.Join(err, out.Close())
+}
+
+func (l *starlingLayout) drain() error { return l.state.Flush() }
+
+func (l *starlingLayout) busy() bool { return l.pending.Load() > 0 }
+
+func (l *starlingLayout) counts() counts {
+	b, s := l.blocks.Metrics(), l.state.Metrics()
+	return counts{
+		Log:       int64(b.LogBytes),
+		Flushed:   int64(b.FlushedBytes + s.WrittenBytes - s.CompactionBytes),
+		Compacted: int64(b.CompactedBytes + s.CompactionBytes),
+	}
+}
+
+func (l *starlingLayout) hits() cacheHits { return hitsOf(l.cache) }
+
+func (l *starlingLayout) plan() memoryPlan { return l.memory }
+
+func (l *starlingLayout) close() error { return errors.Join(l.state.Close(), l.blocks.Close()) }
+
+func (l *starlingLayout) tx(height, tx int, use func(record, part []byte) error) error {
+	return readTx(l.Spec, height, tx, func(db byte, key []byte, use func([]byte) error) error {
+		value, err := l.dbs[db].Get(key)
+		if err != nil {
+			return fmt.Errorf("block zone: %w", err)
+		}
+		return use(value)
+	}, use)
+}
+
+func (l *starlingLayout) account(key []byte, use func([]byte) error) error {
+	return l.pages.account(key, use)
+}
