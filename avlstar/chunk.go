@@ -49,7 +49,15 @@ func (v *Version) Chunk(k uint32) ([]byte, error) {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}
 	v.upperTree()
-	c := v.chunks[k]
+	b, err := v.encode(v.chunks[k])
+	if err != nil {
+		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, err)
+	}
+	return b, nil
+}
+
+// encode returns the leaf records below c.
+func (v *Version) encode(c chunkRoot) ([]byte, error) {
 	b := make([]byte, 0, c.Bytes)
 	if c.n == 0 {
 		b, _ = v.appendPage(b, c.up, c.side)
@@ -57,7 +65,7 @@ func (v *Version) Chunk(k uint32) ([]byte, error) {
 		b, _ = v.appendRecords(b, c.n)
 	}
 	if uint64(len(b)) != c.Bytes { // a page could not be had
-		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, v.Err())
+		return nil, v.Err()
 	}
 	return b, nil
 }

@@ -42,7 +42,7 @@ func (v *Version) upperTree() {
 		v.man = &Manifest{ChunkBytes: v.chunkBytes, Entries: make([]Entry, 0, v.NumChunks())}
 		v.chunks = make([]chunkRoot, 0, v.NumChunks())
 		if v.root != 0 {
-			v.walkUpper(chunkRoot{sub: sub{v.top, v.root}}, 0, nil)
+			walkUpper(&v.view, v.man, &v.chunks, chunkRoot{sub: sub{v.top, v.root}}, 0, nil)
 		}
 	})
 }
@@ -54,20 +54,20 @@ type chunkRoot struct {
 	side int
 }
 
-// walkUpper appends the chunks of s. h is the height of the inner node whose key is the least key of s, keyHash where that key's hash
-// stands; nil: nowhere, it is the least of all.
-func (v *Version) walkUpper(s chunkRoot, h uint8, keyHash *Hash) {
-	if !isSmall(s.Stat, v.chunkBytes) {
-		v.walkUpper(chunkRoot{v.child(s.n, left), s.n, left}, h, keyHash)
-		v.walkUpper(chunkRoot{v.child(s.n, right), s.n, right}, s.Height, v.image(s.n).keyHash())
+// walkUpper appends the chunks of s to m and roots. h is the height of the inner node whose key is the least key of s, keyHash where that
+// key's hash stands; nil: nowhere, it is the least of all.
+func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, keyHash *Hash) {
+	if !isSmall(s.Stat, m.ChunkBytes) {
+		walkUpper(w, m, roots, chunkRoot{childOf(w, s.n, left), s.n, left}, h, keyHash)
+		walkUpper(w, m, roots, chunkRoot{childOf(w, s.n, right), s.n, right}, s.Height, w.image(s.n).keyHash())
 		return
 	}
 	e := Entry{BoundaryHeight: h, Root: s.Stub}
 	if keyHash != nil {
 		e.FirstKeyHash = *keyHash
 	}
-	v.chunks = append(v.chunks, s)
-	v.man.Entries = append(v.man.Entries, e)
+	*roots = append(*roots, s)
+	m.Entries = append(m.Entries, e)
 }
 
 // Encode returns the manifest's only encoding (design, section 3):

@@ -1,0 +1,133 @@
+package avlstar
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// MinCutBytes is the least limit of a cut: what is smaller may not be in memory (see Paging).
+const MinCutBytes = maxPageBytes
+
+// Cut is a tree, or a chunk, divided again with a smaller limit than its chunks have: where two versions differ in a few leaves of a chunk,
+// most pieces of that chunk are equal, and equal ones have the same Stub (design, section 8).
+//
+// A cut of a version refers to it and holds no reference of its own; a cut of a chunk refers to its bytes. Concurrent calls are fine.
+type Cut struct {
+	manifest *Manifest
+	roots    []chunkRoot
+	version  *Version // or
+	run      *run
+	byRoot   map[Stub]uint32
+}
+
+// Cut divides v into maximal subtrees of at most limit bytes (MinCutBytes to MaxChunkBytes), or single leaves. It hashes nothing.
+func (v *Version) Cut(limit uint64) (*Cut, error) {
+	v.inUse()
+	c, err := newCut(limit)
+	if err != nil {
+		return nil, err
+	}
+	c.version = v
+	if v.root != 0 {
+		walkUpper(&v.view, c.manifest, &c.roots, chunkRoot{sub: sub{v.top, v.root}}, 0, nil)
+	}
+	return c.index(), nil
+}
+
+// CutChunk divides chunk k of v alike.
+func (v *Version) CutChunk(k uint32, limit uint64) (*Cut, error) {
+	v.inUse()
+	if k >= v.NumChunks() {
+		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
+	}
+	c, err := newCut(limit)
+	if err != nil {
+		return nil, err
+	}
+	v.upperTree()
+	c.version = v
+	walkUpper(&v.view, c.manifest, &c.roots, v.chunks[k], 0, nil)
+	return c.index(), nil
+}
+
+// Cut divides the chunk alike. After Assemble that is an error.
+func (c *Chunk) Cut(limit uint64) (*Cut, error) {
+	cut, err := newCut(limit)
+	if err != nil {
+		return nil, err
+	}
+	if cut.run = c.run; cut.run == nil {
+		return nil, errors.New("avlstar: cut of a chunk that is part of a tree already")
+	}
+	walkUpper(runNodes{c.run}, cut.manifest, &cut.roots, chunkRoot{sub: c.run.root}, 0, nil)
+	return cut.index(), nil
+}
+
+func newCut(limit uint64) (*Cut, error) {
+	if limit < MinCutBytes || limit > MaxChunkBytes {
+		return nil, fmt.Errorf("avlstar: cut into pieces of %d bytes, it must be %d to %d", limit, MinCutBytes, MaxChunkBytes)
+	}
+	return &Cut{manifest: &Manifest{ChunkBytes: limit}}, nil
+}
+
+func (c *Cut) index() *Cut {
+	c.byRoot = make(map[Stub]uint32, len(c.roots))
+	for k := range c.roots {
+		c.byRoot[c.roots[k].Stub] = uint32(k)
+	}
+	return c
+}
+
+// Manifest lists the pieces as if they were chunks, with the limit as B. It must not be modified.
+func (c *Cut) Manifest() *Manifest { return c.manifest }
+
+// Find returns the number of a piece with that root: its bytes, but for the first height, are then the same.
+func (c *Cut) Find(root Stub) (k uint32, ok bool) {
+	k, ok = c.byRoot[root]
+	return k, ok
+}
+
+// Piece returns the leaf records of piece k, encoded as a chunk.
+func (c *Cut) Piece(k uint32) ([]byte, error) {
+	if int64(k) >= int64(len(c.roots)) {
+		return nil, fmt.Errorf("avlstar: no piece %d, the cut has %d", k, len(c.roots))
+	}
+	if c.version != nil {
+		c.version.inUse()
+		b, err := c.version.encode(c.roots[k])
+		if err != nil {
+			return nil, fmt.Errorf("avlstar: piece %d: %w", k, err)
+		}
+		return b, nil
+	}
+	var from uint64
+	for i := range c.manifest.Entries[:k] {
+		from += c.manifest.Entries[i].Root.Bytes
+	}
+	b := slices.Clone(c.run.data[from : from+c.roots[k].Bytes])
+	b[0] = 0
+	return b, nil
+}
+
+// VerifySubManifest decodes the manifest of a chunk that is cut with a smaller limit, and proves it against the chunk's root, which is already
+// trusted. After that every piece can be verified alone by VerifyChunk, but for the key of the first, which nothing commits to.
+func VerifySubManifest(b []byte, chunk Stub, limit uint64) (*Manifest, error) {
+	if uint64(len(b)) >= chunk.Bytes {
+		return nil, fmt.Errorf("%w: it is as long as the chunk", ErrInvalidManifest)
+	}
+	m, err := DecodeManifest(b)
+	if err != nil {
+		return nil, err
+	}
+	c, err := m.Commitment()
+	switch {
+	case err != nil:
+		return nil, err
+	case m.ChunkBytes != limit:
+		return nil, fmt.Errorf("%w: pieces of at most %d bytes, not %d", ErrInvalidManifest, m.ChunkBytes, limit)
+	case c.Root != chunk:
+		return nil, fmt.Errorf("%w: it leads to the root %s, not to %s", ErrInvalidManifest, c.Root.Hash, chunk.Hash)
+	}
+	return m, nil
+}
