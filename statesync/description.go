@@ -18,11 +18,12 @@ const pinVersion = 1
 // pinDescription is what a node knows of a snapshot that it has on disk, beside the leaves there: with it each chunk is a range of keys
 // that can be verified.
 type pinDescription struct {
-	height  int64
-	hash    avlstar.Hash
-	encoded []byte // manifest
-	decoded *avlstar.Manifest
-	firsts  [][]byte // firsts[k-1] is the first key of chunk k; that of chunk 0 is the least there is
+	height    int64
+	hash      avlstar.Hash
+	encoded   []byte // manifest
+	decoded   *avlstar.Manifest
+	committed avlstar.Commitment
+	firsts    [][]byte // firsts[k-1] is the first key of chunk k; that of chunk 0 is the least there is
 }
 
 // keys returns the range of chunk k; nil is open.
@@ -107,6 +108,9 @@ func decodePinBody(b []byte) (*pinDescription, error) {
 	}
 	if len(d.decoded.Entries) == 0 {
 		return nil, errors.New("it has no chunk")
+	}
+	if d.committed, err = d.decoded.Commitment(); err != nil {
+		return nil, err
 	}
 	for k := 1; k < len(d.decoded.Entries); k++ {
 		var key []byte

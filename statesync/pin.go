@@ -25,8 +25,10 @@ type pin struct {
 type source interface {
 	numChunks() uint32
 	appHash() avlstar.Hash
-	manifest() []byte               // encoded, not to be modified
-	chunk(k uint32) ([]byte, error) // k is below numChunks
+	commitment() avlstar.Commitment
+	manifest() []byte                                 // encoded, not to be modified
+	chunk(k uint32) ([]byte, error)                   // k is below numChunks
+	cut(k uint32, limit uint64) (*avlstar.Cut, error) // of chunk k
 	retain()
 	release()
 }
@@ -54,8 +56,12 @@ func (s *inMemory) numChunks() uint32              { return s.version.NumChunks(
 func (s *inMemory) appHash() avlstar.Hash          { return s.version.AppHash() }
 func (s *inMemory) manifest() []byte               { return s.encoded() }
 func (s *inMemory) chunk(k uint32) ([]byte, error) { return s.version.Chunk(k) }
-func (s *inMemory) retain()                        { s.version.Retain() }
-func (s *inMemory) release()                       { s.version.Release() }
+func (s *inMemory) commitment() avlstar.Commitment { return s.version.Commitment() }
+func (s *inMemory) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
+	return s.version.CutChunk(k, limit)
+}
+func (s *inMemory) retain()  { s.version.Retain() }
+func (s *inMemory) release() { s.version.Release() }
 
 // Pin is a state on disk, as it was at some height. Range may be called concurrently, Close once, last.
 type Pin interface {
@@ -93,24 +99,40 @@ func (s *onDisk) numChunks() uint32     { return uint32(len(s.decoded.Entries)) 
 func (s *onDisk) appHash() avlstar.Hash { return s.hash }
 func (s *onDisk) manifest() []byte      { return s.encoded }
 
+func (s *onDisk) commitment() avlstar.Commitment { return s.committed }
+
 // chunk reads chunk k and verifies it.
 func (s *onDisk) chunk(k uint32) ([]byte, error) {
-	pin, err := s.opened()
+	data, _, err := s.verified(k)
+	return data, err
+}
+
+func (s *onDisk) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
+	_, chunk, err := s.verified(k)
 	if err != nil {
 		return nil, err
+	}
+	return chunk.Cut(limit)
+}
+
+func (s *onDisk) verified(k uint32) ([]byte, *avlstar.Chunk, error) {
+	pin, err := s.opened()
+	if err != nil {
+		return nil, nil, err
 	}
 	first, after := s.keys(k)
 	data, err := pin.Range(first, after, s.decoded.Entries[k].Root.Bytes)
 	if err != nil {
-		return nil, fmt.Errorf("%w: chunk %d: %w", ErrDamagedPin, k, err)
+		return nil, nil, fmt.Errorf("%w: chunk %d: %w", ErrDamagedPin, k, err)
 	}
 	if len(data) > 0 {
 		data[0] = 0 // as in every chunk; in the whole tree it is the boundary height
 	}
-	if _, err := s.decoded.VerifyChunk(k, data); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamagedPin, err)
+	chunk, err := s.decoded.VerifyChunk(k, data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrDamagedPin, err)
 	}
-	return data, nil
+	return data, chunk, nil
 }
 
 func (s *onDisk) opened() (Pin, error) {

@@ -1,10 +1,13 @@
 package statesync
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/starling-kv/starling/avlstar"
 )
@@ -30,6 +33,17 @@ type Builder interface {
 	// Build is called once all chunks are written, before Commit. The version that it returns is checked against the manifest and goes
 	// to Commit; the caller releases it.
 	Build() (*avlstar.Version, error)
+}
+
+// Resumer is a Target whose unfinished restore survives the end of the process, and can be turned to another snapshot. What it has is
+// verified like what a peer sends.
+type Resumer interface {
+	Target
+	// Continue is Begin without forgetting what an unfinished restore wrote. It remembers m, beside the app hash that it was verified against.
+	Continue(height int64, m *avlstar.Manifest) error
+	// Stored returns the records of chunk k of the manifest, as a chunk, if Write has had them; nil if not. Where they cannot be read, it
+	// has forgotten them. It may be called concurrently.
+	Stored(k uint32) []byte
 }
 
 var (
@@ -89,12 +103,91 @@ func BeginRestore(target Target, height int64, m *avlstar.Manifest) (*Restorer, 
 	if err := target.Begin(height, m); err != nil {
 		return nil, fmt.Errorf("restoring height %d: begin: %w", height, err)
 	}
+	return newRestorer(target, height, m, want), nil
+}
+
+func newRestorer(target Target, height int64, m *avlstar.Manifest, want avlstar.Commitment) *Restorer {
 	r := &Restorer{target: target, height: height, manifest: m, want: want}
 	r.mu.chunks = make([]*avlstar.Chunk, len(m.Entries))
 	r.builder, _ = target.(Builder)
 	r.mu.writing, r.mu.written = make([]bool, len(m.Entries)), make([]bool, len(m.Entries))
 	r.mu.missing = len(m.Entries)
-	return r, nil
+	return r
+}
+
+// ContinueRestore is BeginRestore that keeps what an unfinished restore has in common with m. Each chunk that the target has is verified
+// again; progress, if not nil, is called after each that was looked for, not concurrently. Ending ctx stops that, and leaves the target as it is.
+func ContinueRestore(ctx context.Context, target Resumer, height int64, m *avlstar.Manifest, progress func(done int)) (*Restorer, error) {
+	want, err := m.Commitment()
+	if err == nil {
+		err = target.Continue(height, m)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("restoring height %d: continue: %w", height, err)
+	}
+	r := newRestorer(target, height, m, want)
+	var (
+		wg   sync.WaitGroup
+		next atomic.Int64
+		told sync.Mutex
+		done int
+	)
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for k := next.Add(1) - 1; k < int64(len(m.Entries)) && ctx.Err() == nil; k = next.Add(1) - 1 {
+				r.stored(target, uint32(k))
+				if progress != nil {
+					told.Lock()
+					done++
+					progress(done)
+					told.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return r, ctx.Err()
+}
+
+// stored looks whether the target has chunk k. What it has and is not the chunk is as good as nothing.
+func (r *Restorer) stored(target Resumer, k uint32) {
+	data := target.Stored(k)
+	if data == nil {
+		return
+	}
+	c, err := r.manifest.VerifyChunk(k, data)
+	if err != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.has(k, c)
+}
+
+// has notes chunk k as written. The caller holds r.mu.
+func (r *Restorer) has(k uint32, c *avlstar.Chunk) {
+	if r.builder == nil {
+		r.mu.chunks[k] = c
+	}
+	r.mu.writing[k], r.mu.written[k] = true, true
+	r.mu.missing--
+}
+
+// Verified returns chunk k if it was accepted and is in memory, else nil. It is for reading, before Commit.
+func (r *Restorer) Verified(k uint32) *avlstar.Chunk {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if int64(k) >= int64(len(r.mu.chunks)) {
+		return nil
+	}
+	return r.mu.chunks[k]
+}
+
+// Leave ends the restore and leaves the target with what was written, for a ContinueRestore to come.
+func (r *Restorer) Leave() {
+	r.life.Lock()
+	defer r.life.Unlock()
+	_ = r.end(nil) // nothing is aborted, nothing fails
 }
 
 // Want says how long chunk k is; false if it is not missing. A chunk of another length is not worth looking at.
@@ -140,11 +233,7 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 		r.mu.failed = fmt.Errorf("restoring height %d: write chunk %d: %w", r.height, k, err)
 		return false, r.mu.failed
 	}
-	if r.builder == nil {
-		r.mu.chunks[k] = c
-	}
-	r.mu.written[k] = true
-	r.mu.missing--
+	r.has(k, c)
 	return true, nil
 }
 

@@ -34,10 +34,6 @@ func (m *Manager) Committed(height int64, v *avlstar.Version) {
 	if n := len(s.pins); n > 0 && s.pins[n-1].height >= height {
 		return // told before, or stored before a restart
 	}
-	if (int64(v.NumChunks())-1)*minEntryBytes > maxManifestBytes {
-		m.sayTooLarge(height, int64(v.NumChunks())*minEntryBytes)
-		return
-	}
 	p := &pin{height: height}
 	if !s.closed {
 		p.source = newInMemory(v)
@@ -61,7 +57,7 @@ func (m *Manager) Due(height int64) bool {
 // PinData describes v, the state after block height, where its snapshot is worth storing now: nil where none is to be taken, or newer
 // ones have taken its place since. What is stored with it can be served after a restart, see AddStored.
 func (m *Manager) PinData(height int64, v *avlstar.Version) []byte {
-	if !m.wanted(height) || v.NumChunks() == 0 || (int64(v.NumChunks())-1)*minEntryBytes > maxManifestBytes {
+	if !m.wanted(height) || v.NumChunks() == 0 {
 		return nil
 	}
 	data, err := EncodePin(height, v)
@@ -170,8 +166,8 @@ func (m *Manager) sayTooLarge(height, bytes int64) {
 		return
 	}
 	m.serving.tooLarge = true
-	m.log.Error("The state has too many chunks to be offered over CometBFT's state sync; new nodes cannot join from this one. "+
-		"A larger chunk_bytes in genesis makes fewer.", "height", height, "manifest_bytes", bytes, "limit", maxManifestBytes)
+	m.log.Error("The state has too many chunks to be offered over CometBFT's state sync: new nodes join from this one over the transport only",
+		"height", height, "manifest_bytes", bytes, "limit", maxManifestBytes)
 }
 
 // pinned returns the newest pins, newest first. The caller releases them.
@@ -196,7 +192,11 @@ func (m *Manager) offered() iter.Seq[*pin] {
 		pins := m.pinned()
 		defer release(pins)
 		for _, p := range pins {
-			if size := len(p.manifest()); size > maxManifestBytes {
+			if least := (int64(p.numChunks()) - 1) * minEntryBytes; least > maxManifestBytes {
+				m.serving.Lock()
+				m.sayTooLarge(p.height, least)
+				m.serving.Unlock()
+			} else if size := len(p.manifest()); size > maxManifestBytes {
 				m.serving.Lock()
 				m.sayTooLarge(p.height, int64(size))
 				m.serving.Unlock()

@@ -146,7 +146,13 @@ func TestTooLargeSnapshotsAreNotOffered(t *testing.T) {
 	for range 3 {
 		require.Len(t, m.List(), 1)
 	}
-	require.Equal(t, 1, lines.count("chunk_bytes in genesis"))
+	require.Equal(t, 1, lines.count("over the transport only"))
+	require.Equal(t, []int64{1, 2, 3}, m.Heights(), "our own transport has no such limit")
+	served, ok := m.Serve(3)
+	require.True(t, ok)
+	defer served.Release()
+	_, err = avlstar.VerifyManifest(served.Manifest(), served.Commitment().AppHash())
+	require.NoError(t, err)
 }
 
 func TestMetricsAndProgress(t *testing.T) {
