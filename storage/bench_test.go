@@ -38,7 +38,7 @@ func benchZone(b *testing.B, opts Options) *State {
 	s, err := Open(b.TempDir(), opts)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close()) })
-	r, err := s.BeginRestore()
+	r, err := s.BeginRestore(nil)
 	require.NoError(b, err)
 	var keys [][]byte
 	for n := range uint64(benchKeys) {
@@ -47,7 +47,7 @@ func benchZone(b *testing.B, opts Options) *State {
 	slices.SortFunc(keys, slices.Compare)
 	value := newRNG(1)
 	for run := range slices.Chunk(keys, 5000) {
-		require.NoError(b, r.Add(func(yield func(Leaf) bool) {
+		require.NoError(b, r.Add(RunID(run[0]), func(yield func(Leaf) bool) {
 			v := make([]byte, 100)
 			for i, k := range run {
 				for j := 0; j+8 <= len(v); j += 8 {

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -25,13 +26,13 @@ type crashFS struct {
 		at   int64 // value of progress at the crash
 	}
 	progress atomic.Int64 // maintained by the test
+	cfg      vfs.CrashCloneCfg
 }
 
 func newCrashFS(rng *rand.Rand, n int64) *crashFS { return newCrashFSOn(vfs.NewCrashableMem(), rng, n) }
 
 func newCrashFSOn(mem *vfs.MemFS, rng *rand.Rand, n int64) *crashFS {
-	c := &crashFS{}
-	cfg := vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}
+	c := &crashFS{cfg: vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}}
 	var links sync.Mutex
 	c.FS = errorfs.Wrap(lockedLinks{mem, &links}, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if op.Kind.ReadOrWrite() != errorfs.OpIsWrite || c.changes.Add(1) < n {
@@ -41,7 +42,7 @@ func newCrashFSOn(mem *vfs.MemFS, rng *rand.Rand, n int64) *crashFS {
 			c.crash.at = c.progress.Load()
 			links.Lock()
 			defer links.Unlock()
-			c.crash.left = mem.CrashClone(cfg)
+			c.crash.left = mem.CrashClone(c.cfg)
 		})
 		return nil
 	}))
@@ -126,10 +127,17 @@ func TestCrashDuringWrites(t *testing.T) {
 	t.Logf("%d changes of files; heights after the crash -> times: %v; pins: %d", total, heights, pins)
 }
 
-// After a crash at any point of a restore, the zone holds the old state, nothing, or the restored state.
+// restoreStep is what a restore is known to have at a point of its life.
+type restoreStep struct {
+	runs  map[RunID]bool
+	label string
+}
+
+// After a crash at any point of a restore, the zone holds the old state, nothing, or the restored state; and if nothing, then the
+// restore can go on: with every run that Add had returned for, if only the process was killed.
 func TestCrashDuringRestore(t *testing.T) {
-	const crashes = 100
-	first := Block{Meta: testMeta(3), Puts: []Leaf{{Key: []byte("old"), Value: []byte("1")}}}
+	const crashes = 160
+	first := Block{Meta: testMeta(3), Pin: []byte{}, Puts: []Leaf{{Key: []byte("old"), Value: []byte("1")}}}
 	old := emptyModel().apply(first)
 	restored := emptyModel()
 	restored.meta = testMeta(9)
@@ -138,54 +146,137 @@ func TestCrashDuringRestore(t *testing.T) {
 		restored.leaves[fmt.Sprintf("%04d", i)] = strings.Repeat("x", 500)
 		restored.heights[fmt.Sprintf("%04d", i)] = 1
 	}
-	const began, written, committed = 1, 2, 3
-	run := func(c *crashFS) {
+	runs := testRuns(restored, 40)
+	ids := idsOf(runs)
+	const began = 1 // index of the step
+	var steps []restoreStep
+	run := func(c *crashFS, readable bool) {
+		steps = nil
+		now := restoreStep{runs: map[RunID]bool{}}
+		done := func() {
+			steps = append(steps, restoreStep{maps.Clone(now.runs), now.label})
+			c.progress.Store(int64(len(steps) - 1))
+		}
 		s, err := Open("zone", testOptions(c))
 		require.NoError(t, err)
-		first.Pin = []byte{}
 		write(t, s, first)
-		c.progress.Store(began)
-		r, err := s.BeginRestore()
+		done()
+		r, err := s.BeginRestore([]byte("a"))
 		require.NoError(t, err)
-		c.progress.Store(written)
-		for piece := range slices.Chunk(restored.list(), 40) {
-			require.NoError(t, r.Add(slices.Values(piece)))
-			require.NoError(t, r.ingest(r.take())) // as if they were large
+		now.label = "a"
+		done()
+		for i, id := range ids {
+			addRuns(t, r, runs, id)
+			now.runs[id] = true
+			done()
+			switch i {
+			case 3: // another target
+				require.NoError(t, r.SetLabel([]byte("b")))
+				now.label = "b"
+				done()
+				require.NoError(t, r.Remove(ids[1]))
+				delete(now.runs, ids[1])
+				done()
+			case 6:
+				r.Close()
+				r, err = s.ResumeRestore()
+				require.NoError(t, err)
+				done()
+			}
+		}
+		addRuns(t, r, runs, ids[1])
+		now.runs[ids[1]] = true
+		done()
+		if readable {
+			require.NoError(t, r.Readable())
+			done()
 		}
 		require.NoError(t, r.Commit(restored.meta))
-		c.progress.Store(committed)
+		done()
 		require.NoError(t, s.Close())
 	}
-	total := changesOf(t, run)
-	seen := map[int64]int{}
+	total := changesOf(t, func(c *crashFS) { run(c, true) })
+	seen := map[string]int{}
 	for seed := range uint64(crashes) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rng := newRNG(1000 + seed)
 			at := 1 + rng.Int64N(total)
-			if seed < 16 {
-				at = total - int64(seed) // the end is short
+			if seed < 40 {
+				at = total - int64(seed)/2 // the end is short
 			}
 			c := newCrashFS(rng, at)
-			run(c)
+			killed := seed%2 == 0 // and no more
+			if killed {
+				c.cfg.UnsyncedDataPercent = 100
+			}
+			run(c, rng.IntN(2) == 0)
 			if c.crash.left == nil {
 				return
 			}
 			s := openZone(t, c.crash.left)
-			got := read(t, s)
-			seen[got.meta.Height]++
-			allowed := map[int64][]model{
-				0: {emptyModel(), old}, began: {old, emptyModel()}, written: {emptyModel(), restored}, committed: {restored},
-			}[c.crash.at]
-			require.Contains(t, allowed, got)
+			before := int(c.crash.at)
+			after := min(before+1, len(steps)-1) // or on the way there
+			got, label, resumable := read(t, s), "", false
+			if b, ok := s.Interrupted(); ok {
+				label, resumable = string(b), true
+			}
 			for _, p := range s.Pins() {
 				require.EqualValues(t, 3, p.Height)
 				require.Equal(t, old.meta.Height, got.meta.Height, "a pin of a state that is gone")
 				require.Equal(t, old.records(nil, nil), pinRecords(t, s, 3))
 			}
+			switch got.meta.Height {
+			case 9:
+				seen["restored"]++
+				require.Equal(t, len(steps)-1, after)
+				require.False(t, resumable)
+				require.Equal(t, restored, got)
+				return
+			case 3:
+				seen["old"]++
+				require.Less(t, before, began)
+				require.False(t, resumable)
+				require.Equal(t, old, got)
+				return
+			}
+			require.Equal(t, emptyModel(), got)
+			require.Less(t, before, len(steps)-1)
+			if !resumable {
+				seen["empty"]++
+				require.Less(t, before, began)
+				return
+			}
+			seen["resumed"]++
+			require.Contains(t, []string{steps[before].label, steps[after].label}, label)
+			r, err := s.ResumeRestore()
+			require.NoError(t, err)
+			for id := range steps[before].runs {
+				if killed && steps[after].runs[id] {
+					require.Contains(t, r.Runs(), id)
+				}
+			}
+			for _, id := range r.Runs() {
+				leaves, err := readRun(r, id)
+				if err != nil {
+					require.False(t, killed)
+					seen["unreadable runs"]++
+					require.NoError(t, r.Remove(id))
+					continue
+				}
+				require.Equal(t, runs[id], leaves)
+			}
+			for _, id := range ids {
+				if !slices.Contains(r.Runs(), id) {
+					addRuns(t, r, runs, id)
+				}
+			}
+			require.NoError(t, r.Commit(restored.meta))
+			require.NoError(t, s.Close())
+			restored.requireIn(t, openZone(t, c.crash.left))
 		})
 	}
-	require.Len(t, seen, 3)
-	t.Logf("height found after the crash -> times: %v", seen)
+	require.Positive(t, min(seen["old"], seen["empty"], seen["resumed"], seen["restored"]), "%v", seen)
+	t.Logf("found after the crash -> times: %v", seen)
 }
 
 // After a crash at any point of a rollback, the zone holds the newer state or the pin's.

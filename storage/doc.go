@@ -9,12 +9,13 @@
 //	       ┌─────┐
 //	       ▼     │      BeginRestore            Restore.Commit
 //	empty ───► at height H ───► restoring (no meta) ───► at height H'
-//	  ▲            │                 │
-//	  └── Reset ───┴─── Abort, or killed: wiped at the next Open
+//	  ▲            │             │   │          ▲
+//	  └── Reset ───┴─── Abort ───┘   └─ Close, ─┘ ResumeRestore
+//	                                   killed
 //
 // There is no log of writes: the blockchain is the log. The height in meta is the *safe* height; after a crash the zone opens at
 // it, and the blocks since are executed again. A batch becomes durable as a whole, and meta is in it, so what opens is always the
-// state after one of the blocks. A restore removes meta first and writes it last, so whatever a killed restore leaves behind
-// counts as nothing. The states of past flushes can stay readable for a while (generations), and beyond a restart as databases of
+// state after one of the blocks. A restore removes meta first and writes it last, so the zone counts as empty in between; what a
+// killed one has written lies in a folder of its own, from which it can go on. The states of past flushes can stay readable for a while (generations), and beyond a restart as databases of
 // their own that share the files (pins).
 package storage

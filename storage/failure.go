@@ -41,11 +41,13 @@ const gatePause = 100 * time.Millisecond
 var errGate = errors.New("the zone has failed, it writes nothing any more")
 
 // gate is a file system on which no table can be begun after a failure: Pebble repeats a flush that failed until it succeeds. So
-// the disk stays at the safe height.
+// the disk stays at the safe height. And Pebble removes the names under which tables were handed to it: a restore's stay.
 type gate struct {
 	vfs.FS
 	failure *failure
 	closing chan struct{}
+	dir     string      // of the zone
+	keep    atomic.Bool // the database must not remove the tables of a restore, to which it has made links
 }
 
 func (g *gate) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
@@ -57,6 +59,13 @@ func (g *gate) Create(name string, category vfs.DiskWriteCategory) (vfs.File, er
 		return nil, errGate
 	}
 	return g.FS.Create(name, category)
+}
+
+func (g *gate) Remove(name string) error {
+	if dir := g.PathDir(name); g.keep.Load() && g.PathBase(dir) == restoreName && g.PathDir(dir) == g.dir {
+		return nil
+	}
+	return g.FS.Remove(name)
 }
 
 func (g *gate) Unwrap() vfs.FS { return g.FS }

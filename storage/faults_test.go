@@ -164,12 +164,12 @@ func (w *faultyWorld) run(t *testing.T, s *State) error {
 			last.meta = m
 			last.meta.Restored = true
 			w.writes(m, last)
-			r, err := s.BeginRestore()
+			r, err := s.BeginRestore(nil)
 			if err != nil {
 				return err
 			}
 			for piece := range slices.Chunk(last.list(), 1+w.rng.IntN(100)) {
-				if err := r.Add(slices.Values(piece)); err != nil {
+				if err := r.Add(RunID(piece[0].Key), slices.Values(piece)); err != nil {
 					return err
 				}
 			}
@@ -311,7 +311,7 @@ func TestFullDisk(t *testing.T) {
 			require.EqualValues(t, 3, s.Safe())
 			full.Store(false) // nothing is written any more all the same
 			require.ErrorIs(t, s.Flush(), ErrDiskFull)
-			_, err = s.BeginRestore()
+			_, err = s.BeginRestore(nil)
 			require.ErrorIs(t, err, ErrDiskFull)
 			require.NoError(t, s.Close())
 			if suffix != ".sst" {

@@ -264,6 +264,9 @@ func (s *State) flush(group []waiting) error {
 		s.pin(last)
 	}
 	s.generations.push(g, s.opts.Generations)
+	if s.interrupted.Load() {
+		s.forgetRestore() // blocks have taken its place
+	}
 	s.mu.Lock()
 	s.setSafe(last.Meta)
 	s.mu.flushes++ // whoever is told that a block is durable finds the flush counted

@@ -360,7 +360,7 @@ func (s *State) rollback(height int64) error {
 		return err
 	}
 	s.generations.dropAll()
-	if _, err := s.db.IngestAndExcise(context.Background(), pathsOf(out.done), nil, nil, wholeZone); err != nil {
+	if _, err := s.db.IngestAndExcise(context.Background(), out.done, nil, nil, wholeZone); err != nil {
 		return s.folder.Err("roll back", err)
 	}
 	return s.folder.Err("roll back", errors.Join(
@@ -378,7 +378,7 @@ func (p *Pin) copyTo(out *tables) error {
 		if err != nil {
 			return errors.Join(p.folder.Err("read", err), it.Close())
 		}
-		if err := out.setRaw(it.Key(), value); err != nil {
+		if err := out.set(it.Key(), value); err != nil {
 			return errors.Join(p.s.folder.Err("roll back", err), it.Close())
 		}
 	}

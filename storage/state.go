@@ -8,6 +8,7 @@ import (
 	"iter"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -70,6 +71,7 @@ type State struct {
 	writerOptions sstable.WriterOptions
 
 	failure     failure
+	interrupted atomic.Bool // there is a restore that can be resumed
 	gate        *gate
 	users       users
 	generations generations
@@ -109,8 +111,8 @@ type State struct {
 	}
 }
 
-// Open opens the state zone in dir, which it creates if need be. What a killed restore left behind is removed, and so are pins
-// that are not whole or of a height that the zone does not reach.
+// Open opens the state zone in dir, which it creates if need be. Of a restore that was interrupted, what is of no use is removed,
+// and so are pins that are not whole or of a height that the zone does not reach.
 func Open(dir string, opts Options) (*State, error) {
 	s, err := open(dir, opts)
 	if err != nil {
@@ -133,7 +135,7 @@ func open(dir string, opts Options) (*State, error) {
 		close(s.flusherDone)
 	}
 	s.mu.moved, s.failure.done = make(chan struct{}), make(chan struct{})
-	s.gate = &gate{FS: opts.FS, failure: &s.failure, closing: make(chan struct{})}
+	s.gate = &gate{FS: opts.FS, failure: &s.failure, closing: make(chan struct{}), dir: opts.FS.PathDir(opts.FS.PathJoin(dir, "x"))}
 	s.folder = engine.Folder{
 		Zone: "state", Dir: dir, WayOut: "remove it with `starlingd unsafe-reset-all` and join again by state sync",
 		FS: s.gate, Logger: opts.Logger, Background: s.background,
@@ -190,7 +192,7 @@ func (s *State) closeDB() error {
 	return s.folder.Err("close", s.db.Close())
 }
 
-// load reads meta, and wipes data that has none.
+// load reads meta, and wipes data that has none. A restore's folder stays, unless there is a state.
 func (s *State) load() error {
 	meta, ok, err := readMeta(s.db)
 	switch {
@@ -211,6 +213,9 @@ func (s *State) load() error {
 				return err
 			}
 		}
+	}
+	if err := s.loadRestore(ok); err != nil {
+		return s.folder.Err("open", err)
 	}
 	if ok {
 		s.setSafe(meta)
@@ -248,8 +253,7 @@ func (s *State) wipeOrphans() error {
 	if !orphans {
 		return nil
 	}
-	s.log.Info("removing a state whose restore was interrupted", "folder", s.dir)
-	return s.wipe()
+	return s.wipe() // of a restore that was not committed
 }
 
 // wipe removes every record, durably: the tables leave the list of files, none is read.
@@ -289,11 +293,11 @@ func (s *State) closedErr(doing string) error {
 	return fmt.Errorf("state folder %s: %s: %w", s.dir, doing, ErrClosed)
 }
 
-// Reset empties the zone, durably, and ends a restore that is under way. Blocks that wait are dropped, pins removed.
-func (s *State) Reset() error { return s.restart(nil) }
+// Reset empties the zone, durably, and drops a restore that is under way, or interrupted. Blocks that wait are dropped, pins removed.
+func (s *State) Reset() error { return s.restart(nil, nil) }
 
-// restart empties the zone and makes r the restore that is under way.
-func (s *State) restart(r *Restore) error {
+// restart empties the zone and makes r, if not nil, the restore that is under way.
+func (s *State) restart(r *Restore, label []byte) error {
 	if s.opts.ReadOnly {
 		return fmt.Errorf("state folder %s: reset: open for reading only", s.dir)
 	}
@@ -325,15 +329,24 @@ func (s *State) restart(r *Restore) error {
 		old.end()
 	}
 	s.generations.dropAll()
-	err := s.wipe()
+	s.gate.keep.Store(false)
+	err := s.folder.Err("empty", s.discardRestore())
+	if err == nil {
+		s.interrupted.Store(false)
+		err = s.wipe()
+	}
 	if err == nil {
 		err = s.folder.Err("empty", s.removePins(func(int64) bool { return true }))
 	}
-	if err == nil {
-		err = s.folder.Err("empty", s.opts.FS.RemoveAll(s.ingestDir()))
-	}
 	if err != nil {
 		s.failure.fail(err)
+	} else if r != nil {
+		if err = s.makeRestore(label); err == nil {
+			err = r.start()
+		}
+		if err != nil {
+			err = s.folder.Err("restore", errors.Join(err, s.discardRestore()))
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -346,7 +359,7 @@ func (s *State) restart(r *Restore) error {
 }
 
 // Close makes durable what waits, unless the zone has failed, and releases the folder. It waits for scans and the like to end;
-// a restore that is under way ends as if it had been killed. Pins that are open stay so.
+// a restore that is under way can be resumed once the zone is open again. Pins that are open stay so.
 func (s *State) Close() error {
 	s.mu.Lock()
 	if s.mu.closed {

@@ -118,11 +118,14 @@ func TestLagIsBounded(t *testing.T) {
 			defer s.Close()
 			release := hold()
 			var done atomic.Int64
-			written := make(chan int64, 100)
+			written, told := make(chan int64, 100), make(chan struct{}, 30)
 			go func() {
 				for height := int64(1); height <= 30; height++ {
 					b := blockOf(height, "a", string(make([]byte, 1000)))
-					b.Done = func() { done.Add(1) }
+					b.Done = func() {
+						done.Add(1)
+						told <- struct{}{}
+					}
 					if err := s.Write(b); err != nil {
 						break
 					}
@@ -142,6 +145,9 @@ func TestLagIsBounded(t *testing.T) {
 			require.NoError(t, s.Flush())
 			require.EqualValues(t, 30, s.Safe())
 			require.Positive(t, s.Metrics().WaitSeconds)
+			for range 30 {
+				<-told // some after Flush has returned
+			}
 
 			release = hold()
 			done.Store(0)
@@ -375,7 +381,7 @@ func TestReadOnly(t *testing.T) {
 	require.NoError(t, s.Flush())
 	require.Error(t, s.Reset())
 	require.Error(t, s.Compact(t.Context(), nil))
-	_, err = s.BeginRestore()
+	_, err = s.BeginRestore(nil)
 	require.Error(t, err)
 	s.Trim(20, nil)
 	require.Len(t, s.Pins(), 1)
@@ -417,12 +423,12 @@ func TestCompact(t *testing.T) {
 // A scan is cut into parts, which come in order.
 func TestScanOfManyTables(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
-	r, err := s.BeginRestore()
+	r, err := s.BeginRestore(nil)
 	require.NoError(t, err)
 	const runs, each = 60, 50
 	value := make([]byte, 4<<10)
 	for _, run := range newRNG(1).Perm(runs) {
-		require.NoError(t, r.Add(func(yield func(Leaf) bool) {
+		require.NoError(t, r.Add(RunID(fmt.Sprint(run)), func(yield func(Leaf) bool) {
 			for i := range each {
 				rng := newRNG(uint64(run*each + i)) // values that do not compress
 				for i := 0; i < len(value); i += 8 {
@@ -467,11 +473,11 @@ func TestScanOfManyTables(t *testing.T) {
 
 func TestRestoreRefusesDisorder(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
-	r, err := s.BeginRestore()
+	r, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.Error(t, r.Add(slices.Values([]Leaf{{Key: []byte("b")}, {Key: []byte("a")}})))
-	require.NoError(t, r.Add(slices.Values([]Leaf{{Key: []byte("a"), Value: []byte{}}})))
-	require.NoError(t, r.Add(slices.Values([]Leaf(nil))))
+	require.Error(t, r.Add("1", slices.Values([]Leaf{{Key: []byte("b")}, {Key: []byte("a")}})))
+	require.NoError(t, r.Add("1", slices.Values([]Leaf{{Key: []byte("a"), Value: []byte{}}})))
+	require.NoError(t, r.Add("2", slices.Values([]Leaf(nil))))
 	require.NoError(t, r.Commit(testMeta(3)))
 	require.Len(t, scanAll(t, s), 1)
 	write(t, s, blockOf(4, "c", "1"))

@@ -45,6 +45,7 @@ type stripe struct {
 type ticket struct{ hash, generation uint64 }
 
 func newCoherentCache(cache *sgc.Cache) *coherentCache {
+	cache.Clear(sgc.Blocks) // it may hold what was in a folder that was removed since
 	return &coherentCache{cache: cache, seed: maphash.MakeSeed()}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -179,5 +180,23 @@ func BenchmarkGet(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// A cache outlives the folder that it was of, where a node that catches up puts its blocks aside.
+func TestOpenForgetsAnotherFolder(t *testing.T) {
+	cache, dir := sgc.New(1<<20), t.TempDir()
+	for _, folder := range []string{"one", "two"} {
+		zone, err := Open(filepath.Join(dir, folder), Options{Cache: cache})
+		require.NoError(t, err)
+		db := zone.DB("blockstore")
+		value, err := db.Get([]byte("key"))
+		require.NoError(t, err)
+		require.Nil(t, value)
+		require.NoError(t, db.SetSync([]byte("key"), []byte(folder)))
+		value, err = db.Get([]byte("key"))
+		require.NoError(t, err)
+		require.Equal(t, folder, string(value))
+		require.NoError(t, zone.Close())
 	}
 }

@@ -46,7 +46,7 @@ type Options struct {
 	// Fatal is called, after the error was logged, when the database cannot go on (its log or its list of files cannot be
 	// written). It must not return. Default: end the process with exit status 1.
 	Fatal      func(error)
-	Cache      *sgc.Cache // Get reads through its zone Blocks, which nobody else uses before or after; nil: no cache
+	Cache      *sgc.Cache // Get reads through its zone Blocks, which nobody else uses; Open clears it. nil: no cache
 	CacheBytes int64      // of Pebble's cache of file blocks; default 8 MiB
 	ReadOnly   bool       // for offline commands: nothing on disk changes; writes return ErrReadOnly
 

@@ -115,12 +115,24 @@ func New(budget int64, opts ...Option) *Cache {
 	}
 	c.mu.target = int64(float64(budget) * min(max(cfg.split, 0), 1))
 	for z := range c.mu.zones {
-		c.mu.zones[z].entries = map[uint64]*entry{}
-		c.mu.zones[z].probation.init()
-		c.mu.zones[z].protected.init()
-		c.mu.zones[z].ghosts.init(budget / ghostPart)
+		c.mu.zones[z].clear(budget)
 	}
 	return c
+}
+
+// Clear forgets everything that a zone keeps or has evicted: what is behind it is another one from now on. Counters and targets stay.
+func (c *Cache) Clear(z Zone) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.zones[z].clear(c.budget)
+}
+
+func (zo *zone) clear(budget int64) {
+	zo.entries = map[uint64]*entry{}
+	zo.probation, zo.protected, zo.ghosts = list{}, list{}, ghosts{}
+	zo.probation.init()
+	zo.protected.init()
+	zo.ghosts.init(budget / ghostPart)
 }
 
 // Get returns the value that the zone keeps under key. A miss whose key was evicted lately moves budget to the zone.

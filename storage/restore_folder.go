@@ -1,0 +1,187 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/starling-kv/starling/storage/internal/engine"
+)
+
+// A restore lies in a folder of the zone's, where Pebble leaves it alone. As pins do, it gets its name last, and loses it first:
+//
+//	restore-made ──rename──► restore ──rename──► restore-gone ──► removed
+//	                         LABEL, JOURNAL, 000001.sst, …
+//
+// So what is named restore has a label, and what lies in it was added to that restore.
+const (
+	restoreName   = "restore"
+	restoreMade   = "restore-made"
+	restoreGone   = "restore-gone"
+	labelFile     = "LABEL"
+	journalFile   = "JOURNAL"
+	newSuffix     = ".new" // of a label or journal that is to take the place of the other
+	tableSuffix   = ".sst"
+	tableNameForm = "%06d" + tableSuffix
+)
+
+func (s *State) inZone(name string) string { return s.opts.FS.PathJoin(s.dir, name) }
+
+func (s *State) inRestore(name string) string { return s.opts.FS.PathJoin(s.dir, restoreName, name) }
+
+func (s *State) tablePath(number uint64) string {
+	return s.inRestore(fmt.Sprintf(tableNameForm, number))
+}
+
+// makeRestore makes the folder of a restore without runs, durably. There must be none.
+func (s *State) makeRestore(label []byte) error {
+	fs, made := s.opts.FS, s.inZone(restoreMade)
+	err := errors.Join(fs.RemoveAll(made), fs.MkdirAll(made, 0o755))
+	if err == nil {
+		err = writeSynced(fs, fs.PathJoin(made, labelFile), encodeLabel(label))
+	}
+	if err == nil {
+		err = engine.SyncDir(fs, made)
+	}
+	if err == nil {
+		err = fs.Rename(made, s.inZone(restoreName))
+	}
+	if err == nil {
+		err = engine.SyncDir(fs, s.dir)
+	}
+	return err
+}
+
+// discardRestore removes the folder of a restore, if there is one. After a crash it is there as a whole, or not at all.
+func (s *State) discardRestore() error {
+	vfs, gone := s.opts.FS, s.inZone(restoreGone)
+	if err := vfs.RemoveAll(gone); err != nil {
+		return err
+	}
+	switch err := vfs.Rename(s.inZone(restoreName), gone); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	if err := engine.SyncDir(vfs, s.dir); err != nil {
+		return err
+	}
+	return vfs.RemoveAll(gone)
+}
+
+// loadRestore looks for a restore that can go on, when the zone is opened, and removes what else there may be.
+func (s *State) loadRestore(hasState bool) error {
+	if !s.opts.ReadOnly {
+		for _, name := range []string{restoreMade, restoreGone} {
+			if err := s.opts.FS.RemoveAll(s.inZone(name)); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := s.opts.FS.Stat(s.inZone(restoreName)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if !hasState {
+		_, err := s.readLabel()
+		if err == nil {
+			s.interrupted.Store(true)
+			if s.opts.ReadOnly {
+				return nil
+			}
+			_, err := s.loadRuns()
+			return err
+		}
+		if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrNewerFormat) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		s.log.Error("an interrupted restore cannot go on", "folder", s.inZone(restoreName), "err", err)
+	}
+	if s.opts.ReadOnly {
+		return nil
+	}
+	return s.discardRestore() // it was committed, or is of no use
+}
+
+func (s *State) readLabel() ([]byte, error) {
+	b, err := readAll(s.opts.FS, s.inRestore(labelFile), 1+MaxLabel+4)
+	if err != nil {
+		return nil, err
+	}
+	return decodeLabel(b)
+}
+
+// writeLabel replaces the label, durably: after a crash there is the one or the other.
+func (s *State) writeLabel(label []byte) error {
+	return s.replaceInRestore(labelFile, encodeLabel(label))
+}
+
+func (s *State) replaceInRestore(name string, b []byte) error {
+	fs, path := s.opts.FS, s.inRestore(name)
+	if err := writeSynced(fs, path+newSuffix, b); err != nil {
+		return errors.Join(err, fs.Remove(path+newSuffix))
+	}
+	if err := fs.Rename(path+newSuffix, path); err != nil {
+		return err
+	}
+	return engine.SyncDir(fs, s.inZone(restoreName))
+}
+
+// loadRuns returns the runs whose tables are all there, and have the right lengths. Files that are of none of them are removed.
+func (s *State) loadRuns() (map[RunID]run, error) {
+	vfs, runs := s.opts.FS, map[RunID]run{}
+	switch journal, err := readAll(vfs, s.inRestore(journalFile), maxJournalBytes); {
+	case err == nil:
+		var whole int
+		if runs, whole = decodeJournal(journal); whole < len(journal) {
+			s.log.Info("the list of what a restore has ends early", "folder", s.inZone(restoreName), "at", whole, "bytes", len(journal))
+		}
+	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrCorrupt):
+		return nil, err
+	}
+	names, err := vfs.List(s.inZone(restoreName))
+	if err != nil {
+		return nil, err
+	}
+	there := map[uint64]bool{}
+	for _, name := range names {
+		if number, ok := tableNumber(name); ok {
+			there[number] = true
+		}
+	}
+	used := map[uint64]bool{}
+	for id, r := range runs {
+		if !slices.ContainsFunc(r, func(t runTable) bool { return !there[t.number] || !s.hasBytes(t) }) {
+			for _, t := range r {
+				used[t.number] = true
+			}
+			continue
+		}
+		delete(runs, id)
+		s.log.Info("a run of a restore is not whole", "folder", s.inZone(restoreName), "run", fmt.Sprintf("%x", id))
+	}
+	for _, name := range names {
+		number, ok := tableNumber(name)
+		if name == labelFile || name == journalFile || ok && used[number] {
+			continue
+		}
+		if err := vfs.RemoveAll(s.inRestore(name)); err != nil {
+			return nil, err
+		}
+	}
+	return runs, nil
+}
+
+func (s *State) hasBytes(t runTable) bool {
+	info, err := s.opts.FS.Stat(s.tablePath(t.number))
+	return err == nil && !info.IsDir() && info.Size() == int64(t.bytes)
+}
+
+func tableNumber(name string) (uint64, bool) {
+	digits, ok := strings.CutSuffix(name, tableSuffix)
+	number, err := strconv.ParseUint(digits, 10, 63)
+	return number, ok && err == nil && number > 0 && fmt.Sprintf(tableNameForm, number) == name
+}

@@ -1,0 +1,199 @@
+package storage
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// RunID names a run of leaves, wherever in the state it lies: at most MaxRunID bytes that the caller chooses.
+type RunID string
+
+// MaxRunID is the greatest length of a RunID.
+const MaxRunID = 200
+
+// MaxLabel is the greatest length of a restore's label.
+const MaxLabel = 64 << 20
+
+// run is what the tables of a run are; without a leaf there are none.
+type run []runTable
+
+type runTable struct {
+	kind   byte // kindLeaf or kindHeight; leaves first
+	number uint64
+	bytes  uint64
+	crc    uint32 // CRC-32C of the file
+}
+
+// The journal lists the runs:
+//
+//	journal = version:u8 ‖ record × n
+//	record  = length of body:u32be ‖ body ‖ CRC-32C of both:u32be
+//	body    = 'a' ‖ len:u8 ‖ id ‖ (kind:u8 ‖ number:u64be ‖ bytes:u64be ‖ CRC-32C:u32be) × tables     added
+//	        | 'r' ‖ len:u8 ‖ id                                                                       removed
+//
+// It ends before the first record that is not whole: a kill tears the last one, and what follows damage is forgotten.
+const (
+	journalVersion  = 1
+	journalAdded    = 'a'
+	journalRemoved  = 'r'
+	runTableBytes   = 1 + 8 + 8 + 4
+	maxJournalBytes = 1 << 30 // a longer one is none of ours: millions of runs
+)
+
+// appendAdded appends the record that a run is there.
+func appendAdded(journal []byte, id RunID, r run) []byte {
+	at := len(journal)
+	journal = append(append(journal, 0, 0, 0, 0, journalAdded, byte(len(id))), id...)
+	for _, t := range r {
+		journal = append(journal, t.kind)
+		journal = binary.BigEndian.AppendUint64(journal, t.number)
+		journal = binary.BigEndian.AppendUint64(journal, t.bytes)
+		journal = binary.BigEndian.AppendUint32(journal, t.crc)
+	}
+	return endRecord(journal, at)
+}
+
+// appendRemoved appends the record that a run is not there any more.
+func appendRemoved(journal []byte, id RunID) []byte {
+	at := len(journal)
+	return endRecord(append(append(journal, 0, 0, 0, 0, journalRemoved, byte(len(id))), id...), at)
+}
+
+func endRecord(journal []byte, at int) []byte {
+	binary.BigEndian.PutUint32(journal[at:], uint32(len(journal)-at-4))
+	return binary.BigEndian.AppendUint32(journal, crc32.Checksum(journal[at:], castagnoli))
+}
+
+// decodeJournal returns the runs that are listed, and how many bytes of the journal are whole. A table that two runs claim is in neither.
+func decodeJournal(journal []byte) (runs map[RunID]run, whole int) {
+	runs = map[RunID]run{}
+	if len(journal) == 0 || journal[0] != journalVersion {
+		return runs, 0
+	}
+	whole = 1
+	for {
+		rest := journal[whole:]
+		if len(rest) < 4+4 {
+			break
+		}
+		n := uint64(binary.BigEndian.Uint32(rest))
+		if n > uint64(len(rest)-4-4) {
+			break
+		}
+		record := rest[:4+n]
+		if crc32.Checksum(record, castagnoli) != binary.BigEndian.Uint32(rest[4+n:]) || !applyRecord(runs, record[4:]) {
+			break
+		}
+		whole += len(record) + 4
+	}
+	dropShared(runs)
+	return runs, whole
+}
+
+func applyRecord(runs map[RunID]run, body []byte) bool {
+	if len(body) < 2 || len(body)-2 < int(body[1]) || body[1] > MaxRunID {
+		return false
+	}
+	id, tables := RunID(body[2:2+body[1]]), body[2+body[1]:]
+	switch {
+	case body[0] == journalRemoved && len(tables) == 0:
+		delete(runs, id)
+		return true
+	case body[0] != journalAdded || len(tables)%runTableBytes != 0:
+		return false
+	}
+	r := make(run, 0, len(tables)/runTableBytes)
+	for ; len(tables) > 0; tables = tables[runTableBytes:] {
+		t := runTable{tables[0], binary.BigEndian.Uint64(tables[1:]), binary.BigEndian.Uint64(tables[9:]), binary.BigEndian.Uint32(tables[17:])}
+		if t.kind != kindLeaf && t.kind != kindHeight || t.number == 0 || t.number > math.MaxInt64 || t.bytes > math.MaxInt64 {
+			return false
+		}
+		if len(r) > 0 && r[len(r)-1].kind == kindHeight && t.kind != kindHeight {
+			return false
+		}
+		r = append(r, t)
+	}
+	runs[id] = r
+	return true
+}
+
+func dropShared(runs map[RunID]run) {
+	owners, shared := map[uint64]RunID{}, []RunID{}
+	for id, r := range runs {
+		for _, t := range r {
+			if other, taken := owners[t.number]; taken {
+				shared = append(shared, id, other)
+			}
+			owners[t.number] = id
+		}
+	}
+	for _, id := range shared {
+		delete(runs, id)
+	}
+}
+
+// The label is a file with
+//
+//	version:u8 ‖ label ‖ CRC-32C of both:u32be
+const labelVersion = 1
+
+func encodeLabel(label []byte) []byte {
+	b := append(append(make([]byte, 0, 1+len(label)+4), labelVersion), label...)
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+func decodeLabel(b []byte) ([]byte, error) {
+	if len(b) < 1+4 || len(b) > 1+MaxLabel+4 {
+		return nil, fmt.Errorf("label of %d bytes: %w", len(b), ErrCorrupt)
+	}
+	body := b[:len(b)-4]
+	switch {
+	case crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]):
+		return nil, fmt.Errorf("label: wrong checksum: %w", ErrCorrupt)
+	case body[0] != labelVersion:
+		return nil, fmt.Errorf("label: version %d: %w", body[0], ErrNewerFormat)
+	}
+	return body[1:], nil
+}
+
+// readAll reads a file of at most limit bytes.
+func readAll(fs vfs.FS, path string, limit int64) ([]byte, error) {
+	file, err := fs.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > limit {
+		return nil, fmt.Errorf("%s: %d bytes, at most %d make sense: %w", path, info.Size(), limit, ErrCorrupt)
+	}
+	b := make([]byte, info.Size())
+	if _, err := io.ReadFull(file, b); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return b, nil
+}
+
+// writeSynced makes a file with these bytes, durably, but for its name.
+func writeSynced(fs vfs.FS, path string, b []byte) error {
+	file, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(b)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err2 := file.Close(); err == nil {
+		err = err2
+	}
+	return err
+}
