@@ -29,15 +29,23 @@ var arrows = map[string]struct {
 	"storage/internal/engine": {nil, "it opens databases, whatever is in them"},
 	"app":                     {[]string{"tx", "avlstar"}, "the state machine reaches disk and snapshots through its own interfaces"},
 	"statesync":               {[]string{"avlstar"}, "restoring reaches disk and app through its own interface"},
+	"statesync/scheduler":     {nil, "it decides, and knows neither clock nor network"},
+	"statesync/fastsync":      {[]string{"avlstar", "statesync", "statesync/scheduler", "transport"}, "joining reaches disk and app through statesync, and headers through its own interface"},
+	"statesync/archive":       {[]string{"avlstar"}, "a file holds chunks, wherever they come from or go to"},
+	"lightblocks":             {[]string{"transport"}, "headers are CometBFT's; who uses them is the business of node"},
+	"transport":               {nil, "messages and chunks between nodes, whatever is in them"},
+	"transport/tcp":           {[]string{"transport"}, "an implementation knows its interface only"},
+	"transport/transporttest": {[]string{"transport"}, "one suite for every implementation"},
 	"client":                  {[]string{"tx", "avlstar"}, "a client must not link a node"},
-	"node":                    {[]string{"tx", "app", "avlstar", "storage", "storage/blocks", "storage/sgc", "statesync"}, "node wires the parts together"},
+	"node":                    {[]string{"tx", "app", "avlstar", "storage", "storage/blocks", "storage/sgc", "statesync",
+		"statesync/archive", "statesync/fastsync", "lightblocks", "transport", "transport/tcp"}, "node wires the parts together"},
 	"cmd/starlingd":           {[]string{"node", "client", "tx", "app"}, "commands are thin over node and client"},
 	"cmd/localnet":            {[]string{"client", "tx", "app", "avlstar", "e2e/runner", "e2e/byzantine/liar"}, "the demonstration drives processes from outside"},
 	"e2e":                     {nil, "end-to-end tests are black-box"},
 	"internal/hexruns":        {nil, "it is for the vectors of any package"},
 	"e2e/runner":              {nil, "it starts and watches processes, whatever they are"},
 	"e2e/byzantine":           {[]string{"node", "e2e/byzantine/liar"}, "the liar is a node whose application is wrapped"},
-	"e2e/byzantine/liar":      {nil, "it damages bytes and must not know how to make good ones"},
+	"e2e/byzantine/liar":      {[]string{"transport"}, "it damages bytes and must not know how to make good ones"},
 }
 
 type goPackage struct {
@@ -103,6 +111,8 @@ func TestForbiddenDependencies(t *testing.T) {
 		{"tx", "github.com/cometbft/cometbft/node", "a format must not link a node"},
 		{"client", "github.com/cometbft/cometbft/node", "a client must not link a node"},
 		{"client", "github.com/cockroachdb/pebble", "a client has no database"},
+		{"transport", "github.com/cometbft/cometbft", "a transport does not know the chain"},
+		{"statesync/scheduler", "github.com/cometbft/cometbft", "the scheduler is pure"},
 	}
 	for _, f := range forbidden {
 		for _, p := range listPackages(t, "./"+f.from) {

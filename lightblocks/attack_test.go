@@ -1,0 +1,139 @@
+package lightblocks
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cometbft/cometbft/evidence"
+	cmtjson "github.com/cometbft/cometbft/libs/json"
+	"github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// lunatic is a chain that leaves the true one at a height with a block that could not have been made there: three of the five validators, more
+// than a third, sign for a set in which strangers sit beside them.
+func (c *chain) lunatic(at int64) *chain {
+	f := *c
+	f.blocks, f.keys = slices.Clone(c.blocks), maps.Clone(c.keys)
+	var members []*types.Validator
+	for _, val := range c.at(at).ValidatorSet.Validators[:3] {
+		members = append(members, types.NewValidator(val.PubKey, val.VotingPower))
+	}
+	for _, name := range []string{"stranger 1", "stranger 2"} {
+		key := testKey(name)
+		f.keys[string(key.PubKey().Address())] = key
+		members = append(members, types.NewValidator(key.PubKey(), 10))
+	}
+	set := types.NewValidatorSet(members)
+	for h := at; h <= c.heights; h++ {
+		next := set.CopyIncrementProposerPriority(1)
+		f.blocks[h-1] = f.makeBlock(h, set, next, f.blocks[h-2].Commit.BlockID, " lunatic")
+		set = next
+	}
+	return &f
+}
+
+// Each chain's full nodes would take the evidence that is against the other one.
+func TestEvidenceConvinces(t *testing.T) {
+	c := sharedChain(chainOptions{heights: 60, validators: 5, turnover: 9})
+	for name, other := range map[string]*chain{"equivocation": c.fork(40), "lunatic": c.lunatic(40)} {
+		for _, late := range []time.Duration{10 * time.Microsecond, 2 * time.Millisecond, 400 * time.Millisecond} {
+			testEvidenceConvinces(t, fmt.Sprintf("%s %v", name, late), c, other, late)
+		}
+	}
+}
+
+func testEvidenceConvinces(t *testing.T, name string, c, other *chain, late time.Duration) {
+	t.Run(name, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "evidence")
+		one, two := &testPeer{id: "one", chain: c, latency: time.Millisecond}, &testPeer{id: "two", chain: other, latency: late}
+		synctest.Test(t, func(t *testing.T) {
+			v := testVerifier(t, c, 5, func(o *Options) {
+				o.EvidenceDir = dir
+				o.Lied = func(id transport.ID, err error) { t.Errorf("%s was blamed: %v", id, err) }
+			})
+			v.Add(one)
+			v.Add(two)
+			_, err := v.LightBlock(context.Background(), 55)
+			require.ErrorIs(t, err, ErrConflict)
+			require.ErrorContains(t, err, "one")
+			require.ErrorContains(t, err, "two")
+			require.Equal(t, err, v.Conflict())
+			_, err = v.State(context.Background(), 50, c.genesis())
+			require.ErrorIs(t, err, ErrConflict)
+			synctest.Wait()
+		})
+		for _, p := range []*testPeer{one, two} {
+			taken := 0
+			for _, ev := range p.reported() {
+				if convinces(p.chain, ev.(*types.LightClientAttackEvidence)) {
+					taken++
+				}
+			}
+			require.Equal(t, 1, taken, "evidence that %s takes", p.id)
+		}
+
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, files, 1)
+		info, err := files[0].Info()
+		require.NoError(t, err)
+		require.Equal(t, fs.FileMode(0o600), info.Mode())
+		text, err := os.ReadFile(filepath.Join(dir, files[0].Name()))
+		require.NoError(t, err)
+		var kept keptEvidence
+		require.NoError(t, json.Unmarshal(text, &kept))
+		require.Equal(t, testChain, kept.ChainID)
+		require.Len(t, kept.Evidence, 2)
+		var ev types.LightClientAttackEvidence
+		require.NoError(t, cmtjson.Unmarshal(kept.Evidence[1], &ev))
+		require.True(t, convinces(c, &ev) || convinces(other, &ev))
+	})
+}
+
+// convinces says what CometBFT's evidence pool of a node on that chain would (evidence/verify.go).
+func convinces(c *chain, ev *types.LightClientAttackEvidence) bool {
+	if ev.ValidateBasic() != nil {
+		return false
+	}
+	common, trusted := c.at(ev.CommonHeight), c.at(ev.ConflictingBlock.Height)
+	return evidence.VerifyLightClientAttack(ev, common.SignedHeader, trusted.SignedHeader, common.ValidatorSet, chainEnd, DefaultTrustPeriod) == nil
+}
+
+// A wrong signature behind enough right ones would make every node refuse the evidence.
+func TestWrongSignaturesDoNotSpoilEvidence(t *testing.T) {
+	c := sharedChain(chainOptions{heights: 60, validators: 5, turnover: 9})
+	other := c.fork(40)
+	for i, lb := range other.blocks[39:] {
+		lb = copyBlock(lb)
+		lb.Commit.Signatures[4].Signature = make([]byte, 64)
+		other.blocks[39+i] = lb
+	}
+	one, two := &testPeer{id: "one", chain: c, latency: time.Millisecond}, &testPeer{id: "two", chain: other, latency: 500 * time.Millisecond}
+	synctest.Test(t, func(t *testing.T) {
+		v := testVerifier(t, c, 5, nil)
+		v.Add(one)
+		v.Add(two)
+		_, err := v.LightBlock(context.Background(), 55)
+		require.ErrorIs(t, err, ErrConflict)
+		synctest.Wait()
+	})
+	taken := 0
+	for _, ev := range one.reported() {
+		if convinces(c, ev.(*types.LightClientAttackEvidence)) {
+			taken++
+		}
+	}
+	require.Equal(t, 1, taken)
+}

@@ -1,0 +1,212 @@
+package lightblocks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	cmtjson "github.com/cometbft/cometbft/libs/json"
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// examine finds out why a peer has another block than the proved one, using nothing but the peer's own answers: it climbs from the trusted
+// block along the heights by which the proved one was reached. errLie if the peer's block cannot be proved that way, ErrConflict if it can,
+// else what stopped it. Where the two agree as far as both go, the peer's block is proved after all, and kept. (CometBFT light/detector.go,
+// examineConflictingHeaderAgainstTrace.)
+//
+//	trusted ── agree ── agree ── ours ── proved block
+//	                        └─── theirs ─── …          common block, conflicting block, trusted block: evidence, both ways round
+func (v *Verifier) examine(ctx context.Context, p *peer, target *types.LightBlock) (*proved, error) {
+	v.mu.Lock()
+	trace := v.mu.blocks.trace(target.Height)
+	v.mu.Unlock()
+	common := trace[0].LightBlock
+	get := func(ctx context.Context, height int64) (*types.LightBlock, bool, error) {
+		lb, err := v.fetch(ctx, p, height)
+		return lb, false, err
+	}
+	for _, ours := range trace[1:] {
+		theirs := target
+		if ours.Height != target.Height {
+			var err error
+			if theirs, err = v.fetch(ctx, p, ours.Height); err != nil {
+				return nil, fmt.Errorf("block %d, to examine block %d: %w", ours.Height, target.Height, err)
+			}
+		}
+		if bytes.Equal(theirs.Hash(), ours.Hash()) {
+			common = ours.LightBlock
+			continue
+		}
+		climb := []*types.LightBlock{common}
+		err := forward(ctx, common, theirs, get, v.follows, func(_ int64, lb *types.LightBlock) { climb = append(climb, lb) })
+		if err != nil {
+			return nil, err
+		}
+		return nil, v.attack(ctx, p, ours, climb)
+	}
+	if common.Height == target.Height {
+		return trace[len(trace)-1], nil
+	}
+	err := forward(ctx, common, target, get, v.verify, func(int64, *types.LightBlock) {})
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if b := v.mu.blocks.put(&proved{LightBlock: target, from: common.Height, by: p.id}); bytes.Equal(b.Hash(), target.Hash()) {
+		return b, nil
+	}
+	return nil, fmt.Errorf("%w: somebody else proved another block %d in this moment", ErrUnavailable, target.Height)
+}
+
+// attack handles two proved blocks of one height. climb leads from the last common block to the peer's.
+func (v *Verifier) attack(ctx context.Context, p *peer, ours *proved, climb []*types.LightBlock) error {
+	theirs := climb[len(climb)-1]
+	conflict := fmt.Errorf("%w: block %d is %X according to peer %s and %X according to peer %s; the trusted block is %d (%X)",
+		ErrConflict, ours.Height, ours.Hash(), ours.by, theirs.Hash(), p.id, v.opts.TrustHeight, v.opts.TrustHash)
+	v.mu.Lock()
+	if v.mu.conflict != nil {
+		conflict = v.mu.conflict
+		v.mu.Unlock()
+		return conflict
+	}
+	v.mu.conflict = conflict
+	flights := make([]*flight, 0, len(v.mu.flights))
+	for _, f := range v.mu.flights {
+		flights = append(flights, f)
+	}
+	peers := make([]*peer, len(v.mu.peers))
+	copy(peers, v.mu.peers)
+	v.mu.Unlock()
+	v.log.Error("attack on the light client", "err", conflict)
+	for _, f := range flights {
+		v.finish(f, nil, conflict)
+	}
+
+	conflicting, trusted, common := v.fork(ctx, ours, climb)
+	evidence := []*types.LightClientAttackEvidence{
+		newEvidence(ours.LightBlock, theirs, climb[0]), // if theirs is right
+		newEvidence(conflicting, trusted, common),      // if ours is right
+	}
+	if err := v.keepEvidence(ours.by, p.id, evidence); err != nil {
+		v.log.Error("evidence of an attack could not be kept", "dir", v.opts.EvidenceDir, "err", err)
+	}
+	for _, p := range peers { // who is on the right chain takes one of them, and refuses the other
+		for _, ev := range evidence {
+			v.spawn(func() {
+				call, cancel := context.WithTimeout(v.ctx, v.opts.CallTimeout)
+				defer cancel()
+				if err := guard(func() error { return p.ReportEvidence(call, ev) }); err != nil {
+					v.log.Info("a peer did not take evidence of an attack", "peer", p.id, "height", ev.ConflictingBlock.Height, "err", err)
+				}
+			})
+		}
+	}
+	return conflict
+}
+
+// fork finds the first block of climb that is not of our chain, by asking whoever gave ours; without an answer, the last one.
+func (v *Verifier) fork(ctx context.Context, ours *proved, climb []*types.LightBlock) (conflicting, trusted, common *types.LightBlock) {
+	v.mu.Lock()
+	var by *peer
+	for _, p := range v.mu.peers {
+		if p.id == ours.by {
+			by = p
+		}
+	}
+	v.mu.Unlock()
+	last := len(climb) - 1
+	for i := 1; i < last && by != nil; i++ {
+		same, err := v.fetch(ctx, by, climb[i].Height)
+		if err != nil {
+			break
+		}
+		if !bytes.Equal(same.Hash(), climb[i].Hash()) {
+			return climb[i], same, climb[i-1]
+		}
+	}
+	return climb[last], ours.LightBlock, climb[last-1]
+}
+
+// newEvidence is CometBFT's light/detector.go, newLightClientAttackEvidence: with a header that could not have been derived on the trusted chain
+// (lunatic) the common block counts, else (equivocation, amnesia) the height itself. Wrong signatures, which would make every node
+// refuse the evidence, are left out of the conflicting commit.
+func newEvidence(conflicting, trusted, common *types.LightBlock) *types.LightClientAttackEvidence {
+	ev := &types.LightClientAttackEvidence{ConflictingBlock: withoutWrongSignatures(conflicting)}
+	if ev.ConflictingHeaderIsInvalid(trusted.Header) {
+		ev.CommonHeight, ev.Timestamp, ev.TotalVotingPower = common.Height, common.Time, common.ValidatorSet.TotalVotingPower()
+	} else {
+		ev.CommonHeight, ev.Timestamp, ev.TotalVotingPower = trusted.Height, trusted.Time, trusted.ValidatorSet.TotalVotingPower()
+	}
+	ev.ByzantineValidators = ev.GetByzantineValidators(common.ValidatorSet, trusted.SignedHeader)
+	return ev
+}
+
+func withoutWrongSignatures(lb *types.LightBlock) *types.LightBlock {
+	if checkCommit(lb) == nil {
+		return lb
+	}
+	commit := lb.Commit.Clone()
+	for i, sig := range commit.Signatures {
+		if sig.BlockIDFlag == types.BlockIDFlagAbsent {
+			continue
+		}
+		_, val := lb.ValidatorSet.GetByIndex(int32(i))
+		if val == nil || !bytes.Equal(val.Address, sig.ValidatorAddress) ||
+			!val.PubKey.VerifySignature(commit.VoteSignBytes(lb.ChainID, int32(i)), sig.Signature) {
+			commit.Signatures[i] = types.NewCommitSigAbsent()
+		}
+	}
+	return &types.LightBlock{SignedHeader: &types.SignedHeader{Header: lb.Header, Commit: commit}, ValidatorSet: lb.ValidatorSet}
+}
+
+// keptEvidence is a file of EvidenceDir.
+type keptEvidence struct {
+	Found    time.Time         `json:"found"`
+	ChainID  string            `json:"chain_id"`
+	Peers    [2]transport.ID   `json:"peers"` // who gave the conflicting block of the evidence at the same index
+	Evidence []json.RawMessage `json:"evidence"`
+}
+
+// keepEvidence writes a file that is complete or not there.
+func (v *Verifier) keepEvidence(ours, theirs transport.ID, evidence []*types.LightClientAttackEvidence) error {
+	if v.opts.EvidenceDir == "" {
+		return nil
+	}
+	kept := keptEvidence{Found: v.opts.Now().UTC(), ChainID: v.opts.ChainID, Peers: [2]transport.ID{ours, theirs}}
+	for _, ev := range evidence {
+		text, err := cmtjson.Marshal(ev)
+		if err != nil {
+			return fmt.Errorf("encode evidence: %w", err)
+		}
+		kept.Evidence = append(kept.Evidence, text)
+	}
+	text, err := json.MarshalIndent(kept, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode evidence: %w", err)
+	}
+	if err := os.MkdirAll(v.opts.EvidenceDir, 0o700); err != nil {
+		return fmt.Errorf("keep evidence: %w", err)
+	}
+	f, err := os.CreateTemp(v.opts.EvidenceDir, "tmp-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("keep evidence: %w", err)
+	}
+	_, err = f.Write(append(text, '\n'))
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		block := evidence[1].ConflictingBlock
+		err = os.Rename(f.Name(), filepath.Join(v.opts.EvidenceDir, fmt.Sprintf("light-client-attack-%d-%X.json", block.Height, block.Hash())))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return fmt.Errorf("keep evidence: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package lightblocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cometbft/cometbft/light/provider"
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// Provider asks one peer over the transport. It is a provider of CometBFT's light client, and a Peer of the Verifier. What it returns is of
+// the right chain and height and consistent in itself; it is not verified. Its methods may be called concurrently.
+type Provider struct {
+	chainID string
+	conn    transport.Conn
+	newest  atomic.Int64 // the highest height that the peer gave
+}
+
+var _ Peer = (*Provider)(nil)
+
+// NewProvider asks over conn, which stays the caller's to close.
+func NewProvider(chainID string, conn transport.Conn) *Provider {
+	return &Provider{chainID: chainID, conn: conn}
+}
+
+// ID is whom it asks.
+func (p *Provider) ID() transport.ID { return p.conn.Remote().ID }
+
+// ChainID implements provider.Provider.
+func (p *Provider) ChainID() string { return p.chainID }
+
+// String names the peer in CometBFT's logs.
+func (p *Provider) String() string { return "transport{" + p.conn.Remote().String() + "}" }
+
+// LightBlock implements provider.Provider; height 0 is the peer's newest. CometBFT's light client compares errors by identity, so they are
+// its own: ErrLightBlockNotFound and ErrHeightTooHigh (the peer does not have it), ErrNoResponse (it is busy, refuses or failed),
+// ErrBadLightBlock (it answered what no honest peer does); else the error of the connection or of ctx.
+func (p *Provider) LightBlock(ctx context.Context, height int64) (*types.LightBlock, error) {
+	if height < 0 {
+		return nil, fmt.Errorf("height %d is negative", height)
+	}
+	body, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodLightBlock, Body: encodeHeight(height), Max: MaxLightBlock})
+	if err != nil {
+		return nil, p.translate(ctx, height, err)
+	}
+	lb, err := decodeLightBlock(body, p.chainID, height)
+	if err != nil {
+		return nil, provider.ErrBadLightBlock{Reason: err}
+	}
+	for seen := p.newest.Load(); lb.Height > seen && !p.newest.CompareAndSwap(seen, lb.Height); seen = p.newest.Load() {
+	}
+	return lb, nil
+}
+
+func (p *Provider) translate(ctx context.Context, height int64, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, transport.ErrGone):
+		if newest := p.newest.Load(); newest > 0 && height > newest {
+			return provider.ErrHeightTooHigh
+		}
+		return provider.ErrLightBlockNotFound
+	case errors.Is(err, transport.ErrBusy), errors.Is(err, transport.ErrRefused), errors.Is(err, transport.ErrFailed):
+		return provider.ErrNoResponse
+	case errors.Is(err, transport.ErrTooLong), errors.Is(err, transport.ErrProtocol):
+		return provider.ErrBadLightBlock{Reason: err}
+	}
+	return err
+}
+
+// ConsensusParams asks for CometBFT's parameters at a height. Its errors are LightBlock's.
+func (p *Provider) ConsensusParams(ctx context.Context, height int64) (types.ConsensusParams, error) {
+	if height <= 0 {
+		return types.ConsensusParams{}, fmt.Errorf("there are no consensus parameters at height %d", height)
+	}
+	body, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodConsensusParams, Body: encodeHeight(height), Max: MaxParams})
+	if err != nil {
+		return types.ConsensusParams{}, p.translate(ctx, height, err)
+	}
+	params, err := decodeParams(body)
+	if err != nil {
+		return params, provider.ErrBadLightBlock{Reason: err}
+	}
+	return params, nil
+}
+
+// ReportEvidence implements provider.Provider.
+func (p *Provider) ReportEvidence(ctx context.Context, ev types.Evidence) error {
+	body, err := encodeEvidence(ev)
+	if err != nil {
+		return fmt.Errorf("encode evidence: %w", err)
+	}
+	if len(body) > MaxEvidence {
+		return fmt.Errorf("evidence of %d bytes is longer than a request can be (%d)", len(body), MaxEvidence)
+	}
+	if _, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodEvidence, Body: body, Max: 16}); err != nil {
+		return fmt.Errorf("report evidence to %s: %w", p.conn.Remote(), err)
+	}
+	return nil
+}

@@ -1,0 +1,249 @@
+package lightblocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// Blocks is what the Server needs of CometBFT's block store (*store.BlockStore). Called concurrently. nil means that it has no such thing.
+type Blocks interface {
+	Base() int64
+	Height() int64
+	LoadBlockMeta(height int64) *types.BlockMeta
+	LoadBlockCommit(height int64) *types.Commit
+	LoadSeenCommit(height int64) *types.Commit
+}
+
+// States is what the Server needs of CometBFT's state store (state.Store). Called concurrently.
+type States interface {
+	LoadValidators(height int64) (*types.ValidatorSet, error)
+	LoadConsensusParams(height int64) (types.ConsensusParams, error)
+}
+
+// ServerOptions is what a Server serves from. Without stores it has nothing; see SetStores.
+type ServerOptions struct {
+	ChainID  string
+	Blocks   Blocks
+	States   States
+	Evidence func(types.Evidence) error // takes evidence that a peer reports (evidence.Pool.AddEvidence); nil: refused
+	Logger   log.Logger                 // nil: none
+}
+
+// Server answers peers from the node's own stores.
+type Server struct {
+	chainID string
+	logger  log.Logger
+	reads   chan struct{} // places for reading: rebuilding an old validator set can take up to 100,000 rounds of CometBFT's rotation
+	reports chan struct{} // places for evidence: it is verified before it is refused
+
+	stores struct { // held for reading while a store is in use, so that who swaps them may close the old ones
+		sync.RWMutex
+		blocks   Blocks
+		states   States
+		evidence func(types.Evidence) error
+	}
+	cache answers
+}
+
+const (
+	readers     = 4
+	reporters   = 1
+	cachedBytes = 16 << 20
+)
+
+// NewServer serves from the stores of opts.
+func NewServer(opts ServerOptions) *Server {
+	s := &Server{chainID: opts.ChainID, logger: opts.Logger, reads: make(chan struct{}, readers), reports: make(chan struct{}, reporters)}
+	if s.logger == nil {
+		s.logger = log.NewNopLogger()
+	}
+	s.SetStores(opts.Blocks, opts.States, opts.Evidence)
+	return s
+}
+
+// SetStores exchanges the stores. It returns when nobody reads the old ones any more, so they can be closed then. Without stores (nil, nil,
+// nil) the server answers that it does not have what is asked for.
+func (s *Server) SetStores(blocks Blocks, states States, evidence func(types.Evidence) error) {
+	s.stores.Lock()
+	defer s.stores.Unlock()
+	s.stores.blocks, s.stores.states, s.stores.evidence = blocks, states, evidence
+	s.cache.clear()
+}
+
+// Register makes the server answer the methods of light blocks, consensus parameters and evidence.
+func (s *Server) Register(m *transport.Mux) {
+	m.Handle(transport.MethodLightBlock, transport.HandlerFunc(s.serveLightBlock))
+	m.Handle(transport.MethodConsensusParams, transport.HandlerFunc(s.serveParams))
+	m.Handle(transport.MethodEvidence, transport.HandlerFunc(s.serveEvidence))
+}
+
+// using calls f while the stores are held, at most cap(places) at a time. A panic of a store (CometBFT's panic when their database fails) is
+// an error: a peer's question never ends the node.
+func (s *Server) using(ctx context.Context, places chan struct{}, f func(Blocks, States) error) error {
+	select {
+	case places <- struct{}{}:
+		defer func() { <-places }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	s.stores.RLock()
+	defer s.stores.RUnlock()
+	if s.stores.blocks == nil || s.stores.states == nil {
+		return fmt.Errorf("no stores: %w", transport.ErrGone)
+	}
+	err := guard(func() error { return f(s.stores.blocks, s.stores.states) })
+	if err != nil && !errors.Is(err, transport.ErrGone) && !errors.Is(err, transport.ErrRefused) {
+		s.logger.Error("a peer's question about the chain failed", "err", err)
+	}
+	return err
+}
+
+func (s *Server) serveLightBlock(ctx context.Context, r transport.Request) ([]byte, error) {
+	height, err := decodeHeight(r.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
+	}
+	var answer []byte
+	err = s.using(ctx, s.reads, func(blocks Blocks, states States) error {
+		var err error
+		answer, err = s.lightBlock(blocks, states, height)
+		return err
+	})
+	return answer, err
+}
+
+// lightBlock encodes that of a height, or of the newest height that has a commit. A block's canonical commit stands in the next block; the
+// top one has only the commit that this node saw, which proves as much.
+func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte, error) {
+	base, top := blocks.Base(), blocks.Height()
+	candidates := []int64{height}
+	if height == 0 {
+		candidates = []int64{top, top - 1}
+	}
+	for _, h := range candidates {
+		if h < 1 || h < base || h > top {
+			continue
+		}
+		if answer := s.cache.get(h); answer != nil {
+			return answer, nil
+		}
+		meta := blocks.LoadBlockMeta(h)
+		commit := blocks.LoadBlockCommit(h)
+		seen := commit == nil && h == top
+		if seen {
+			commit = blocks.LoadSeenCommit(h)
+		}
+		if meta == nil || commit == nil {
+			continue // just being written, or just pruned
+		}
+		validators, err := states.LoadValidators(h)
+		if err != nil {
+			s.logger.Debug("no validators to serve", "height", h, "err", err)
+			continue
+		}
+		lb := &types.LightBlock{SignedHeader: &types.SignedHeader{Header: &meta.Header, Commit: commit}, ValidatorSet: validators}
+		if err := checkBasic(lb, s.chainID, h); err != nil {
+			return nil, fmt.Errorf("own light block %d: %w", h, err) // never let a damaged store make this node look like a liar
+		}
+		if seen {
+			// After block sync it is what a peer sent, and not every version of CometBFT checks more of it than what proves the block.
+			if err := checkCommit(lb); err != nil {
+				s.logger.Info("the commit of the newest block is not served: it holds a wrong signature", "height", h, "err", err)
+				continue
+			}
+		}
+		answer, err := encodeLightBlock(lb)
+		if err != nil {
+			return nil, fmt.Errorf("encode light block %d: %w", h, err)
+		}
+		s.cache.put(h, answer)
+		return answer, nil
+	}
+	return nil, fmt.Errorf("light block %d: %w", height, transport.ErrGone)
+}
+
+func (s *Server) serveParams(ctx context.Context, r transport.Request) ([]byte, error) {
+	height, err := decodeHeight(r.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
+	}
+	var answer []byte
+	err = s.using(ctx, s.reads, func(blocks Blocks, states States) error {
+		// CometBFT ends the process over stored parameters that it cannot read: only heights that exist are looked up.
+		if height < 1 || height > blocks.Height()+1 {
+			return fmt.Errorf("consensus parameters of height %d: %w", height, transport.ErrGone)
+		}
+		params, err := states.LoadConsensusParams(height)
+		if err != nil {
+			return fmt.Errorf("%w: %w", transport.ErrGone, err)
+		}
+		answer, err = encodeParams(params)
+		return err
+	})
+	return answer, err
+}
+
+func (s *Server) serveEvidence(ctx context.Context, r transport.Request) ([]byte, error) {
+	ev, err := decodeEvidence(r.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
+	}
+	return nil, s.using(ctx, s.reports, func(Blocks, States) error {
+		take := s.stores.evidence // using holds the lock
+		if take == nil {
+			return fmt.Errorf("no evidence pool: %w", transport.ErrRefused)
+		}
+		if err := take(ev); err != nil {
+			return fmt.Errorf("%w: %w", transport.ErrRefused, err)
+		}
+		s.logger.Info("a peer reported evidence of misbehaviour", "peer", r.Peer, "evidence", ev)
+		return nil
+	})
+}
+
+// answers keeps what was served lately: everybody who joins asks for the same few heights. A light block stays valid, so that of the top may
+// be kept as well. The oldest go first.
+type answers struct {
+	mu struct {
+		sync.Mutex
+		byHeight map[int64][]byte
+		order    []int64
+		bytes    int
+	}
+}
+
+func (a *answers) get(height int64) []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.byHeight[height]
+}
+
+func (a *answers) put(height int64, answer []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, has := a.mu.byHeight[height]; has {
+		return
+	}
+	a.mu.byHeight[height] = answer
+	a.mu.order = append(a.mu.order, height)
+	a.mu.bytes += len(answer)
+	for a.mu.bytes > cachedBytes {
+		oldest := a.mu.order[0]
+		a.mu.order = a.mu.order[1:]
+		a.mu.bytes -= len(a.mu.byHeight[oldest])
+		delete(a.mu.byHeight, oldest)
+	}
+}
+
+func (a *answers) clear() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.byHeight, a.mu.order, a.mu.bytes = map[int64][]byte{}, nil, 0
+}

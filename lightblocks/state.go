@@ -1,0 +1,164 @@
+package lightblocks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	cmtstate "github.com/cometbft/cometbft/proto/tendermint/state"
+	sm "github.com/cometbft/cometbft/state"
+	"github.com/cometbft/cometbft/types"
+	"github.com/cometbft/cometbft/version"
+)
+
+// State returns CometBFT's state after the block of a height, for a node whose application is there already (CometBFT's
+// statesync/stateprovider.go). It takes blocks height, height+1 and height+2: a change of validators made by the block of a height takes
+// effect two heights later. Two things are in no header, and so not taken from peers' words:
+//
+//   - of the consensus parameters, headers commit to the block's limits and the app version only. All else is genesis's, since Starling's
+//     application never changes them.
+//   - the validators' proposer priorities; see priorities.go.
+func (v *Verifier) State(ctx context.Context, height int64, genesis *types.GenesisDoc) (sm.State, error) {
+	if genesis.ChainID != v.opts.ChainID {
+		return sm.State{}, fmt.Errorf("state: genesis is of chain %q, not %q", genesis.ChainID, v.opts.ChainID)
+	}
+	initial := max(genesis.InitialHeight, 1)
+	if height < initial {
+		return sm.State{}, fmt.Errorf("state: height %d is below the first height %d", height, initial)
+	}
+	var blocks [3]*types.LightBlock
+	for i := range blocks {
+		var err error
+		if blocks[i], err = v.LightBlock(ctx, height+int64(i)); err != nil {
+			return sm.State{}, fmt.Errorf("state after height %d: %w", height, err)
+		}
+	}
+	last, current, next := blocks[0], blocks[1], blocks[2]
+	params, err := v.params(ctx, current, genesis)
+	if err != nil {
+		return sm.State{}, fmt.Errorf("state after height %d: %w", height, err)
+	}
+	sets, err := v.validators(ctx, blocks, initial)
+	if err != nil {
+		return sm.State{}, fmt.Errorf("state after height %d: %w", height, err)
+	}
+	return sm.State{
+		Version:                          cmtstate.Version{Consensus: current.Version, Software: version.TMCoreSemVer},
+		ChainID:                          v.opts.ChainID,
+		InitialHeight:                    initial,
+		LastBlockHeight:                  last.Height,
+		LastBlockID:                      last.Commit.BlockID,
+		LastBlockTime:                    last.Time,
+		LastValidators:                   sets[0],
+		Validators:                       sets[1],
+		NextValidators:                   sets[2],
+		LastHeightValidatorsChanged:      next.Height,
+		ConsensusParams:                  params,
+		LastHeightConsensusParamsChanged: current.Height,
+		LastResultsHash:                  current.LastResultsHash,
+		AppHash:                          current.AppHash,
+	}, nil
+}
+
+// params returns the parameters in force at a proved block. Peers are asked only where genesis's do not have the hash in the header.
+func (v *Verifier) params(ctx context.Context, at *types.LightBlock, genesis *types.GenesisDoc) (types.ConsensusParams, error) {
+	params := *types.DefaultConsensusParams()
+	if genesis.ConsensusParams != nil {
+		params = *genesis.ConsensusParams
+	}
+	params.Version.App = at.Version.App
+	if bytes.Equal(params.Hash(), at.ConsensusHash) {
+		return params, nil
+	}
+	peers := v.usablePeers()
+	if len(peers) == 0 {
+		return params, fmt.Errorf("consensus parameters of height %d: %w", at.Height, ErrNoPeers)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		p     *peer
+		given types.ConsensusParams
+		err   error
+	}
+	results := make(chan result, len(peers))
+	for _, p := range peers { // the answers are small: everybody is asked at once
+		v.spawn(func() {
+			r := result{p: p}
+			call, cancel := context.WithTimeout(ctx, v.opts.CallTimeout)
+			defer cancel()
+			r.err = guard(func() (err error) {
+				r.given, err = p.ConsensusParams(call, at.Height)
+				return err
+			})
+			results <- r
+		})
+	}
+	var why reasons
+	for range peers {
+		select {
+		case <-ctx.Done():
+			return params, fmt.Errorf("consensus parameters of height %d: %w", at.Height, ctx.Err())
+		case <-v.ctx.Done():
+			return params, ErrClosed
+		case r := <-results:
+			if r.err == nil && !bytes.Equal(r.given.Hash(), at.ConsensusHash) {
+				r.err = fmt.Errorf("%w: its consensus parameters of height %d have hash %X, the header says %X",
+					errLie, at.Height, r.given.Hash(), at.ConsensusHash)
+			}
+			if r.err != nil {
+				why.add(r.p, r.err)
+				v.blame(r.p, r.err)
+				continue
+			}
+			params.Block = r.given.Block
+			return params, nil
+		}
+	}
+	return params, fmt.Errorf("consensus parameters of height %d: %w", at.Height, why.explain(at.Height, len(peers)))
+}
+
+// StateProvider is a Verifier in the form of CometBFT's statesync.StateProvider. Its methods may be called concurrently.
+type StateProvider struct {
+	Verifier *Verifier
+	Genesis  *types.GenesisDoc
+	Timeout  time.Duration // of one call, for callers whose ctx never ends; 0: none
+}
+
+func (p StateProvider) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if p.Timeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, p.Timeout)
+}
+
+// AppHash returns the app hash after a height. It fails unless State will find its blocks as well.
+func (p StateProvider) AppHash(ctx context.Context, height uint64) ([]byte, error) {
+	ctx, cancel := p.limited(ctx)
+	defer cancel()
+	hash, err := p.Verifier.AppHash(ctx, int64(height))
+	if err != nil {
+		return nil, err
+	}
+	_, err = p.Verifier.LightBlock(ctx, int64(height)+2)
+	return hash, err
+}
+
+// Commit returns the commit of a height.
+func (p StateProvider) Commit(ctx context.Context, height uint64) (*types.Commit, error) {
+	ctx, cancel := p.limited(ctx)
+	defer cancel()
+	return p.Verifier.Commit(ctx, int64(height))
+}
+
+// State returns CometBFT's state after a height.
+func (p StateProvider) State(ctx context.Context, height uint64) (sm.State, error) {
+	if p.Genesis == nil {
+		return sm.State{}, errors.New("state: no genesis")
+	}
+	ctx, cancel := p.limited(ctx)
+	defer cancel()
+	return p.Verifier.State(ctx, int64(height), p.Genesis)
+}

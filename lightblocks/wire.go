@@ -1,0 +1,150 @@
+package lightblocks
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// Limits of what travels, in bytes.
+const (
+	// MaxLightBlock: 10,000 validators, CometBFT's maximum, have some 2 MiB with their signatures.
+	MaxLightBlock = 4 << 20
+	// MaxParams: consensus parameters have some hundred bytes.
+	MaxParams = 64 << 10
+	// MaxEvidence is what a request's body may hold.
+	MaxEvidence = transport.MaxBody
+)
+
+// guard turns a panic of CometBFT's types over hostile bytes into an error: some of their methods panic where only an own mistake was thought
+// possible (a sum of voting powers above the maximum, a time that has no encoding).
+func guard(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("it cannot be processed: %v", r)
+		}
+	}()
+	return f()
+}
+
+// encodeHeight is the body of a request about a height; 0 is the newest.
+func encodeHeight(height int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(height)) }
+
+func decodeHeight(body []byte) (int64, error) {
+	if len(body) != 8 {
+		return 0, fmt.Errorf("a height has 8 bytes, not %d", len(body))
+	}
+	height := int64(binary.BigEndian.Uint64(body))
+	if height < 0 {
+		return 0, fmt.Errorf("height %d is negative", height)
+	}
+	return height, nil
+}
+
+func encodeLightBlock(lb *types.LightBlock) ([]byte, error) {
+	pb, err := lb.ToProto()
+	if err != nil {
+		return nil, err
+	}
+	return pb.Marshal()
+}
+
+// decodeLightBlock reads an answer: complete, consistent in itself, of that chain and of that height (0: of any). Signatures are not checked.
+func decodeLightBlock(body []byte, chainID string, height int64) (*types.LightBlock, error) {
+	if len(body) > MaxLightBlock {
+		return nil, fmt.Errorf("a light block of %d bytes is longer than %d", len(body), MaxLightBlock)
+	}
+	var lb *types.LightBlock
+	err := guard(func() error {
+		var pb cmtproto.LightBlock
+		if err := pb.Unmarshal(body); err != nil {
+			return err
+		}
+		var err error
+		if lb, err = types.LightBlockFromProto(&pb); err != nil {
+			return err
+		}
+		return checkBasic(lb, chainID, height)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("light block: %w", err)
+	}
+	return lb, nil
+}
+
+// checkBasic is what a light block must be before a signature is looked at, wherever it comes from.
+func checkBasic(lb *types.LightBlock, chainID string, height int64) error {
+	if lb == nil {
+		return errors.New("it is empty")
+	}
+	if err := lb.ValidateBasic(chainID); err != nil {
+		return err
+	}
+	if height != 0 && lb.Height != height {
+		return fmt.Errorf("it is of height %d, not %d", lb.Height, height)
+	}
+	return nil
+}
+
+func encodeParams(params types.ConsensusParams) ([]byte, error) {
+	pb := params.ToProto()
+	return pb.Marshal()
+}
+
+func decodeParams(body []byte) (types.ConsensusParams, error) {
+	var params types.ConsensusParams
+	if len(body) > MaxParams {
+		return params, fmt.Errorf("consensus parameters of %d bytes are longer than %d", len(body), MaxParams)
+	}
+	err := guard(func() error {
+		var pb cmtproto.ConsensusParams
+		if err := pb.Unmarshal(body); err != nil {
+			return err
+		}
+		if pb.Block == nil || pb.Evidence == nil || pb.Validator == nil || pb.Version == nil {
+			return errors.New("a part is missing")
+		}
+		params = types.ConsensusParamsFromProto(pb)
+		return params.ValidateBasic()
+	})
+	if err != nil {
+		return types.ConsensusParams{}, fmt.Errorf("consensus parameters: %w", err)
+	}
+	return params, nil
+}
+
+func encodeEvidence(ev types.Evidence) ([]byte, error) {
+	pb, err := types.EvidenceToProto(ev)
+	if err != nil {
+		return nil, err
+	}
+	return pb.Marshal()
+}
+
+// decodeEvidence reads evidence that is consistent in itself. Whether it proves anything is for the evidence pool to say.
+func decodeEvidence(body []byte) (types.Evidence, error) {
+	if len(body) > MaxEvidence {
+		return nil, fmt.Errorf("evidence of %d bytes is longer than %d", len(body), MaxEvidence)
+	}
+	var ev types.Evidence
+	err := guard(func() error {
+		var pb cmtproto.Evidence
+		if err := pb.Unmarshal(body); err != nil {
+			return err
+		}
+		var err error
+		if ev, err = types.EvidenceFromProto(&pb); err != nil {
+			return err
+		}
+		return ev.ValidateBasic()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("evidence: %w", err)
+	}
+	return ev, nil
+}

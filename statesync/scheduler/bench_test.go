@@ -1,0 +1,72 @@
+package scheduler
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// BenchmarkItem is a whole item's way with 100 proven peers: Ask, two Progress, Received, Verified, Written. It must not grow with the
+// number of items that wait; tight is with the memory full all the time.
+func BenchmarkItem(b *testing.B) {
+	const size = 600_000
+	for _, bc := range []struct {
+		name   string
+		items  int
+		memory int64
+	}{
+		{"items=1000", 1_000, 1 << 40},
+		{"items=60000", 60_000, 1 << 40},
+		{"items=600000", 600_000, 1 << 40},
+		{"items=60000/tight", 60_000, 200 * size},
+	} {
+		b.Run(bc.name, func(b *testing.B) {
+			s, now := New(Options{MemoryBytes: bc.memory}), time.Duration(0)
+			var asks []Ask
+			step := func(e Event) {
+				for _, a := range s.Step(now, e) {
+					if a, is := a.(Ask); is {
+						asks = append(asks, a)
+					}
+				}
+			}
+			for i := range 100 {
+				id := PeerID(fmt.Sprintf("%02d", i))
+				step(PeerUp{id})
+				step(PeerHas{id, []Group{1}})
+			}
+			next := ItemID(0)
+			add := func(n int) {
+				items := make([]Item, n)
+				for i := range items {
+					next++
+					items[i] = Item{ID: next, Group: 1, Bytes: size + uint64(next)%1000, Exact: true}
+				}
+				step(Add{items})
+			}
+			add(bc.items)
+			step10 := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				if step10++; step10%10 == 0 { // so that as many wait all the time
+					add(10)
+				}
+				var a Ask
+				for s.requests[a.Request] == nil { // some are cancelled
+					a, asks = asks[0], asks[1:]
+				}
+				bytes := s.items[a.Item].Bytes
+				now += 100 * time.Microsecond
+				step(Progress{a.Request, bytes / 3})
+				step(Progress{a.Request, bytes / 2})
+				step(Received{a.Request, bytes})
+				step(Verified{a.Request})
+				step(Written{a.Item})
+			}
+			if err := s.checkInvariants(); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(s.inFlight), "in-flight")
+		})
+	}
+}

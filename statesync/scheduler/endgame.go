@@ -1,0 +1,121 @@
+package scheduler
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// outstanding is an item of which all copies are in flight.
+type outstanding struct {
+	item *item
+	eta  time.Duration // of the copy that will come first
+	age  time.Duration // of the youngest copy
+}
+
+// old reports whether a request of that age is to make way for a peer that does nothing else, or at least to be doubled, although
+// nobody is known to be faster. A peer that failed has to wait for longer, so that those that only pretend come to an end.
+func (s *Scheduler) old(age, eta time.Duration, failures int) bool {
+	return eta > age && age >= doubled(4*s.opts.Patience, failures, forever/16)
+}
+
+// endGameEvery is how often it is played at most: it looks at everything in flight, and in the end every answer leaves somebody idle.
+const endGameEvery = 2 * time.Millisecond
+
+// endGame asks idle peers for what others were asked for: trusted ones if they promise to be twice as fast, and everybody for what stalls.
+func (s *Scheduler) endGame(idle []*peer) {
+	if s.now < s.endGameAt {
+		s.wake = s.endGameAt
+		return
+	}
+	s.endGameAt = s.now + endGameEvery
+	list, youngest := s.outstanding(), forever
+	slices.SortFunc(list, func(a, b outstanding) int {
+		return cmp.Or(cmp.Compare(b.eta, a.eta), cmp.Compare(a.item.seq, b.item.seq))
+	})
+	for _, p := range idle {
+		if p.stalls {
+			continue
+		}
+		for i := range list {
+			o := &list[i]
+			if o.item == nil || p.holds(o.item) || !p.has(o.item.group) {
+				continue
+			}
+			if !s.room(p) || s.soon(p, o.eta) {
+				break
+			}
+			if s.worthCopy(p, o) && (s.allowed(p, o.item) || s.makeRoom(p, o.item)) {
+				s.ask(p, o.item)
+				o.item = nil
+			}
+		}
+	}
+	for _, o := range list {
+		if o.item != nil {
+			youngest = min(youngest, o.age)
+		}
+	}
+	if youngest < forever {
+		// What stalls shows only as time passes. The older they are, the rarer it is worth a look.
+		s.wake = s.now + max(s.opts.Horizon, youngest/2)
+	}
+}
+
+// soon reports that a copy is not worth it, whatever the item.
+func (s *Scheduler) soon(p *peer, eta time.Duration) bool {
+	return eta < 4*s.opts.Patience && !(p.trusted() && p.took(0) < eta/2)
+}
+
+func (s *Scheduler) outstanding() []outstanding {
+	for _, p := range s.connected {
+		p.stalls = false
+	}
+	s.measureQueues()
+	for r := s.oldest; r != nil; r = r.next {
+		r.eta = s.eta(r, s.ahead(r))
+		r.peer.stalls = r.peer.stalls || r.eta == forever
+	}
+	s.list = s.list[:0]
+	for r := s.oldest; r != nil; r = r.next {
+		if r.item.copies[0] != r {
+			continue
+		}
+		o := outstanding{r.item, forever, forever}
+		for _, c := range r.item.copies {
+			if c.phase != flying { // an answer is here
+				o.item = nil
+				break
+			}
+			o.eta, o.age = min(o.eta, c.eta), min(o.age, s.now-c.asked)
+		}
+		if o.item != nil {
+			s.list = append(s.list, o)
+		}
+	}
+	return s.list
+}
+
+// worthCopy reports whether a peer is to be asked for what others were asked for: a trusted one if it promises to be twice as fast, unless
+// a trusted one was asked a second time already and goes on; any peer if they stall. A third copy is for what is old. Where there may be
+// no more, it takes the place of the one that has brought least.
+func (s *Scheduler) worthCopy(p *peer, o *outstanding) bool {
+	n := len(o.item.copies)
+	if p.trusted() && p.took(o.item.Bytes) < o.eta/2 {
+		trusted := slices.ContainsFunc(o.item.copies, func(r *request) bool { return r.peer.trusted() })
+		if !trusted || n < s.opts.MaxCopies && (n == 1 || o.eta == forever) {
+			return true
+		}
+	}
+	if n >= s.opts.MaxCopies {
+		victim := slices.MinFunc(o.item.copies, worse)
+		return s.cancellable(victim, p) || s.old(o.age, o.eta, min(victim.peer.timeouts, p.failures))
+	}
+	if n == 1 && o.eta == forever && !p.trusted() {
+		// A trusted peer would be better, and will soon have nothing else to do, if there is one.
+		if _, _, known := s.reference(); !known || o.age >= s.opts.Patience {
+			return true
+		}
+	}
+	return s.old(o.age, o.eta, p.failures)
+}

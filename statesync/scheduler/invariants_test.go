@@ -1,0 +1,154 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+)
+
+// checkInvariants returns what is wrong with the books, recounted from scratch; nil: nothing.
+func (s *Scheduler) checkInvariants() error {
+	var used, probing, wasted uint64
+	var inFlight, verify, write int
+	late, remaining, verifyAt := map[*peer]int{}, map[*peer]uint64{}, map[*peer]int{}
+	for id, r := range s.requests {
+		it := r.item
+		used += charge(it)
+		if id != r.id || id > s.lastRequest {
+			return fmt.Errorf("request %d is known as %d", r.id, id)
+		}
+		if s.items[it.ID] != it {
+			return fmt.Errorf("request %d is for item %d, which is forgotten", id, it.ID)
+		}
+		if r.got > it.Bytes {
+			return fmt.Errorf("request %d has %d bytes of %d", id, r.got, it.Bytes)
+		}
+		if has := slices.Contains(it.copies, r); has != (r.phase == flying || r.phase == verifying) {
+			return fmt.Errorf("request %d in phase %d: among the copies of item %d: %v", id, r.phase, it.ID, has)
+		}
+		if running := s.timers.has(&r.timer); running != (r.phase == flying) {
+			return fmt.Errorf("request %d in phase %d: timer %v", id, r.phase, running)
+		}
+		switch r.phase {
+		case flying:
+			inFlight++
+			if r.probe {
+				probing += charge(it)
+			}
+			if !slices.Contains(r.peer.flying, r) || !r.peer.connected || r.peer.banned || it.dropped || it.writing != nil {
+				return fmt.Errorf("request %d should not be in flight", id)
+			}
+			if r.late {
+				late[r.peer]++
+			}
+			remaining[r.peer] += r.left()
+		case verifying:
+			verify++
+			verifyAt[r.peer]++
+		case writing:
+			write++
+			if it.writing != r {
+				return fmt.Errorf("request %d does not write item %d", id, it.ID)
+			}
+		default:
+			return fmt.Errorf("request %d in phase %d", id, r.phase)
+		}
+	}
+	if used != s.used || probing != s.probing {
+		return fmt.Errorf("memory: %d and %d of new peers counted, %d and %d found", s.used, s.probing, used, probing)
+	}
+	if budget := uint64(s.opts.MemoryBytes); used > budget && len(s.requests) > 1 {
+		return fmt.Errorf("memory: %d bytes in %d requests, %d allowed", used, len(s.requests), budget)
+	}
+	if inFlight != s.inFlight || verify != s.verifying || write != s.writing {
+		return fmt.Errorf("in flight %d, verifying %d, writing %d counted; %d, %d, %d found",
+			s.inFlight, s.verifying, s.writing, inFlight, verify, write)
+	}
+	linked, last := 0, RequestID(0)
+	for r := s.oldest; r != nil; r = r.next {
+		if linked++; r.id <= last || r.phase != flying || linked > inFlight {
+			return fmt.Errorf("request %d is out of order", r.id)
+		}
+		last = r.id
+	}
+	if linked != inFlight {
+		return fmt.Errorf("%d requests in order, %d in flight", linked, inFlight)
+	}
+
+	holders := map[*group]int{}
+	for id, p := range s.peers {
+		wasted += p.wasted
+		if p.id != id || p.connected != slices.Contains(s.connected, p) || p.connected == slices.Contains(s.lost, p) {
+			return fmt.Errorf("peer %s is neither connected nor lost", id)
+		}
+		if p.late != late[p] || p.remaining != remaining[p] || p.verifying != verifyAt[p] {
+			return fmt.Errorf("peer %s: late %d, remaining %d, verifying %d counted; %d, %d, %d found",
+				id, p.late, p.remaining, p.verifying, late[p], remaining[p], verifyAt[p])
+		}
+		if len(p.flying) > s.opts.MaxPerPeer || !p.proven && len(p.flying)+p.verifying > 1 && !p.banned {
+			return fmt.Errorf("peer %s, proven %v: %d requests in flight, %d being verified", id, p.proven, len(p.flying), p.verifying)
+		}
+		if p.banned && (p.connected || p.proven) || !p.connected && len(p.groups)+len(p.flying) > 0 {
+			return fmt.Errorf("peer %s is not gone", id)
+		}
+		for _, r := range p.flying {
+			if s.requests[r.id] != r {
+				return fmt.Errorf("peer %s: request %d is forgotten", id, r.id)
+			}
+		}
+		for _, g := range p.groups {
+			holders[g]++
+			if s.groups[g.id] != g {
+				return fmt.Errorf("peer %s: group %d is forgotten", id, g.id)
+			}
+		}
+	}
+	if len(s.peers) <= maxLost && wasted != s.wasted {
+		return fmt.Errorf("%d bytes wasted, %d by peers", s.wasted, wasted)
+	}
+
+	live := map[*group]int{}
+	for id, it := range s.items {
+		g := it.group
+		if it.dropped {
+			if len(it.copies) == 0 && it.writing == nil {
+				return fmt.Errorf("item %d is not forgotten", id)
+			}
+		} else {
+			live[g]++
+		}
+		if s.groups[it.Group] != g && !it.dropped {
+			return fmt.Errorf("item %d: group %d is forgotten", id, it.Group)
+		}
+		if s.open(it) != g.order.has(it) || g.fresh.has(it) != (s.open(it) && it.asked == 0) {
+			return fmt.Errorf("item %d: open %v, asked %d, queued %v, fresh %v", id, s.open(it), it.asked, g.order.has(it), g.fresh.has(it))
+		}
+		if len(it.copies) > s.opts.MaxCopies {
+			return fmt.Errorf("item %d: %d copies", id, len(it.copies))
+		}
+	}
+	sum := 0
+	for id, g := range s.groups {
+		sum += live[g]
+		if g.id != id || g.live != live[g] || g.holders != holders[g] || (g.live > 0) != slices.Contains(s.wanted, g) {
+			return fmt.Errorf("group %d: %d live, %d holders counted; %d, %d found", id, g.live, g.holders, live[g], holders[g])
+		}
+		for _, h := range []*heap[*item]{&g.order, &g.fresh} {
+			if err := h.check(); err != nil {
+				return fmt.Errorf("group %d: %w", id, err)
+			}
+		}
+	}
+	if sum != s.live {
+		return fmt.Errorf("%d items live, %d found", s.live, sum)
+	}
+	return s.timers.check()
+}
+
+func (h *heap[T]) check() error {
+	for i, t := range h.v {
+		if *h.at(t) != i+1 || i > 0 && h.less(t, h.v[(i-1)/2]) {
+			return fmt.Errorf("the heap is broken at %d of %d", i, len(h.v))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+package scheduler
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// item is an Item that is neither written nor forgotten.
+type item struct {
+	Item
+	seq     uint64 // order of Add
+	group   *group
+	asked   int        // times
+	copies  []*request // in flight or being verified, in the order asked
+	writing *request
+	dropped bool
+	ordered int // place in group.order
+	sized   int // place in group.fresh
+}
+
+// group is a group of which there are items, or that a connected peer claims to have.
+type group struct {
+	id      Group
+	live    int // items neither written nor dropped
+	holders int // connected peers
+	starved bool
+	order   heap[*item] // to be asked for: refetches first, then by seq
+	fresh   heap[*item] // of these the never asked ones, smallest first
+}
+
+// phase of a request.
+type phase int
+
+const (
+	flying phase = iota
+	verifying
+	writing
+	ended
+)
+
+// request is a request from Ask until its memory is free.
+type request struct {
+	id    RequestID
+	peer  *peer
+	item  *item
+	phase phase
+	probe bool // asked when the peer was not trusted
+
+	asked     time.Duration
+	queue     uint64        // bytes that the peer owed when it was asked, this one's included
+	delivered uint64        // by the peer when it was asked
+	got       uint64        // bytes here
+	heard     time.Duration // when the last of them came; asked, if none
+	sample    uint64        // rate, once received
+
+	timer   timer         // runs until the next check
+	checked time.Duration // last check
+	work    uint64        // bytes still ahead of it then, its own included
+	moved   time.Duration // when that last was seen to have shrunk
+	late    bool          // may be asked a second time
+	stuck   bool          // may be cancelled if its memory is needed
+	well    time.Duration // when it last was not; asked, if never
+
+	eta        time.Duration // scratch of the end game
+	prev, next *request      // in flight, in the order asked
+}
+
+func (r *request) left() uint64 { return r.item.Bytes - r.got }
+
+// group returns the group with that id, and makes it.
+func (s *Scheduler) group(id Group) *group {
+	g := s.groups[id]
+	if g == nil {
+		g = &group{
+			id: id,
+			order: heap[*item]{
+				less: func(a, b *item) bool {
+					if (a.asked > 0) != (b.asked > 0) {
+						return a.asked > 0
+					}
+					return a.seq < b.seq
+				},
+				at: func(it *item) *int { return &it.ordered },
+			},
+			fresh: heap[*item]{
+				less: func(a, b *item) bool { return cmp.Or(cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.seq, b.seq)) < 0 },
+				at:   func(it *item) *int { return &it.sized },
+			},
+		}
+		s.groups[id] = g
+	}
+	return g
+}
+
+// release forgets a group that nobody has and that nobody wants.
+func (s *Scheduler) release(g *group) {
+	if g.live == 0 && g.holders == 0 {
+		delete(s.groups, g.id)
+	}
+}
+
+func byGroupID(g *group, id Group) int { return cmp.Compare(g.id, id) }
+
+func (s *Scheduler) add(items []Item) {
+	for _, i := range items {
+		if s.items[i.ID] != nil {
+			continue
+		}
+		s.seq++
+		it := &item{Item: i, seq: s.seq, group: s.group(i.Group)}
+		s.items[i.ID] = it
+		s.live++
+		s.added++
+		s.addedBytes += i.Bytes
+		s.owing = true
+		if it.group.live++; it.group.live == 1 {
+			at, _ := slices.BinarySearchFunc(s.wanted, i.Group, byGroupID)
+			s.wanted = slices.Insert(s.wanted, at, it.group)
+		}
+		s.place(it)
+	}
+}
+
+// unlive takes an item out of the count of those that are to be done.
+func (s *Scheduler) unlive(it *item) {
+	s.live--
+	if it.group.live--; it.group.live == 0 {
+		at, _ := slices.BinarySearchFunc(s.wanted, it.group.id, byGroupID)
+		s.wanted = slices.Delete(s.wanted, at, at+1)
+		it.group.starved = false
+		s.release(it.group)
+	}
+}
+
+func (s *Scheduler) drop(ids []ItemID) {
+	for _, id := range ids {
+		it := s.items[id]
+		if it == nil || it.dropped {
+			continue
+		}
+		it.dropped = true
+		s.added--
+		s.addedBytes -= it.Bytes
+		for i := len(it.copies) - 1; i >= 0; i-- {
+			if it.copies[i].phase == flying {
+				s.cancel(it.copies[i])
+			}
+		}
+		s.place(it)
+		s.unlive(it)
+		s.forget(it)
+	}
+}
+
+// forget lets go of an item that was dropped when its last answer is dealt with.
+func (s *Scheduler) forget(it *item) {
+	if it.dropped && len(it.copies) == 0 && it.writing == nil {
+		delete(s.items, it.ID)
+	}
+}
+
+// open reports whether the item is to be asked for: no answer is here, and nobody is asked who is not late, nor too many who are.
+func (s *Scheduler) open(it *item) bool {
+	return !it.dropped && it.writing == nil && len(it.copies) < s.opts.MaxCopies &&
+		!slices.ContainsFunc(it.copies, func(r *request) bool { return r.phase != flying || !r.late })
+}
+
+// place puts an item into the queues of its group, or takes it out. It is to be called after every change of what open depends on.
+func (s *Scheduler) place(it *item) {
+	g := it.group
+	if open := s.open(it); open == g.order.has(it) {
+		return
+	} else if open {
+		g.order.push(it)
+		if it.asked == 0 {
+			g.fresh.push(it)
+		}
+		return
+	}
+	g.order.remove(it)
+	if g.fresh.has(it) {
+		g.fresh.remove(it)
+	}
+}

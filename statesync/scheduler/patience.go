@@ -1,0 +1,156 @@
+package scheduler
+
+import (
+	"cmp"
+	"time"
+)
+
+// What a request may take is not a constant but a comparison: with what its peer did before, and with what other peers do. After every
+// Options.Patience, the bytes ahead of it have shrunk by
+//
+//	                           new peer      proven peer
+//	nothing                    late, stuck   late, stuck
+//	less than ref/16           late, stuck
+//	less than min(own, ref)/4                late, stuck
+//	something, no ref to know  late
+//	enough                     well          well
+//
+// late: its item is asked for elsewhere, and its peer for nothing more. stuck: it is cancelled if its memory is needed.
+// ref is the median of the proven peers. The bytes ahead are its own and those of what the same peer was asked before, so that whoever
+// answers in order is not late because of its queue, and whoever withholds one item but gives all others is.
+
+const (
+	newTolerance    = 16
+	provenTolerance = 4
+	maxDoublings    = 16
+)
+
+// check compares a request.
+func (s *Scheduler) check(r *request) {
+	p, elapsed := r.peer, s.now-r.checked
+	var work uint64
+	for _, other := range p.flying {
+		work += other.left()
+		if other == r {
+			break
+		}
+	}
+	moved := r.work - min(r.work, work)
+	r.work, r.checked = work, s.now
+	if moved > 0 {
+		r.moved = s.now
+	} else if s.now-r.moved >= s.lastChance(r) {
+		s.giveUp(r)
+		return
+	}
+	late, stuck := s.compare(r, moved, elapsed)
+	s.judge(r, late, stuck)
+	s.startTimer(&r.timer, s.now+s.opts.Patience)
+}
+
+// lastChance returns how long a request may be without any progress although nobody needs its memory.
+func (s *Scheduler) lastChance(r *request) time.Duration {
+	d := doubled(s.opts.GiveUp, min(r.peer.timeouts, maxDoublings), forever/16)
+	if r.peer.proven { // progress may be reported rarely
+		d = max(d, provenTolerance*timeFor(r.item.Bytes, r.peer.speed.rate))
+	}
+	return d
+}
+
+func (s *Scheduler) compare(r *request, moved uint64, elapsed time.Duration) (late, stuck bool) {
+	if moved == 0 {
+		return true, true
+	}
+	now := rateOf(moved, elapsed)
+	ref, _, known := s.reference()
+	switch {
+	case r.peer.proven:
+		slow := now < min(r.peer.speed.rate, ref)/provenTolerance
+		return slow, slow
+	case known:
+		slow := now < ref/newTolerance
+		return slow, slow
+	}
+	return true, false
+}
+
+func (s *Scheduler) judge(r *request, late, stuck bool) {
+	if r.stuck = stuck; stuck {
+		s.noRoomUntil = 0
+	} else {
+		r.well = s.now
+	}
+	if late == r.late {
+		return
+	}
+	r.late = late
+	if late {
+		r.peer.late++
+	} else {
+		r.peer.late--
+	}
+	s.place(r.item)
+}
+
+// cancellable reports whether a request that is stuck has been so for long enough that its memory may be given to another peer. Between
+// two that both failed it takes longer each time, so that one of them gets through, however slow; but who fails always cannot keep
+// out for long who seldom does.
+func (s *Scheduler) cancellable(r *request, p *peer) bool {
+	return r.stuck && s.now-r.well >= doubled(s.opts.Patience, min(r.peer.timeouts, p.failures), forever/16)
+}
+
+// worse orders requests by who is to go first: what has brought least.
+func worse(a, b *request) int {
+	return cmp.Or(cmp.Compare(a.got, b.got), cmp.Compare(a.id, b.id))
+}
+
+// eta returns how long a request in flight will still take; forever: it stalls, as far as one can tell. ahead is how many bytes its
+// peer owes before it and with it.
+func (s *Scheduler) eta(r *request, ahead uint64) time.Duration {
+	p := r.peer
+	rate, rtt := p.speed.rate, p.speed.rtt
+	if !p.proven {
+		var known bool
+		if rate, rtt, known = s.reference(); !known {
+			if r.late || s.now-r.heard >= s.opts.Patience/4 {
+				return forever
+			}
+			return 0
+		}
+	}
+	slack := s.opts.Horizon
+	pause := 2 * (rtt + timeFor(r.item.Bytes, rate))
+	if p.proven && p.speed.gap > 0 {
+		pause = min(pause, 2*(rtt+p.speed.gap))
+	}
+	age := s.now - r.asked
+	switch {
+	case r.late, s.quiet(r) > pause+slack, age > 4*(rtt+timeFor(r.queue, rate))+slack:
+		return forever
+	case r.got > 0 && !p.proven:
+		return timeFor(r.left(), rateOf(r.got, age))
+	case r.got > 0:
+		return timeFor(ahead, rate)
+	}
+	return max(0, rtt-age) + timeFor(ahead, rate)
+}
+
+// quiet returns for how long nothing has come that shows that a request is being answered: of its own or, from a proven peer, of any.
+func (s *Scheduler) quiet(r *request) time.Duration {
+	if r.peer.proven {
+		return s.now - max(r.heard, r.peer.heard)
+	}
+	return s.now - r.heard
+}
+
+// measureQueues is to be called before ahead is called for the requests in flight, oldest first.
+func (s *Scheduler) measureQueues() {
+	for _, p := range s.connected {
+		p.ahead = 0
+	}
+}
+
+func (s *Scheduler) ahead(r *request) uint64 {
+	r.peer.ahead += r.left()
+	return r.peer.ahead
+}

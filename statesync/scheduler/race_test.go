@@ -1,0 +1,6 @@
+//go:build race
+
+package scheduler
+
+// The detector finds nothing in a package without goroutines, and takes ten times as long.
+const worlds = 400

@@ -1,0 +1,255 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// ask makes a request. The caller has made sure of room.
+func (s *Scheduler) ask(p *peer, it *item) {
+	if len(it.copies) >= s.opts.MaxCopies {
+		s.giveUp(slices.MinFunc(it.copies, worse))
+	}
+	if g := it.group; g.order.has(it) { // before asked changes, by which it is ordered
+		g.order.remove(it)
+		if g.fresh.has(it) {
+			g.fresh.remove(it)
+		}
+	}
+	s.lastRequest++
+	r := &request{
+		id: s.lastRequest, peer: p, item: it, probe: !p.trusted(),
+		asked: s.now, heard: s.now, checked: s.now, moved: s.now, well: s.now, delivered: p.speed.delivered,
+	}
+	r.timer.request = r
+	s.requests[r.id] = r
+	s.used += charge(it)
+	if r.probe {
+		s.probing += charge(it)
+	}
+	p.flying = append(p.flying, r)
+	p.remaining += it.Bytes
+	p.asked = r.id
+	r.queue, r.work = p.remaining, p.remaining
+	s.link(r)
+	it.copies = append(it.copies, r)
+	it.asked++
+	s.asked++
+	if it.asked > 1 {
+		s.refetched++
+	}
+	s.place(it)
+	s.startTimer(&r.timer, s.now+s.opts.Patience)
+	s.do(Ask{r.id, p.id, it.ID})
+}
+
+// land takes a request out of the air: an answer is here, or none will come.
+func (s *Scheduler) land(r *request) {
+	p := r.peer
+	p.flying = slices.Delete(p.flying, slices.Index(p.flying, r), slices.Index(p.flying, r)+1)
+	p.remaining -= r.left()
+	if r.late {
+		p.late--
+	}
+	if r.probe {
+		s.probing -= charge(r.item)
+	}
+	s.unlink(r)
+	s.stopTimer(&r.timer)
+}
+
+// end frees the memory of a request. wasted: its bytes came for nothing.
+func (s *Scheduler) end(r *request, wasted bool) {
+	switch r.phase {
+	case flying:
+		s.land(r)
+	case verifying:
+		r.peer.verifying--
+		s.verifying--
+	case writing:
+		r.item.writing = nil
+		s.writing--
+	}
+	r.phase = ended
+	if wasted {
+		r.peer.wasted += r.got
+		s.wasted += r.got
+	}
+	delete(s.requests, r.id)
+	s.used -= charge(r.item)
+	it := r.item
+	if i := slices.Index(it.copies, r); i >= 0 {
+		it.copies = slices.Delete(it.copies, i, i+1)
+	}
+	s.place(it)
+	s.forget(it)
+}
+
+// cancel ends a request that is not needed any more.
+func (s *Scheduler) cancel(r *request) {
+	s.do(Cancel{r.id})
+	s.end(r, true)
+}
+
+// giveUp cancels a request that stalls: its peer is left alone for a while, and gets more time the next time.
+func (s *Scheduler) giveUp(r *request) {
+	if s.strike(r.peer, r.asked) {
+		r.peer.timeouts++
+	}
+	s.cancel(r)
+}
+
+// arrived takes note of bytes, in all.
+func (s *Scheduler) arrived(r *request, total uint64) {
+	total = min(total, r.item.Bytes)
+	if total <= r.got {
+		return
+	}
+	p := r.peer
+	if r.got == 0 {
+		p.speed.firstByte(s.now - r.asked)
+	}
+	if p.heard > r.asked { // else it had to begin
+		p.speed.between(s.now - p.heard)
+	}
+	p.speed.delivered += total - r.got
+	p.remaining -= total - r.got
+	r.got = total
+	r.heard, p.heard = s.now, s.now
+}
+
+func (s *Scheduler) received(r *request, n uint64) {
+	s.arrived(r, n)
+	if it := r.item; n > it.Bytes || it.Exact && n < it.Bytes {
+		s.lied(r, fmt.Sprintf("an answer of %d bytes where %d were due", n, it.Bytes))
+		return
+	}
+	r.sample = rateOf(r.peer.speed.delivered-r.delivered, s.now-r.asked)
+	if r.peer.speed.rtt == 0 { // an empty answer
+		r.peer.speed.firstByte(s.now - r.asked)
+	}
+	s.land(r)
+	r.phase = verifying
+	r.peer.verifying++
+	s.verifying++
+	s.place(r.item)
+	s.do(Verify{r.id})
+}
+
+func (s *Scheduler) verified(r *request) {
+	p, it := r.peer, r.item
+	p.verified++
+	p.verifiedBytes += r.got
+	p.failures, p.timeouts = 0, 0
+	if r.asked > p.struck { // else it may still be busy
+		p.until = s.now
+	}
+	p.proven = !p.banned
+	p.speed.sample(r.sample)
+	s.refKnown = false
+	if it.dropped || it.writing != nil {
+		s.cancel(r)
+		return
+	}
+	r.peer.verifying--
+	s.verifying--
+	r.phase = writing
+	s.writing++
+	it.writing = r
+	s.do(Write{r.id, it.ID})
+	it.copies = slices.DeleteFunc(it.copies, func(c *request) bool { return c == r })
+	for i := len(it.copies) - 1; i >= 0; i-- { // what is being verified goes on: it may be a proof
+		if it.copies[i].phase == flying {
+			s.cancel(it.copies[i])
+		}
+	}
+	s.place(it)
+}
+
+// lied ends a request whose answer is proof of a lie.
+func (s *Scheduler) lied(r *request, reason string) {
+	s.end(r, true)
+	s.ban(r.peer, reason)
+}
+
+func (s *Scheduler) failed(r *request, why Reason, detail string) {
+	switch why {
+	case Lied:
+		if detail == "" {
+			detail = "an answer of impossible length"
+		}
+		s.lied(r, detail)
+		return
+	case Gone:
+		s.gone(r.peer, r.item.group)
+	default:
+		s.strike(r.peer, r.asked)
+	}
+	s.end(r, true)
+}
+
+func (s *Scheduler) written(it *item) {
+	r := it.writing
+	if !it.dropped {
+		s.done++
+		s.doneBytes += it.Bytes
+		s.unlive(it)
+	}
+	dropped := it.dropped
+	it.dropped = true // so that end forgets it
+	s.end(r, false)
+	if dropped {
+		s.wasted += r.got
+		r.peer.wasted += r.got
+	}
+}
+
+// link appends a request to those in flight; unlink takes it out.
+func (s *Scheduler) link(r *request) {
+	r.prev = s.newest
+	if r.prev != nil {
+		r.prev.next = r
+	} else {
+		s.oldest = r
+	}
+	s.newest = r
+	s.inFlight++
+}
+
+func (s *Scheduler) unlink(r *request) {
+	if r.prev != nil {
+		r.prev.next = r.next
+	} else {
+		s.oldest = r.next
+	}
+	if r.next != nil {
+		r.next.prev = r.prev
+	} else {
+		s.newest = r.prev
+	}
+	r.prev, r.next = nil, nil
+	s.inFlight--
+}
+
+// timer is a time at which something is to be looked at.
+type timer struct {
+	at      time.Duration
+	n       uint64 // orders equal times
+	place   int    // in Scheduler.timers
+	request *request
+	peer    *peer
+}
+
+func (s *Scheduler) startTimer(t *timer, at time.Duration) {
+	s.stopTimer(t)
+	s.lastTimer++
+	t.at, t.n = at, s.lastTimer
+	s.timers.push(t)
+}
+
+func (s *Scheduler) stopTimer(t *timer) {
+	if s.timers.has(t) {
+		s.timers.remove(t)
+	}
+}

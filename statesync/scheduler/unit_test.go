@@ -1,0 +1,162 @@
+package scheduler
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+type placed struct{ key, place int }
+
+func TestHeapIsASortedSlice(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	h := heap[*placed]{
+		less: func(a, b *placed) bool { return a.key < b.key },
+		at:   func(p *placed) *int { return &p.place },
+	}
+	var naive []*placed
+	for _, key := range rng.Perm(2000) {
+		p := &placed{key: key}
+		h.push(p)
+		at, _ := slices.BinarySearchFunc(naive, key, func(p *placed, k int) int { return p.key - k })
+		naive = slices.Insert(naive, at, p)
+		if rng.IntN(3) == 0 {
+			at := rng.IntN(len(naive))
+			h.remove(naive[at])
+			require.False(t, h.has(naive[at]))
+			naive = slices.Delete(naive, at, at+1)
+		}
+		require.NoError(t, h.check())
+	}
+	for _, want := range naive {
+		got, ok := h.first()
+		require.True(t, ok)
+		require.Same(t, want, got)
+		h.remove(got)
+	}
+	_, ok := h.first()
+	require.False(t, ok)
+}
+
+func TestRatesNeitherOverflowNorDivideByZero(t *testing.T) {
+	require.EqualValues(t, 1000, rateOf(100, 100*time.Millisecond))
+	require.EqualValues(t, 1, rateOf(0, time.Hour))
+	require.EqualValues(t, uint64(math.MaxUint64), rateOf(math.MaxUint64, 0))
+	require.Equal(t, 100*time.Millisecond, timeFor(100, 1000))
+	require.Equal(t, timeFor(1, 1), timeFor(1, 0))
+	require.Positive(t, timeFor(math.MaxUint64, 0)*8, "sums of a few must not overflow")
+	require.EqualValues(t, 100, bytesIn(100*time.Millisecond, 1000))
+	require.EqualValues(t, uint64(math.MaxUint64), bytesIn(math.MaxInt64, math.MaxUint64))
+	require.EqualValues(t, 0, bytesIn(-1, 5))
+	require.Equal(t, 8*time.Second, doubled(time.Second, 3, time.Minute))
+	require.Equal(t, time.Minute, doubled(time.Second, math.MaxInt, time.Minute))
+}
+
+func TestRateForgetsWhatWasLongAgo(t *testing.T) {
+	var v speed
+	v.sample(1000)
+	for range rateWindow - 1 {
+		v.sample(10)
+	}
+	require.EqualValues(t, 1000, v.rate)
+	v.sample(10)
+	require.EqualValues(t, 10, v.rate)
+	v.firstByte(30 * time.Millisecond)
+	v.firstByte(50 * time.Millisecond)
+	require.Equal(t, 30*time.Millisecond, v.rtt)
+	require.EqualValues(t, 1, v.window(100*time.Millisecond))
+}
+
+// Peers that come and go are remembered up to a bound, whoever they say they are.
+func TestLostPeersAreForgottenAtLast(t *testing.T) {
+	s := New(Options{})
+	s.Step(0, Add{[]Item{{ID: 1, Group: 1, Bytes: 100}}})
+	for i := range 3 * maxLost {
+		id := PeerID(binary.BigEndian.AppendUint32(nil, uint32(i)))
+		s.Step(time.Duration(i), PeerUp{id})
+		s.Step(time.Duration(i), PeerHas{id, []Group{1}})
+		s.Step(time.Duration(i), PeerDown{id})
+		if i%97 == 0 {
+			require.NoError(t, s.checkInvariants())
+		}
+	}
+	require.NoError(t, s.checkInvariants())
+	require.Len(t, s.peers, maxLost)
+	require.Len(t, s.timers.v, maxLost)
+}
+
+// The same events give the same actions: nothing depends on the order of a map.
+func TestSameEventsSameActions(t *testing.T) {
+	for seed := uint64(1); seed <= 30; seed++ {
+		var logs [2][]string
+		for i := range logs {
+			w, limit := randomWorld(seed)
+			w.trace = func(format string, args ...any) { logs[i] = append(logs[i], fmt.Sprintf(format, args...)) }
+			require.NoError(t, w.run(limit))
+		}
+		require.Equal(t, logs[0], logs[1], "seed %d", seed)
+	}
+}
+
+// FuzzStep feeds events that no sane caller would: never a panic, and the books stay right.
+func FuzzStep(f *testing.F) {
+	f.Add([]byte{3, 1, 100, 0, 1, 0, 2, 1, 1, 6, 1, 100, 7, 1, 0, 10, 1, 0})
+	f.Add([]byte{3, 9, 50, 0, 1, 0, 2, 1, 3, 6, 1, 50, 8, 1, 0, 1, 1, 0, 4, 2, 0, 11, 0, 200})
+	f.Fuzz(func(t *testing.T, script []byte) {
+		if len(script) > 3000 {
+			return
+		}
+		s, now := New(Options{MemoryBytes: 300, MaxPerPeer: 3, MaxCopies: 2}), time.Duration(0)
+		for ; len(script) >= 3; script = script[3:] {
+			a, b := script[1], script[2]
+			peer, request, item, group := PeerID([]byte{'a' + a%8}), RequestID(a), ItemID(a%32), Group(b%4)
+			var e Event
+			switch script[0] % 12 {
+			case 0:
+				e = PeerUp{peer}
+			case 1:
+				e = PeerDown{peer}
+			case 2:
+				e = PeerHas{peer, []Group{group, group + 1}[:b%2+1]}
+			case 3:
+				e = Add{[]Item{{ID: item, Group: group, Bytes: uint64(b), Exact: a%3 > 0}, {ID: item + 32, Group: 1, Bytes: 1 << (b % 64)}}}
+			case 4:
+				e = Drop{[]ItemID{item, item + 32}}
+			case 5:
+				e = Progress{request, uint64(b)}
+			case 6:
+				e = Received{request, uint64(b)}
+				if r := s.requests[request]; r != nil && b > 100 {
+					e = Received{request, r.item.Bytes}
+				}
+			case 7:
+				e = Verified{request}
+			case 8:
+				e = Rejected{request, ""}
+			case 9:
+				e = Failed{Request: request, Reason: Reason(b % 7)}
+			case 10:
+				e = Written{ItemID(a % 64)}
+			case 11:
+				now += time.Duration(b) * time.Duration(b) * time.Millisecond
+				e = Tick{}
+			}
+			s.Step(now, e)
+			if err := s.checkInvariants(); err != nil {
+				t.Fatalf("after %T%+v: %v", e, e, err)
+			}
+			if at, ok := s.Next(); ok && at < now {
+				t.Fatalf("a tick is due at %v, before %v", at, now)
+			}
+			s.Stats()
+		}
+	})
+}

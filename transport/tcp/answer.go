@@ -1,0 +1,125 @@
+package tcp
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// maxSkip is how many bytes of an answer that was too long are skipped, in bytes. An honest peer ends it at once when told to.
+const maxSkip = 16 << 20
+
+// answer is where the answer to a call lands. The reading goroutine fills it; the caller may leave at any time.
+//
+//	waiting ──► started ──► ended      the id is settled with its last byte, or an error
+//	    └─ left ──┴──────────────►     nobody is there any more: bytes are skipped up to the same end
+type answer struct {
+	done chan struct{} // closed when the caller has something to return
+
+	// Of the reading goroutine.
+	started bool
+	total   int // known once started
+	got     int
+	long    bool // more than fits
+	skip    int  // bytes that may still be skipped, if it is
+
+	mu struct {
+		sync.Mutex      // held while the caller's buffer is written to, never while waiting for the network
+		left       bool // the caller has returned or will not look: its buffer is its own again
+		into       []byte
+		limit      int  // most bytes that the answer may have
+		own        bool // into is ours, and grows
+		received   *atomic.Int64
+		err        error
+	}
+}
+
+func newAnswer(c transport.Call) *answer {
+	a := &answer{done: make(chan struct{})}
+	a.mu.into, a.mu.limit, a.mu.own, a.mu.received = c.Into, len(c.Into), c.Into == nil, c.Received
+	if a.mu.own {
+		a.mu.limit = max(c.Max, 0)
+	}
+	return a
+}
+
+// start notes the total. tooLong says that the caller has just been told ErrTooLong.
+func (a *answer) start(total int) (tooLong bool) {
+	a.started, a.total, a.skip = true, total, maxSkip
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.long = total > a.mu.limit; !a.long {
+		return false
+	}
+	return a.finish(fmt.Errorf("%w: %d bytes, and not %d", transport.ErrTooLong, total, a.mu.limit))
+}
+
+// take adds bytes of the answer, of which there are no more than the total.
+func (a *answer) take(b []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.mu.left {
+		if a.mu.own {
+			a.grow(a.got + len(b))
+		}
+		copy(a.mu.into[a.got:], b)
+		if a.mu.received != nil {
+			a.mu.received.Add(int64(len(b)))
+		}
+	}
+	a.got += len(b)
+}
+
+// grow makes room for n bytes: at most twice what has come, as nobody has proved more.
+func (a *answer) grow(n int) {
+	if n > cap(a.mu.into) {
+		bigger := make([]byte, n, min(a.total, max(2*n, 16<<10)))
+		copy(bigger, a.mu.into)
+		a.mu.into = bigger
+	}
+	a.mu.into = a.mu.into[:n]
+}
+
+// end hands the caller its answer, or err.
+func (a *answer) end(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.finish(err)
+}
+
+func (a *answer) finish(err error) bool {
+	if a.mu.left {
+		return false
+	}
+	a.mu.left, a.mu.err = true, err
+	close(a.done)
+	return true
+}
+
+// leave takes the caller's buffer back. It fails if the answer is there already.
+func (a *answer) leave() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.left {
+		return false
+	}
+	a.mu.left = true
+	return true
+}
+
+// hasLeft says whether the caller is gone.
+func (a *answer) hasLeft() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.left
+}
+
+// result is what Call returns, after done.
+func (a *answer) result() ([]byte, error) {
+	if a.mu.err != nil {
+		return nil, a.mu.err
+	}
+	return a.mu.into[:a.total], nil
+}

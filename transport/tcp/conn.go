@@ -1,0 +1,287 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// Conn is a connection that was dialled. It reads and writes in a goroutine each, which end with it.
+type Conn struct {
+	remote  transport.Address
+	chainID string
+	tls     *tls.Conn
+	wire    *wire
+	idle    time.Duration
+	slots   chan struct{} // one for each id that is not settled: as many as the server allows
+	wake    chan struct{} // there are frames to write
+	done    chan struct{}
+
+	mu struct {
+		sync.Mutex
+		lastID  uint64
+		answers map[uint64]*answer // by the ids that are not settled
+		frames  []byte             // to write; at most a window of requests, of cancels, and pings
+		err     error              // why it is over
+	}
+}
+
+func newConn(t *tls.Conn, w *wire, remote transport.Address, h hello, idle time.Duration) *Conn {
+	c := &Conn{
+		remote: remote, chainID: h.chainID, tls: t, wire: w, idle: idle,
+		slots: make(chan struct{}, h.window), wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	c.mu.answers = make(map[uint64]*answer)
+	go c.write()
+	go func() { c.fail(c.read(bufio.NewReaderSize(t, readBuffer))) }()
+	return c
+}
+
+// readBuffer holds one TLS record, which is what crypto/tls hands out at most.
+const readBuffer = 16 << 10
+
+// Remote implements transport.Conn.
+func (c *Conn) Remote() transport.Address { return c.remote }
+
+// ChainID is the chain that the peer says it is of.
+func (c *Conn) ChainID() string { return c.chainID }
+
+// Done implements transport.Conn.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err implements transport.Conn. It is ErrClosed, and ErrProtocol as well where that is why.
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.err
+}
+
+// Close implements transport.Conn.
+func (c *Conn) Close() error {
+	c.fail(nil)
+	return nil
+}
+
+// fail ends the connection and every call.
+func (c *Conn) fail(cause error) {
+	err := transport.ErrClosed
+	if cause != nil {
+		err = fmt.Errorf("%w: %w", transport.ErrClosed, cause)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.err != nil {
+		return
+	}
+	c.mu.err = err
+	close(c.done)
+	c.wire.Conn.Close()
+	for _, a := range c.mu.answers {
+		a.end(err)
+	}
+	c.mu.answers = nil
+}
+
+// Call implements transport.Conn.
+func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
+	if len(call.Body) > transport.MaxBody {
+		return nil, fmt.Errorf("a request of %d bytes, of at most %d", len(call.Body), transport.MaxBody)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	select {
+	case c.slots <- struct{}{}:
+	case <-c.done:
+		return nil, c.Err()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	a := newAnswer(call)
+	id, err := c.ask(call, a)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		if a.leave() {
+			c.cancel(id)
+			return nil, ctx.Err()
+		}
+	}
+	return a.result()
+}
+
+// ask gives the call an id and has its request written. The body is copied: the caller may leave before it is on its way.
+func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.err != nil {
+		return 0, c.mu.err
+	}
+	c.mu.lastID++
+	id := c.mu.lastID
+	c.mu.answers[id] = a
+	c.mu.frames = appendHeader(c.mu.frames, frameRequest, id, 1+len(call.Body))
+	c.mu.frames = append(append(c.mu.frames, byte(call.Method)), call.Body...)
+	c.poke()
+	return id, nil
+}
+
+// cancel tells the peer that nobody waits for this answer any more. Its slot is free when the peer has settled it.
+func (c *Conn) cancel(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, open := c.mu.answers[id]; open {
+		c.mu.frames = appendHeader(c.mu.frames, frameCancel, id, 0)
+		c.poke()
+	}
+}
+
+func (c *Conn) poke() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// pingEvery is how often a dialer pings at least. What a server waits for frames is several times as long.
+const pingEvery = 15 * time.Second
+
+// write sends the frames as they come, and pings: an answer may take its time, a pong does not.
+func (c *Conn) write() {
+	ping := time.NewTicker(min(c.idle/4, pingEvery))
+	defer ping.Stop()
+	var frames []byte
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-ping.C:
+			frames = appendHeader(frames[:0], framePing, 0, 0)
+		case <-c.wake:
+			c.mu.Lock()
+			frames, c.mu.frames = c.mu.frames, frames[:0]
+			c.mu.Unlock()
+		}
+		_, err := c.tls.Write(frames)
+		if err == nil {
+			err = c.wire.Flush()
+		}
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		if cap(frames) > 1<<16 {
+			frames = nil // a large body went out: rare
+		}
+	}
+}
+
+// read takes frames until the connection is over, and says why.
+func (c *Conn) read(br *bufio.Reader) error {
+	for {
+		if err := c.tls.SetReadDeadline(time.Now().Add(c.idle)); err != nil {
+			return err
+		}
+		if err := c.readFrame(br); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *Conn) readFrame(br *bufio.Reader) error {
+	h, err := readHeader(br)
+	if err != nil {
+		return err
+	}
+	switch h.kind {
+	case framePong:
+		return nil
+	case frameAnswer, frameMore, frameError:
+	default:
+		return fmt.Errorf("%w: frame of type %d from a server", transport.ErrProtocol, h.kind)
+	}
+	a := c.open(h.id)
+	if a == nil {
+		return fmt.Errorf("%w: an answer to request %d, which is not open", transport.ErrProtocol, h.id)
+	}
+	if h.kind == frameError {
+		return c.refused(br, h.id, a)
+	}
+	return c.piece(br, h, a)
+}
+
+func (c *Conn) open(id uint64) *answer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.answers[id]
+}
+
+// piece reads bytes of an answer.
+func (c *Conn) piece(br *bufio.Reader, h header, a *answer) error {
+	n := h.n
+	if (h.kind == frameAnswer) == a.started {
+		return fmt.Errorf("%w: the pieces of an answer are out of order", transport.ErrProtocol)
+	}
+	if h.kind == frameAnswer {
+		total, err := readTotal(br)
+		if err != nil {
+			return err
+		}
+		n -= 8
+		if a.start(total) {
+			c.cancel(h.id)
+		}
+	}
+	if n > a.total-a.got {
+		return fmt.Errorf("%w: more bytes than the answer has", transport.ErrProtocol)
+	}
+	if a.long {
+		if a.skip -= n; a.skip < 0 {
+			return fmt.Errorf("%w: it goes on with an answer that is too long", transport.ErrProtocol)
+		}
+	}
+	if err := pass(br, n, a.take); err != nil {
+		return err
+	}
+	if a.got == a.total {
+		c.settle(h.id)
+		a.end(nil)
+	}
+	return nil
+}
+
+// refused reads an error.
+func (c *Conn) refused(br *bufio.Reader, id uint64, a *answer) error {
+	code, err := br.ReadByte()
+	if err != nil {
+		return unexpected(err)
+	}
+	answered := errorOf(code)
+	switch left := a.hasLeft(); {
+	case answered == nil && code != codeCancelled:
+		return fmt.Errorf("%w: error %d", transport.ErrProtocol, code)
+	case !left && (code == codeCancelled || a.started):
+		return fmt.Errorf("%w: an answer ends early", transport.ErrProtocol)
+	}
+	c.settle(id)
+	a.end(answered)
+	return nil
+}
+
+// settle forgets an id: no frame may have it any more.
+func (c *Conn) settle(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, open := c.mu.answers[id]; open {
+		delete(c.mu.answers, id)
+		<-c.slots
+	}
+}

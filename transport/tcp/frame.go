@@ -1,0 +1,217 @@
+package tcp
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// version is the protocol's.
+const version = 1
+
+// The hello, the first bytes of both sides after TLS. The dialer's comes first.
+//
+//	hello = "starling" ‖ version:u16be ‖ len:u16be ‖ body
+//	body  = status:u8 ‖ window:u16be ‖ len:u8 ‖ chain id        (of version 1)
+const (
+	magic        = "starling"
+	helloHeader  = len(magic) + 4
+	maxHelloBody = 256
+)
+
+// Statuses of a hello. A dialer's is helloOK; a server closes after any other.
+const (
+	helloOK           = 0
+	helloWrongVersion = 1
+	helloWrongChain   = 2
+	helloBusy         = 3
+)
+
+type hello struct {
+	version uint16
+	status  byte
+	window  uint16 // calls under way that the sender accepts
+	chainID string
+}
+
+func (h hello) encode() []byte {
+	b := append(make([]byte, 0, helloHeader+4+len(h.chainID)), magic...)
+	b = binary.BigEndian.AppendUint16(b, version)
+	b = binary.BigEndian.AppendUint16(b, uint16(4+len(h.chainID)))
+	b = append(b, h.status)
+	b = binary.BigEndian.AppendUint16(b, h.window)
+	return append(append(b, byte(len(h.chainID))), h.chainID...)
+}
+
+// readHello reads a hello. Of another version it knows the version only, and no error.
+func readHello(r io.Reader) (hello, error) {
+	var head [helloHeader]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return hello{}, err
+	}
+	h := hello{version: binary.BigEndian.Uint16(head[8:])}
+	n := binary.BigEndian.Uint16(head[10:])
+	if string(head[:8]) != magic || n > maxHelloBody {
+		return hello{}, fmt.Errorf("%w: no hello", transport.ErrProtocol)
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return hello{}, err
+	}
+	if h.version != version {
+		return h, nil
+	}
+	if len(body) < 4 || int(body[3]) != len(body)-4 || len(body)-4 > MaxChainID {
+		return hello{}, fmt.Errorf("%w: a hello of the wrong length", transport.ErrProtocol)
+	}
+	h.status, h.window, h.chainID = body[0], binary.BigEndian.Uint16(body[1:]), string(body[4:])
+	return h, nil
+}
+
+// A frame: what everything after the hellos consists of.
+//
+//	frame = type:u8 ‖ id:u64be ‖ len:u32be ‖ payload
+const frameHeader = 13
+
+// The frames. A request gets exactly one ending: its answer's last byte, or an error. A cancelled one too, so that its id is settled.
+const (
+	frameRequest = 1 // method:u8 ‖ body; ids of a connection ascend
+	frameCancel  = 2 // no answer is wanted any more
+	frameAnswer  = 3 // total:u64be ‖ the first bytes
+	frameMore    = 4 // the next bytes
+	frameError   = 5 // code:u8
+	framePing    = 6 // pong, please
+	framePong    = 7
+)
+
+// maxPiece is how many bytes of an answer go in one frame: the next piece may be another answer's.
+const maxPiece = 64 << 10
+
+// Codes of frameError.
+const (
+	codeGone      = 1
+	codeBusy      = 2
+	codeRefused   = 3
+	codeFailed    = 4
+	codeCancelled = 5 // only to who has cancelled
+)
+
+type header struct {
+	kind byte
+	id   uint64
+	n    int // length of the payload
+}
+
+func appendHeader(b []byte, kind byte, id uint64, n int) []byte {
+	b = binary.BigEndian.AppendUint64(append(b, kind), id)
+	return binary.BigEndian.AppendUint32(b, uint32(n))
+}
+
+// appendStart is the beginning of a frameAnswer with n bytes of the answer, which follow.
+func appendStart(b []byte, id uint64, total, n int) []byte {
+	return binary.BigEndian.AppendUint64(appendHeader(b, frameAnswer, id, 8+n), uint64(total))
+}
+
+// readHeader reads a frame's header. The payload's length is one that its type can have.
+func readHeader(br *bufio.Reader) (header, error) {
+	b, err := br.Peek(frameHeader)
+	if err != nil {
+		if len(b) > 0 && errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return header{}, err
+	}
+	h := header{b[0], binary.BigEndian.Uint64(b[1:]), int(binary.BigEndian.Uint32(b[9:]))}
+	var least, most int
+	switch h.kind {
+	case frameRequest:
+		least, most = 1, 1+transport.MaxBody
+	case frameAnswer:
+		least, most = 8, 8+maxPiece
+	case frameMore:
+		least, most = 1, maxPiece
+	case frameError:
+		least, most = 1, 1
+	case frameCancel, framePing, framePong:
+	default:
+		return h, fmt.Errorf("%w: frame of type %d", transport.ErrProtocol, h.kind)
+	}
+	if h.n < least || h.n > most {
+		return h, fmt.Errorf("%w: frame of type %d with %d bytes", transport.ErrProtocol, h.kind, h.n)
+	}
+	_, err = br.Discard(frameHeader)
+	return h, err
+}
+
+// readTotal reads the total of a frameAnswer.
+func readTotal(br *bufio.Reader) (int, error) {
+	b, err := br.Peek(8)
+	if err != nil {
+		return 0, unexpected(err)
+	}
+	total := binary.BigEndian.Uint64(b)
+	if total > math.MaxInt64 {
+		return 0, fmt.Errorf("%w: an answer of 2^63 bytes", transport.ErrProtocol)
+	}
+	_, err = br.Discard(8)
+	return int(total), err
+}
+
+// pass hands n bytes on as they come, which is at most a buffer at a time. It may block between them, never within use.
+func pass(br *bufio.Reader, n int, use func([]byte)) error {
+	for n > 0 {
+		if _, err := br.Peek(1); err != nil {
+			return unexpected(err)
+		}
+		b, _ := br.Peek(min(n, br.Buffered()))
+		if use != nil {
+			use(b)
+		}
+		n -= len(b)
+		if _, err := br.Discard(len(b)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unexpected is err where more bytes had to come.
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// codeOf is an error's code.
+func codeOf(err error) byte {
+	switch {
+	case errors.Is(err, transport.ErrGone):
+		return codeGone
+	case errors.Is(err, transport.ErrBusy):
+		return codeBusy
+	case errors.Is(err, transport.ErrRefused):
+		return codeRefused
+	}
+	return codeFailed
+}
+
+// errorOf is a code's error, nil if there is none.
+func errorOf(code byte) error {
+	switch code {
+	case codeGone:
+		return transport.ErrGone
+	case codeBusy:
+		return transport.ErrBusy
+	case codeRefused:
+		return transport.ErrRefused
+	case codeFailed:
+		return transport.ErrFailed
+	}
+	return nil
+}

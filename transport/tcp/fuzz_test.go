@@ -1,0 +1,110 @@
+package tcp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// allowed says whether reading may end with this error.
+func allowed(err error) bool {
+	return errors.Is(err, transport.ErrProtocol) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+func FuzzHello(f *testing.F) {
+	f.Add(helloHere)
+	f.Add(hello{status: helloBusy, window: 3}.encode())
+	f.Add([]byte("starling\x00\x02\x00\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		h, err := readHello(r)
+		if err != nil {
+			require.True(t, allowed(err), err)
+			return
+		}
+		require.LessOrEqual(t, len(h.chainID), MaxChainID)
+		if h.version == version {
+			require.Equal(t, b[:len(b)-r.Len()], h.encode())
+		}
+	})
+}
+
+// FuzzServer has a server read any frames, and answers whatever it takes for a request.
+func FuzzServer(f *testing.F) {
+	f.Add(requestFrame(1, "body"))
+	f.Add(append(requestFrame(1, "body"), appendHeader(nil, frameCancel, 1, 0)...))
+	f.Add(append(appendHeader(nil, framePing, 0, 0), requestFrame(1<<63, string(make([]byte, 5000)))...))
+	f.Add(appendHeader(nil, frameRequest, 1, 1<<20))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := &Server{ctx: context.Background(), workers: make(chan struct{}, 1)}
+		s.o, _ = Options{Key: keyOf(1), Handler: echo, MaxCallsPerConn: 4, MaxBodies: 10_000}.withDefaults()
+		n := newSession(s, nil, nil, nil, hello{chainID: chain}, transport.Request{})
+		br := bufio.NewReaderSize(bytes.NewReader(b), 64)
+		var err error
+		for err == nil {
+			err = n.readFrame(br)
+		}
+		require.True(t, allowed(err), err)
+		n.wg.Wait()
+		for p, ok := n.queue.next(); ok; p, ok = n.queue.next() {
+			out := append(append([]byte(nil), p.head...), p.bytes...)
+			h, err := readHeader(bufio.NewReader(bytes.NewReader(out)))
+			require.NoError(t, err)
+			require.Equal(t, len(out)-frameHeader, h.n)
+		}
+		require.LessOrEqual(t, len(n.queue.mu.open), 1, "all but one that was cut short are settled")
+		n.queue.close()
+		require.Zero(t, s.unsent.Load())
+		require.Zero(t, s.bodies.Load())
+	})
+}
+
+// FuzzClient has a client with four calls under way, one of which was cancelled, read any frames.
+func FuzzClient(f *testing.F) {
+	f.Add(start(1, 10, 10))
+	f.Add(append(start(1, 10, 5), more(1, 5)...))
+	f.Add(append(fail(2, codeGone), start(3, 1<<40, 100)...))
+	f.Add(append(fail(4, codeCancelled), start(3, 1<<40, 100)...))
+	f.Add(append(appendHeader(nil, framePong, 0, 0), more(9, 5)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := &Conn{slots: make(chan struct{}, 4), wake: make(chan struct{}, 1), done: make(chan struct{}), idle: time.Hour}
+		c.mu.answers = make(map[uint64]*answer)
+		calls := []transport.Call{{Into: make([]byte, 10)}, {Max: 1 << 20}, {}, {Into: make([]byte, 10)}}
+		var answers []*answer
+		for _, call := range calls {
+			c.slots <- struct{}{}
+			a := newAnswer(call)
+			_, err := c.ask(call, a)
+			require.NoError(t, err)
+			answers = append(answers, a)
+		}
+		require.True(t, answers[3].leave())
+		br := bufio.NewReaderSize(bytes.NewReader(b), 64)
+		var err error
+		for err == nil {
+			err = c.readFrame(br)
+		}
+		require.True(t, allowed(err), err)
+		require.Equal(t, len(c.slots), len(c.mu.answers))
+		for i, a := range answers {
+			select {
+			case <-a.done:
+				got, err := a.result()
+				if err == nil {
+					require.LessOrEqual(t, len(got), max(len(calls[i].Into), calls[i].Max))
+				}
+			default:
+			}
+			require.LessOrEqual(t, cap(a.mu.into), max(10, 2*len(b)+16<<10))
+		}
+		require.Equal(t, make([]byte, 10), calls[3].Into)
+	})
+}

@@ -1,0 +1,204 @@
+package tcp
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// queue holds a connection's requests under way, and says which bytes of which answer go next: those of the answer of which least is left, so
+// that a header overtakes chunks, and every fourth time the one that has waited longest, so that none waits for ever.
+//
+//	open ──► (handler) ──► answer, refuse ──► next … next ──► settled
+type queue struct {
+	server *Server
+	wake   chan struct{} // there is something to send
+
+	mu struct {
+		sync.Mutex
+		lastID uint64
+		open   map[uint64]*request
+		ready  []*request // answered, not wholly sent; in the order of their answers
+		unsent int64      // bytes of those answers
+		pong   bool
+		turn   int
+		head   []byte // of the piece that is being sent
+	}
+}
+
+// request is one under way.
+type request struct {
+	id        uint64
+	cancel    context.CancelFunc
+	cancelled bool
+	ready     bool
+	code      byte // not 0: an error, and no bytes
+	answer    []byte
+	sent      int
+	started   bool
+}
+
+// piece is a frame to send: head is good until next is called again.
+type piece struct {
+	head  []byte
+	bytes []byte
+}
+
+func newQueue(s *Server) *queue {
+	q := &queue{server: s, wake: make(chan struct{}, 1)}
+	q.mu.open = make(map[uint64]*request)
+	return q
+}
+
+func (q *queue) poke() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// open notes a request. cancel is called when it is over or not wanted any more.
+func (q *queue) open(id uint64, cancel context.CancelFunc) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if id <= q.mu.lastID {
+		return fmt.Errorf("%w: request %d after %d", transport.ErrProtocol, id, q.mu.lastID)
+	}
+	if len(q.mu.open) >= q.server.o.MaxCallsPerConn {
+		return fmt.Errorf("%w: more requests under way than we allow", transport.ErrProtocol)
+	}
+	q.mu.lastID = id
+	q.mu.open[id] = &request{id: id, cancel: cancel}
+	return nil
+}
+
+// cancel ends a request that is not wanted any more. It may be over, and so not known, already.
+func (q *queue) cancel(id uint64) (known bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if id > q.mu.lastID {
+		return false, fmt.Errorf("%w: cancel of request %d, the last is %d", transport.ErrProtocol, id, q.mu.lastID)
+	}
+	r := q.mu.open[id]
+	if r == nil || r.cancelled {
+		return false, nil
+	}
+	r.cancelled = true
+	r.cancel()
+	if r.ready {
+		q.drop(r)
+		r.code = codeCancelled
+	}
+	return true, nil
+}
+
+// drop lets go of an answer's bytes.
+func (q *queue) drop(r *request) {
+	q.count(-int64(len(r.answer) - r.sent))
+	r.answer, r.sent = nil, 0
+}
+
+func (q *queue) count(bytes int64) {
+	q.mu.unsent += bytes
+	q.server.unsent.Add(bytes)
+}
+
+func (q *queue) unsent() int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.mu.unsent
+}
+
+// answer has an answer sent.
+func (q *queue) answer(id uint64, bytes []byte) { q.ready(id, bytes, 0) }
+
+// refuse has an error sent.
+func (q *queue) refuse(id uint64, err error) { q.ready(id, nil, codeOf(err)) }
+
+func (q *queue) ready(id uint64, bytes []byte, code byte) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r := q.mu.open[id]
+	r.cancel()
+	if r.cancelled {
+		bytes, code = nil, codeCancelled
+	}
+	r.ready, r.answer, r.code = true, bytes, code
+	q.count(int64(len(bytes)))
+	q.mu.ready = append(q.mu.ready, r)
+	q.poke()
+}
+
+// pong has a pong sent. However many pings there were, one stands for all that were not answered yet.
+func (q *queue) pong() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.pong = true
+	q.poke()
+}
+
+// next takes the frame that goes next, if there is one.
+func (q *queue) next() (piece, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.mu.pong {
+		q.mu.pong = false
+		q.mu.head = appendHeader(q.mu.head[:0], framePong, 0, 0)
+		return piece{head: q.mu.head}, true
+	}
+	if len(q.mu.ready) == 0 {
+		return piece{}, false
+	}
+	at := q.pick()
+	r := q.mu.ready[at]
+	rest := r.answer[r.sent:]
+	bytes := rest[:min(len(rest), maxPiece)]
+	switch {
+	case r.code != 0:
+		q.mu.head = append(appendHeader(q.mu.head[:0], frameError, r.id, 1), r.code)
+	case !r.started:
+		q.mu.head = appendStart(q.mu.head[:0], r.id, len(r.answer), len(bytes))
+	default:
+		q.mu.head = appendHeader(q.mu.head[:0], frameMore, r.id, len(bytes))
+	}
+	r.started = true
+	r.sent += len(bytes)
+	q.count(-int64(len(bytes)))
+	if r.sent == len(r.answer) { // or an error
+		q.mu.ready = append(q.mu.ready[:at], q.mu.ready[at+1:]...)
+		delete(q.mu.open, r.id)
+	}
+	return piece{q.mu.head, bytes}, true
+}
+
+// pick is the index of the answer that goes next.
+func (q *queue) pick() int {
+	q.mu.turn++
+	if q.mu.turn%4 == 0 {
+		return 0
+	}
+	best := 0
+	for i, r := range q.mu.ready {
+		if left(r) < left(q.mu.ready[best]) {
+			best = i
+		}
+	}
+	return best
+}
+
+func left(r *request) int { return len(r.answer) - r.sent }
+
+// close lets go of everything. No handler is running any more.
+func (q *queue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, r := range q.mu.ready {
+		q.drop(r)
+	}
+	for _, r := range q.mu.open {
+		r.cancel()
+	}
+	q.mu.ready, q.mu.open = nil, nil
+}

@@ -1,0 +1,88 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// TestQueue plays testdata/queue: requests open, are answered and cancelled; next says which frames go out.
+func TestQueue(t *testing.T) {
+	var s *Server
+	var q *queue
+	frames := map[byte]string{frameAnswer: "answer", frameMore: "more", frameError: "error", framePong: "pong"}
+	next := func() string {
+		p, ok := q.next()
+		if !ok {
+			return "nothing"
+		}
+		line := fmt.Sprintf("%s %d", frames[p.head[0]], p.head[8])
+		switch p.head[0] {
+		case frameError:
+			return fmt.Sprintf("%s code %d", line, p.head[frameHeader])
+		case framePong:
+			return "pong"
+		}
+		return fmt.Sprintf("%s %d KiB", line, len(p.bytes)>>10)
+	}
+	datadriven.RunTest(t, "testdata/queue", func(t *testing.T, d *datadriven.TestData) string {
+		var out strings.Builder
+		if d.Cmd == "new" {
+			s = &Server{}
+			s.o.MaxCallsPerConn = 4
+			q = newQueue(s)
+		}
+		for _, line := range strings.Split(d.Input, "\n") {
+			var id uint64
+			var size, times int
+			var err error
+			result := ""
+			switch verb, rest, _ := strings.Cut(line, " "); verb {
+			case "":
+			case "open":
+				_, _ = fmt.Sscan(rest, &id)
+				err = q.open(id, func() { fmt.Fprintf(&out, "context of %d ends\n", id) })
+			case "answer":
+				_, _ = fmt.Sscan(rest, &id, &size)
+				q.answer(id, make([]byte, size<<10))
+			case "gone":
+				_, _ = fmt.Sscan(rest, &id)
+				q.refuse(id, transport.ErrGone)
+			case "cancel":
+				var known bool
+				_, _ = fmt.Sscan(rest, &id)
+				if known, err = q.cancel(id); err == nil && !known {
+					result = fmt.Sprintf("%d is over\n", id)
+				}
+			case "pong":
+				q.pong()
+			case "next":
+				if times = 1; rest != "" {
+					_, _ = fmt.Sscan(rest, &times)
+				}
+				for range times {
+					result += next() + "\n"
+				}
+			case "unsent":
+				result = fmt.Sprintf("%d KiB, open %d\n", q.unsent()>>10, len(q.mu.open))
+				require.Equal(t, q.unsent(), s.unsent.Load())
+			case "close":
+				q.close()
+			default:
+				d.Fatalf(t, "what is %q?", line)
+			}
+			out.WriteString(result)
+			if err != nil {
+				require.True(t, errors.Is(err, transport.ErrProtocol))
+				fmt.Fprintln(&out, err)
+			}
+		}
+		return out.String()
+	})
+}

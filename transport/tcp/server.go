@@ -1,0 +1,205 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// Server answers requests on a listening socket.
+type Server struct {
+	o        Options
+	listener net.Listener
+	tls      *tls.Config
+	gate     *gate
+	workers  chan struct{}
+	rate     *rate.Limiter // nil: no cap
+	unsent   atomic.Int64  // bytes of answers that wait to be sent
+	bodies   atomic.Int64  // bytes of long request bodies in memory
+
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+// Listen serves on an address, host:port, until Close.
+func Listen(addr string, o Options) (*Server, error) {
+	var config net.ListenConfig
+	l, err := config.Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	s, err := Serve(l, o)
+	if err != nil {
+		l.Close()
+	}
+	return s, err
+}
+
+// Serve serves on a listener, which it then owns, until Close.
+func Serve(l net.Listener, o Options) (*Server, error) {
+	o, err := o.withDefaults()
+	switch {
+	case err != nil:
+		return nil, err
+	case o.ChainID == "" || o.Handler == nil:
+		return nil, errors.New("a server needs a chain id and a handler")
+	}
+	cfg, err := config(o.Key, func(transport.ID) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{o: o, listener: l, tls: cfg, workers: make(chan struct{}, o.Workers), rate: newRate(o.Rate)}
+	s.gate = newGate(&s.o)
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.wg.Go(s.accept)
+	return s, nil
+}
+
+// Addr is where it listens.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Close ends all connections. When it returns, no handler is running any more.
+func (s *Server) Close() error {
+	s.stop()
+	err := s.listener.Close()
+	s.wg.Wait()
+	return err
+}
+
+func (s *Server) accept() {
+	for {
+		c, err := s.listener.Accept()
+		switch {
+		case s.ctx.Err() != nil:
+			if err == nil {
+				c.Close()
+			}
+			return
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil: // out of file descriptors, say: others will be closed
+			s.refused("", err)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-s.ctx.Done():
+			}
+			continue
+		}
+		name, key := hostOf(c.RemoteAddr())
+		if err := s.gate.knock(key, time.Now()); err != nil {
+			s.refused(name, err)
+			abort(c)
+			continue
+		}
+		s.wg.Go(func() { s.serve(c, name, key) })
+	}
+}
+
+// abort closes a connection so that nothing of it stays here, not even in the kernel.
+func abort(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		t.SetLinger(0) //nolint:errcheck // Close does it in any case
+	}
+	c.Close()
+}
+
+func (s *Server) refused(host string, why error) {
+	if s.o.Hooks.Refused != nil {
+		s.o.Hooks.Refused(host, why)
+	}
+}
+
+// serve takes care of a connection from its first byte to its last.
+func (s *Server) serve(raw net.Conn, host, key string) {
+	stop := context.AfterFunc(s.ctx, func() { raw.Close() })
+	defer stop()
+	defer raw.Close()
+	n, err := s.greet(raw, host, key)
+	s.gate.settled(key)
+	if err != nil {
+		s.refused(host, err)
+		abort(raw)
+		return
+	}
+	defer s.gate.leave(n.guest)
+	if s.o.Hooks.Opened != nil {
+		s.o.Hooks.Opened(n.guest.id, host)
+	}
+	err = n.run()
+	if s.o.Hooks.Closed != nil {
+		s.o.Hooks.Closed(n.guest.id, host, err)
+	}
+}
+
+// greet authenticates the peer and exchanges the hellos, within bounds of time and bytes.
+func (s *Server) greet(raw net.Conn, host, key string) (*session, error) {
+	if err := raw.SetDeadline(time.Now().Add(s.o.HandshakeTimeout)); err != nil {
+		return nil, err
+	}
+	w := newWire(raw, &s.o, smallBuffer)
+	t := tls.Server(w, s.tls)
+	if err := t.HandshakeContext(s.ctx); err != nil {
+		return nil, err
+	}
+	id, err := peerID(t.ConnectionState())
+	if err != nil {
+		return nil, err
+	}
+	theirs, err := readHello(t)
+	if err != nil {
+		return nil, err
+	}
+	ours := hello{window: uint16(s.o.MaxCallsPerConn), chainID: s.o.ChainID}
+	var v *guest
+	switch {
+	case theirs.version != version:
+		ours.status, err = helloWrongVersion, fmt.Errorf("%w: %d", transport.ErrWrongVersion, theirs.version)
+	case theirs.status != helloOK:
+		return nil, fmt.Errorf("%w: a dialer's hello with status %d", transport.ErrProtocol, theirs.status)
+	case theirs.chainID != "" && theirs.chainID != s.o.ChainID:
+		ours.status, err = helloWrongChain, fmt.Errorf("%w: %q", transport.ErrWrongChain, theirs.chainID)
+	default:
+		if v, err = s.gate.pass(key, id, func() { raw.Close() }); err != nil {
+			ours.status = helloBusy
+		}
+	}
+	if _, werr := t.Write(ours.encode()); werr == nil && err != nil {
+		drain(t) // so that the refusal arrives
+	} else if err == nil && werr != nil {
+		s.gate.leave(v)
+		err = werr
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := raw.SetDeadline(time.Time{}); err != nil {
+		s.gate.leave(v)
+		return nil, err
+	}
+	w.greeted(largeBuffer)
+	return newSession(s, t, w, v, theirs, transport.Request{Peer: id, Host: host}), nil
+}
+
+// drain waits for the peer to hang up: to close a socket with unread bytes would destroy what was sent last (RFC 1122, 4.2.2.13). The
+// handshake's bounds of time and bytes hold.
+func drain(t *tls.Conn) {
+	if t.CloseWrite() != nil {
+		return
+	}
+	var b [256]byte
+	for {
+		if _, err := t.Read(b[:]); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+// TestID compares with CometBFT.
+func TestID(t *testing.T) {
+	for n := range 5 {
+		require.Equal(t, string(p2p.PubKeyToID(ed25519.PrivKey(keyOf(n)).PubKey())), string(transporttest.ID(n)))
+	}
+}
+
+func TestOptions(t *testing.T) {
+	_, err := Listen("127.0.0.1:0", Options{Key: keyOf(1), Handler: echo})
+	require.ErrorContains(t, err, "chain id")
+	_, err = Listen("127.0.0.1:0", Options{Key: keyOf(1)[:10], ChainID: chain, Handler: echo})
+	require.ErrorContains(t, err, "key")
+	_, err = Listen("127.0.0.1:0", Options{Key: keyOf(1), ChainID: chain + string(make([]byte, 50)), Handler: echo})
+	require.ErrorContains(t, err, "longer than 50")
+	_, err = NewDialer(Options{}).Dial(context.Background(), transport.Address{HostPort: "127.0.0.1:1"})
+	require.ErrorContains(t, err, "key")
+}
+
+// TestIdle has a connection that nobody uses, for hours.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		s := serve(t, p, 1, Options{})
+		c := p.dial(t, 2, "10.0.0.1")
+		time.Sleep(5 * time.Hour) //nolint:forbidigo // virtual
+		got, err := ask(c, "still there?")
+		require.NoError(t, err)
+		require.Equal(t, "still there?", got)
+		s.Close()
+		<-c.Done()
+	})
+}
+
+// TestRates measures the caps: a burst goes at once, the rest at the rate.
+func TestRates(t *testing.T) {
+	const rate, size = 1 << 20, 4 << 20
+	for _, test := range []struct {
+		name    string
+		o       Options
+		second  int // the node that fetches beside node 2
+		seconds int // that 8 MiB take
+	}{
+		{"of all", Options{Rate: rate}, 3, 8},
+		{"per peer", Options{RatePerPeer: rate}, 3, 4},
+		{"per peer, two connections", Options{RatePerPeer: rate}, 2, 8},
+		{"both", Options{Rate: 2 * rate, RatePerPeer: rate}, 3, 4},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPipes()
+				test.o.Handler = transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) { return make([]byte, size), nil })
+				s := serve(t, p, 1, test.o)
+				began := time.Now()
+				var wg sync.WaitGroup
+				for _, n := range []int{2, test.second} {
+					c := p.dial(t, n, "10.0.0.1")
+					wg.Go(func() {
+						if _, err := ask(c, ""); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+				burst := 300 * time.Millisecond
+				require.InDelta(t, (time.Duration(test.seconds)*time.Second - burst/2).Seconds(), time.Since(began).Seconds(), burst.Seconds())
+				s.Close()
+			})
+		})
+	}
+}
+
+// TestWorkers has many connections ask at once: no more handlers run than there are workers.
+func TestWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const workers = 3
+		var running, most atomic.Int64
+		release := make(chan struct{})
+		p := newPipes()
+		s := serve(t, p, 1, Options{Workers: workers, Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
+			if now := running.Add(1); now > most.Load() {
+				most.Store(now)
+			}
+			defer running.Add(-1)
+			<-release
+			return nil, nil
+		})})
+		var wg sync.WaitGroup
+		for n := range 5 {
+			c := p.dial(t, 2+n, "10.0.0.1")
+			for range 4 {
+				wg.Go(func() {
+					if _, err := ask(c, ""); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		synctest.Wait()
+		require.Equal(t, int64(workers), running.Load())
+		close(release)
+		wg.Wait()
+		require.Equal(t, int64(workers), most.Load())
+		s.Close()
+	})
+}
+
+// TestHooks counts what happens.
+func TestHooks(t *testing.T) {
+	var sent, received, served atomic.Int64
+	o := Options{Hooks: Hooks{
+		Sent:     func(n int) { sent.Add(int64(n)) },
+		Received: func(n int) { received.Add(int64(n)) },
+		Served: func(r transport.Request, n int, _ time.Duration, err error) {
+			if r.Peer == transporttest.ID(2) && r.Method == transport.MethodChunk && n == len(r.Body) && err == nil {
+				served.Add(int64(n))
+			}
+		},
+	}}
+	s := newServer(t, 1, o)
+	c := dial(t, newDialer(2, Options{ChainID: chain}), s)
+	for range 10 {
+		_, err := ask(c, fmt.Sprintf("%10000d", 1))
+		require.NoError(t, err)
+	}
+	require.NoError(t, s.Close())
+	require.Equal(t, int64(100_000), served.Load())
+	require.Greater(t, sent.Load(), int64(100_000))
+	require.Greater(t, received.Load(), int64(100_000))
+	require.Less(t, sent.Load(), int64(110_000), "framing costs little")
+}
+
+func TestGate(t *testing.T) {
+	o, err := Options{Key: keyOf(1), AcceptRate: 2, MaxPending: 100}.withDefaults()
+	require.NoError(t, err)
+	g := newGate(&o)
+	now := time.Now()
+	knock := func(host string) error {
+		err := g.knock(host, now)
+		if err == nil {
+			g.settled(host)
+		}
+		return err
+	}
+	for range 2*burstSeconds + 1 {
+		require.NoError(t, knock("a"))
+	}
+	require.ErrorIs(t, knock("a"), ErrAcceptRate)
+	require.NoError(t, knock("b"), "another host")
+	now = now.Add(500 * time.Millisecond)
+	require.NoError(t, knock("a"))
+	require.ErrorIs(t, knock("a"), ErrAcceptRate)
+
+	for i := range 2 * maxHosts { // as many hosts as an attacker likes
+		err := knock(fmt.Sprint(i))
+		require.True(t, err == nil || i >= maxHosts-2, i)
+	}
+	require.LessOrEqual(t, len(g.mu.hosts), maxHosts)
+	now = now.Add(time.Hour)
+	require.NoError(t, knock("new"))
+	require.Less(t, len(g.mu.hosts), 3, "hosts that owe nothing are forgotten")
+}
+
+func TestHostOf(t *testing.T) {
+	for addr, want := range map[string][2]string{
+		"10.1.2.3:5":                {"10.1.2.3", "10.1.2.3"},
+		"[::ffff:10.1.2.3]:5":       {"10.1.2.3", "10.1.2.3"},
+		"[2001:db8:1:2:3:4:5:6]:77": {"2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"},
+		"[fe80::1%eth0]:7":          {"fe80::1%eth0", "fe80::/64"},
+		"pipe":                      {"pipe", "pipe"},
+	} {
+		name, key := hostOf(pipeAddr(addr))
+		require.Equal(t, want, [2]string{name, key})
+	}
+}
+
+// TestOvertake has a small answer come while a large one is on its way: it waits for what was gathered to be sent, not for the rest.
+func TestOvertake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		s := serve(t, p, 1, Options{Handler: transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) {
+			if len(r.Body) == 0 {
+				return make([]byte, 10<<20), nil
+			}
+			return r.Body, nil
+		})})
+		c := rawDial(t, p.raw(t, "10.0.0.1"), helloHere)
+		c.Write(requestFrame(1, ""))
+		synctest.Wait() // nobody reads: the server is stuck with the first pieces
+		c.Write(requestFrame(2, "small"))
+		synctest.Wait()
+		br := bufio.NewReader(c)
+		for before := 0; ; {
+			h, err := readHeader(br)
+			require.NoError(t, err)
+			if h.id == 2 {
+				require.Equal(t, 8+len("small"), h.n) // total and answer
+				require.LessOrEqual(t, before, 2*largeBuffer+maxPiece)
+				break
+			}
+			before += h.n
+			require.NoError(t, pass(br, h.n, nil))
+		}
+		s.Close()
+	})
+}
