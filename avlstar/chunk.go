@@ -36,6 +36,14 @@ func (c *Chunk) Leaves() iter.Seq[Leaf] {
 	}
 }
 
+// Bytes returns the encoding that the chunk was verified from, which must not be modified; nil after Assemble.
+func (c *Chunk) Bytes() []byte {
+	if c.run == nil {
+		return nil
+	}
+	return c.run.data
+}
+
 // Len returns the number of leaves.
 func (c *Chunk) Len() uint64 { return c.n }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/sgc"
 )
@@ -36,6 +37,8 @@ type ApplicationOptions struct {
 	Hint     string
 	// BlocksFrom is the first block that CometBFT has; 0: not known.
 	BlocksFrom int64
+	// KeepRestored: a restored state that no block belongs to is not removed, but gone on from by the next join.
+	KeepRestored bool
 
 	fs vfs.FS // of the state zone, nil: the operating system's
 }
@@ -47,6 +50,11 @@ type Application struct {
 	state     *storage.State
 	cache     *sgc.Cache
 	joined    *atomic.Int64 // height of the state that was restored; 0: none
+	restoring *restoring
+	// target is restoring, as package statesync sees it.
+	target   fastsync.Target
+	interval int64 // of snapshots, as the genesis file says; 0: not known
+	metrics  *statesync.Metrics
 }
 
 // NewApplication opens the state zone, rebuilds the tree and wires the parts together. Close releases them.
@@ -94,9 +102,11 @@ func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
 				ErrNoBlocks, meta.Height, o.DataDir, o.Hint)
 		}
 		// Left by a join that ended after the state was there and before CometBFT knew: no block leads on from it.
-		o.Logger.Info("Removing a state that no block belongs to: a join was interrupted", "height", meta.Height)
-		if err := state.Reset(); err != nil {
-			return nil, err
+		if !o.KeepRestored {
+			o.Logger.Info("Removing a state that no block belongs to: a join was interrupted", "height", meta.Height)
+			if err := state.Reset(); err != nil {
+				return nil, err
+			}
 		}
 	}
 	var (
@@ -129,7 +139,7 @@ func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
 	}
 	joined := new(atomic.Int64)
 	target := &restoring{zone: zone, app: application, done: joined.Store}
-	var into statesync.Target = target
+	var into fastsync.Target = target
 	if zone.pages != nil {
 		into = pagedRestoring{target}
 	}
@@ -144,8 +154,20 @@ func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
 		manager.AddStored(pin.Height, pin.Data)
 	}
 	application.SetSnapshots(&snapshots{Manager: manager, app: application, state: state, known: interval > 0})
-	return &Application{App: application, snapshots: manager, state: state, cache: o.Cache, joined: joined}, nil
+	return &Application{
+		App: application, snapshots: manager, state: state, cache: o.Cache, joined: joined,
+		restoring: target, target: into, interval: interval, metrics: syncMetrics,
+	}, nil
 }
+
+// Target is where a join puts the state of an application that has none, and where it resumes.
+func (a *Application) Target() fastsync.Target { return a.target }
+
+// Snapshots serves the states that are pinned.
+func (a *Application) Snapshots() *statesync.Manager { return a.snapshots }
+
+// paged says that not all of the state is in memory.
+func (a *Application) paged() bool { return a.restoring.zone.pages != nil }
 
 // StateDir is where the state zone of a home folder lies, given CometBFT's data folder.
 func StateDir(dataDir string) string { return filepath.Join(dataDir, "state") }

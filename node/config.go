@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,6 +33,25 @@ type AppConfig struct {
 	State     StateConfig     `mapstructure:"state"`
 	Snapshots SnapshotsConfig `mapstructure:"snapshots"`
 	Storage   StorageConfig   `mapstructure:"storage"`
+	Transport TransportConfig `mapstructure:"transport"`
+	Join      JoinConfig      `mapstructure:"join"`
+}
+
+// TransportConfig is the section [transport].
+type TransportConfig struct {
+	ListenAddress   string `mapstructure:"laddr"`              // "auto": that of p2p, with the port + 10; "": none
+	MaxPeers        int    `mapstructure:"max_peers"`          // connections that are served at a time
+	SendRate        int64  `mapstructure:"send_rate"`          // bytes a second to all peers, 0: no limit
+	SendRatePerPeer int64  `mapstructure:"send_rate_per_peer"` // and to each
+}
+
+// JoinConfig is the section [join].
+type JoinConfig struct {
+	Fast          bool          `mapstructure:"fast"`            // over the transport; false: CometBFT's own state sync
+	Peers         string        `mapstructure:"peers"`           // addresses of transports, beside those of p2p.persistent_peers and p2p.seeds
+	MemoryBytes   int64         `mapstructure:"memory_bytes"`    // budget of what is in flight
+	ReachTimeout  time.Duration `mapstructure:"reach_timeout"`   // after that without any peer another way is tried, or the join ends
+	CatchUpBlocks int64         `mapstructure:"catch_up_blocks"` // a node so far behind fetches what differs of the state, 0: never
 }
 
 // StateConfig is the section [state].
@@ -69,6 +89,8 @@ func DefaultAppConfig() AppConfig {
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
 			MinFreeBytes: 64 << 20,
 		},
+		Transport: TransportConfig{ListenAddress: autoAddress, MaxPeers: 128},
+		Join:      JoinConfig{Fast: true, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, CatchUpBlocks: 10_000},
 	}
 }
 
@@ -81,7 +103,40 @@ func (c AppConfig) validate() error {
 	case c.Snapshots.Keep < 0 || c.Snapshots.Keep > maxSnapshots:
 		return fmt.Errorf("snapshots.keep is %d, it must be from 0 (serve none) to %d", c.Snapshots.Keep, maxSnapshots)
 	}
-	return c.Storage.validate()
+	if err := c.Storage.validate(); err != nil {
+		return err
+	}
+	return errors.Join(c.Transport.validate(), c.Join.validate())
+}
+
+// autoAddress as transport.laddr follows p2p.laddr.
+const autoAddress = "auto"
+
+func (c TransportConfig) validate() error {
+	switch {
+	case c.MaxPeers < 1:
+		return fmt.Errorf(`transport.max_peers is %d, it must be 1 or more (transport.laddr = "" serves nobody)`, c.MaxPeers)
+	case c.SendRate < 0:
+		return fmt.Errorf("transport.send_rate is %d, it must be 0 (no limit) or more", c.SendRate)
+	case c.SendRatePerPeer < 0:
+		return fmt.Errorf("transport.send_rate_per_peer is %d, it must be 0 (no limit) or more", c.SendRatePerPeer)
+	}
+	return nil
+}
+
+func (c JoinConfig) validate() error {
+	_, err := transportAddresses(c.Peers)
+	switch {
+	case err != nil:
+		return fmt.Errorf("join.peers: %w", err)
+	case c.MemoryBytes < minMemory:
+		return fmt.Errorf("join.memory_bytes is %d, it must be %d (16 MiB) or more", c.MemoryBytes, minMemory)
+	case c.ReachTimeout <= 0:
+		return fmt.Errorf(`join.reach_timeout is %s, it must be above 0, such as "30s"`, c.ReachTimeout)
+	case c.CatchUpBlocks < 0:
+		return fmt.Errorf("join.catch_up_blocks is %d, it must be 0 (never) or more", c.CatchUpBlocks)
+	}
+	return nil
 }
 
 // minMemory is the least budget: below it the caches are too small to be of use.
@@ -159,6 +214,39 @@ max_lag_bytes = {{ .Storage.MaxLagBytes }}
 # more: a node that is stopped cleanly has what it needs to close its files. 0: it does not look, and a full disk ends it where it
 # happens to be.
 min_free_bytes = {{ .Storage.MinFreeBytes }}
+
+[transport]
+
+# Where joining nodes get state and headers from this one: "auto" is the address of p2p.laddr with the port + 10, "" serves nobody. It is
+# authenticated by the node keys, like p2p, and belongs behind the same firewall rules.
+laddr = "{{ .Transport.ListenAddress }}"
+
+# Connections that are served at a time.
+max_peers = {{ .Transport.MaxPeers }}
+
+# Bytes a second that are sent to all peers, and to each of them; 0 is no limit.
+send_rate = {{ .Transport.SendRate }}
+send_rate_per_peer = {{ .Transport.SendRatePerPeer }}
+
+[join]
+
+# With [statesync] enable in config.toml, a node without state joins over the transports of many peers at once; trust_height and
+# trust_hash there are all that it trusts, rpc_servers are not needed. false: CometBFT's own state sync, which needs them.
+fast = {{ .Join.Fast }}
+
+# Transports to begin with, as id@host:port or host:port, comma-separated, beside those of p2p.persistent_peers and p2p.seeds (port + 10).
+peers = "{{ .Join.Peers }}"
+
+# Memory for chunks that are in flight or being verified, in bytes.
+memory_bytes = {{ .Join.MemoryBytes }}
+
+# After so long without a transport that answers, CometBFT's own state sync is tried where statesync.rpc_servers are given; else the
+# node ends and says what it could not reach.
+reach_timeout = "{{ .Join.ReachTimeout }}"
+
+# With [statesync] enable, a node that was offline for so many blocks fetches what differs of the state instead of executing
+# the blocks: the blocks since are not in its store then. 0: never.
+catch_up_blocks = {{ .Join.CatchUpBlocks }}
 `))
 
 // Sizes that init writes into config.toml so that the largest transaction passes everywhere (limits.go checks them).
@@ -219,6 +307,10 @@ var shown = map[string]string{
 	"storage.memory_bytes":       "memory for caches of what is on disk",
 	"storage.state_in_memory":    "keep all of the state in memory",
 	"storage.min_free_bytes":     "free disk space below which the node stops, 0: never",
+	"transport.laddr":            "address for joining nodes, auto: that of p2p with the port + 10",
+	"transport.send_rate":        "bytes a second for joining nodes, 0: no limit",
+	"join.fast":                  "join over the transport, from many peers at once",
+	"join.peers":                 "transports to join from: id@host:port or host:port, comma-separated",
 }
 
 // AddFlags gives every setting of config.toml and app.toml a flag of the same name.
@@ -268,13 +360,36 @@ func LoadConfig(home string, v *viper.Viper) (*Config, error) {
 		return nil, fmt.Errorf("%s: %w", cometFile(home), err)
 	}
 	config.CometBFT.SetRoot(home)
-	if err := config.CometBFT.ValidateBasic(); err != nil {
-		return nil, fmt.Errorf("%s: %w", cometFile(home), err)
-	}
 	if config.App, err = LoadAppConfig(home, v); err != nil {
 		return nil, err
 	}
+	if err := config.validateComet(); err != nil {
+		return nil, fmt.Errorf("%s: %w", cometFile(home), err)
+	}
 	return config, nil
+}
+
+// validateComet is CometBFT's own check, but that a join over our transport needs no RPC server.
+func (c *Config) validateComet() error {
+	comet := c.CometBFT
+	s := comet.StateSync
+	if !s.Enable || !c.App.Join.Fast || len(s.RPCServers) > 0 {
+		return comet.ValidateBasic()
+	}
+	switch {
+	case s.TrustHeight <= 0 || s.TrustHash == "":
+		return errors.New("statesync.enable needs statesync.trust_height and trust_hash: the height and hash of a block that you trust, " +
+			"such as one that a block explorer and an operator you know agree on")
+	case s.TrustPeriod <= 0:
+		return errors.New("statesync.trust_period must be above 0")
+	}
+	if _, err := hex.DecodeString(s.TrustHash); err != nil {
+		return fmt.Errorf("statesync.trust_hash: %w", err)
+	}
+	copied, without := *comet, *s
+	without.Enable = false
+	copied.StateSync = &without
+	return copied.ValidateBasic()
 }
 
 // LoadAppConfig reads app.toml alone; where there is none, defaults hold.

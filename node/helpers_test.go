@@ -32,7 +32,8 @@ func testHome(t *testing.T, edit func(*InitOptions)) (string, InitResult) {
 	ports := freePorts(t, 2)
 	opts := InitOptions{
 		Home: filepath.Join(t.TempDir(), "home"), Moniker: "test", ChainID: "test-chain", App: app.Genesis{Open: true},
-		Edit: func(c *cfg.Config, _ *AppConfig) {
+		Edit: func(c *cfg.Config, a *AppConfig) {
+			a.Transport.ListenAddress = "127.0.0.1:0"
 			c.RPC.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", ports[0])
 			c.P2P.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", ports[1])
 			c.P2P.AllowDuplicateIP, c.P2P.AddrBookStrict, c.P2P.PexReactor = true, false, false

@@ -27,6 +27,7 @@ import (
 
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
+	"github.com/starling-kv/starling/transport"
 )
 
 // stopTimeout bounds a clean stop; CometBFT's parts need well under a second.
@@ -39,7 +40,19 @@ var ErrStop = errors.New("the node did not stop in time")
 type Option func(*options)
 
 type options struct {
-	wrap func(abci.Application) abci.Application
+	wrap          func(abci.Application) abci.Application
+	wrapTransport func(transport.Handler) transport.Handler
+	progress      func(JoinProgress)
+}
+
+// WithTransport puts a handler of the caller's between joining nodes and the real one.
+func WithTransport(wrap func(transport.Handler) transport.Handler) Option {
+	return func(o *options) { o.wrapTransport = wrap }
+}
+
+// WithJoinProgress has f called, one call at a time, while the node joins over the transport.
+func WithJoinProgress(f func(JoinProgress)) Option {
+	return func(o *options) { o.progress = f }
 }
 
 // WithApp puts an application of the caller's between CometBFT and the real one.
@@ -58,6 +71,11 @@ type Node struct {
 	application *Application
 	wrapped     abci.Application // what CometBFT sees
 	metrics     cometnode.MetricsProvider
+
+	serving          serving
+	transportMetrics *transportMetrics // nil: none
+	joinProgress     func(JoinProgress)
+	way              fastWay // what Start has to do over the transport, before there is a CometBFT
 
 	mu struct {
 		sync.Mutex
@@ -118,6 +136,8 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 		DataDir: comet.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
 		NoBlocks: have.none(), Hint: otherBackend(comet), BlocksFrom: have.base,
 	}
+	n.way, n.joinProgress = n.fastWayOf(have), o.progress
+	appOptions.KeepRestored = n.way != noJoin
 	if comet.Instrumentation.Prometheus {
 		appOptions.Metrics = prometheus.DefaultRegisterer
 	}
@@ -134,9 +154,41 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	n.mu.joining = comet.StateSync.Enable && have.none() && !n.onlyValidator()
+	n.mu.joining = comet.StateSync.Enable && have.none() && !n.onlyValidator() && n.way == noJoin
 	n.wrapped = o.wrap(n.application)
 	n.metrics = onceMetrics(cometnode.DefaultMetricsProvider(comet.Instrumentation))
+	if err := n.serve(o.wrapTransport); err != nil {
+		return err
+	}
+	if _, _, unfinished := n.application.target.Unfinished(); unfinished && n.way == noJoin && !have.none() {
+		return errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, so that it goes on")
+	}
+	if n.way != noJoin {
+		return nil // CometBFT is made once there is something that it can go on from, see Start
+	}
+	if err := n.newComet(ctx); err != nil {
+		return err
+	}
+	return sameGenesis(n.genesis, n.Comet().GenesisDoc())
+}
+
+// join brings a node over the transport to where CometBFT goes on from, and makes CometBFT.
+func (n *Node) join(ctx context.Context) error {
+	switch err := n.joinFast(ctx); {
+	case err == nil:
+	case errors.Is(err, errNoTransport) && n.way == joinNew && len(n.config.CometBFT.StateSync.RPCServers) >= 2:
+		n.log.Error("Cannot join over the transport: falling back to CometBFT's own state sync, which takes longer", "err", err)
+		if err := n.forgetUnfinished(); err != nil {
+			return err
+		}
+		n.mu.Lock()
+		n.mu.joining = true
+		n.mu.Unlock()
+	case errors.Is(err, errNoTransport) && n.way == joinNew:
+		return fmt.Errorf("cannot join: %w (or name two RPC servers in statesync.rpc_servers, to join by CometBFT's own state sync)", err)
+	default:
+		return fmt.Errorf("join: %w", err)
+	}
 	if err := n.newComet(ctx); err != nil {
 		return err
 	}
@@ -186,15 +238,19 @@ func (n *Node) newComet(ctx context.Context) (err error) {
 		config, logger = withoutRPC(config), joinLog{logger, n.fail}
 	}
 	n.mu.Unlock()
+	var opts []cometnode.Option
+	if r := n.serving.reactor; r != nil {
+		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
+	}
 	comet, err := cometnode.NewNodeWithContext(ctx, config, n.validator, n.nodeKey, clientCreator{n.wrapped},
-		func() (*cmttypes.GenesisDoc, error) { return n.genesis, nil }, provide, n.metrics, logger)
+		func() (*cmttypes.GenesisDoc, error) { return n.genesis, nil }, provide, n.metrics, logger, opts...)
 	if err != nil {
 		return fmt.Errorf("CometBFT cannot start: %w", err)
 	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.mu.comet = comet
-	return nil
+	n.mu.Unlock()
+	return n.setStores(comet)
 }
 
 // withoutRPC is the configuration of a CometBFT whose RPC somebody else serves (joiningRPC).
@@ -283,6 +339,14 @@ func (n *Node) Start(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 	}
+	if n.way != noJoin {
+		joining, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(n.ctx, cancel)()
+		if err := n.join(joining); err != nil {
+			return err
+		}
+	}
 	height := n.application.Height()
 	if err := n.startComet(); err != nil {
 		return fmt.Errorf("start: %w", err)
@@ -337,7 +401,7 @@ func (n *Node) Stop() error {
 // close stops what runs and releases what open opened.
 func (n *Node) close() error {
 	n.cancel()
-	var errs []error
+	errs := []error{n.stopServing()}
 	if n.application != nil {
 		errs = append(errs, n.application.StopJoining())
 	}
@@ -354,7 +418,7 @@ func (n *Node) stopComet() error {
 	comet, databases := n.mu.comet, n.mu.databases
 	n.mu.databases = nil
 	n.mu.Unlock()
-	var errs []error
+	errs := []error{n.setStores(nil)}
 	if comet != nil && comet.IsRunning() {
 		errs = append(errs, comet.Stop())
 		comet.Wait()

@@ -123,9 +123,9 @@ func asRestored(t *testing.T, home string) {
 		require.NoError(t, err)
 		leaves = append(leaves, storage.Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
 	}
-	restore, err := state.BeginRestore()
+	restore, err := state.BeginRestore(nil)
 	require.NoError(t, err)
-	require.NoError(t, restore.Add(slices.Values(leaves)))
+	require.NoError(t, restore.Add("all", slices.Values(leaves)))
 	require.NoError(t, restore.Commit(meta))
 }
 
@@ -287,7 +287,7 @@ func TestJoinByStateSync(t *testing.T) {
 		o.Edit = func(c *cfg.Config, a *AppConfig) {
 			edit(c, a)
 			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", first.NodeID, load(t, home).CometBFT.P2P.ListenAddress[len("tcp://"):])
-			c.StateSync.Enable = true
+			c.StateSync.Enable, a.Join.Fast = true, false
 			c.StateSync.RPCServers = []string{RPCAddress(home), RPCAddress(home)}
 			c.StateSync.TrustHeight, c.StateSync.TrustHash = 1, trusted.BlockID.Hash.String()
 		}
@@ -314,7 +314,7 @@ func TestJoinByStateSync(t *testing.T) {
 	require.NoError(t, err)
 	switched, err := strconv.ParseInt(logs.find(t, `Time to switch to consensus mode! +module=blocksync height=(\d+)`), 10, 64)
 	require.NoError(t, err)
-	require.Greater(t, switched, restored+10, "the blocks since the snapshot did not come by block sync")
+	require.Greater(t, switched, restored+2, "the blocks since the snapshot did not come by block sync")
 	base := j.Comet().BlockStore().Base()
 	require.Greater(t, base, keysAt, "the blocks were replayed, no snapshot was taken")
 	require.Equal(t, fmt.Sprintf("%064d", 7), get(t, rpcOf(t, joiner), "key-07"))
@@ -348,7 +348,7 @@ func TestJoinThatFails(t *testing.T) {
 			o.Edit = func(c *cfg.Config, a *AppConfig) {
 				edit(c, a)
 				c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", first.NodeID, load(t, home).CometBFT.P2P.ListenAddress[len("tcp://"):])
-				c.StateSync.Enable = true
+				c.StateSync.Enable, a.Join.Fast = true, false
 				c.StateSync.RPCServers = []string{RPCAddress(home), "http://127.0.0.1:1"} // nobody is at the second
 				c.StateSync.TrustHeight, c.StateSync.TrustHash = height, hash
 			}
@@ -435,7 +435,7 @@ func TestStateSyncWithoutNeed(t *testing.T) {
 		edit := o.Edit
 		o.Edit = func(c *cfg.Config, a *AppConfig) {
 			edit(c, a)
-			c.StateSync.Enable = true
+			c.StateSync.Enable, a.Join.Fast = true, false
 			c.StateSync.RPCServers = []string{"http://127.0.0.1:1", "http://127.0.0.1:1"}
 			c.StateSync.TrustHeight, c.StateSync.TrustHash = 1, "00"
 		}

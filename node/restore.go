@@ -1,6 +1,8 @@
 package node
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"iter"
@@ -10,6 +12,7 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/storage"
 )
 
@@ -28,31 +31,140 @@ type restoring struct {
 		sync.Mutex
 		manifest *avlstar.Manifest
 		restore  *storage.Restore
+		replaces bool                   // a state that blocks led to may be replaced: this node catches up
+		runs     map[storage.RunID]bool // that an unfinished restore has left
 	}
 }
 
-var _ statesync.Target = (*restoring)(nil)
+var _ fastsync.Target = (*restoring)(nil)
 
 func (r *restoring) Begin(_ int64, m *avlstar.Manifest) error {
-	// A state that blocks led to is never wiped for a snapshot: CometBFT only offers one to an empty node. One that came as a
-	// snapshot itself, and that no block was executed on, was left by a join that a crash interrupted.
-	if height := r.app.Height(); height > 0 {
-		if meta, ok := r.zone.state.Meta(); ok && meta.Restored {
-			r.zone.log.Info("Replacing the state of a join that was interrupted", "height", height)
-			r.app.Forget()
-		}
+	if err := r.mayReplace(); err != nil {
+		return err
 	}
-	if height := r.app.Height(); height > 0 {
-		return fmt.Errorf("there is a state at height %d already, no snapshot can be restored over it: to join again, stop the node and run `starlingd unsafe-reset-all`", height)
-	}
-	restore, err := r.zone.state.BeginRestore()
+	restore, err := r.zone.state.BeginRestore(nil)
 	if err != nil {
 		return err
 	}
+	r.begun(m, restore)
+	return nil
+}
+
+// mayReplace makes room for another state. One that blocks led to is never wiped for a snapshot, unless the node catches up: CometBFT only
+// offers one to an empty node. One that came as a snapshot itself, and that no block was executed on, was left by a join that a crash
+// interrupted.
+func (r *restoring) mayReplace() error {
+	height := r.app.Height()
+	if height == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	replaces := r.mu.replaces
+	r.mu.Unlock()
+	meta, ok := r.zone.state.Meta()
+	switch {
+	case ok && meta.Restored:
+		r.zone.log.Info("Replacing the state of a join that was interrupted", "height", height)
+	case replaces:
+		r.zone.log.Info("Replacing the state by a newer one", "height", height)
+	default:
+		return fmt.Errorf("there is a state at height %d already, no snapshot can be restored over it: to join again, stop the node and run `starlingd unsafe-reset-all`", height)
+	}
+	r.app.Forget()
+	return nil
+}
+
+// replace lets the next restore replace a state that blocks led to.
+func (r *restoring) replace() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.replaces = true
+}
+
+func (r *restoring) begun(m *avlstar.Manifest, restore *storage.Restore) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.manifest, r.mu.restore = m, restore
-	return nil
+	r.mu.runs = map[storage.RunID]bool{}
+	for _, id := range restore.Runs() {
+		r.mu.runs[id] = true
+	}
+}
+
+// restoreLabel is what the zone keeps of a restore that can be resumed: version:u8 (1) ‖ height:u64be ‖ manifest.
+func restoreLabel(height int64, m *avlstar.Manifest) []byte {
+	return append(binary.BigEndian.AppendUint64([]byte{1}, uint64(height)), m.Encode()...)
+}
+
+// Unfinished implements fastsync.Target.
+func (r *restoring) Unfinished() (int64, *avlstar.Manifest, bool) {
+	label, ok := r.zone.state.Interrupted()
+	if !ok || len(label) < 9 || label[0] != 1 {
+		return 0, nil, false
+	}
+	m, err := avlstar.DecodeManifest(label[9:])
+	if err != nil {
+		return 0, nil, false
+	}
+	return int64(binary.BigEndian.Uint64(label[1:])), m, true
+}
+
+// Continue implements statesync.Resumer.
+func (r *restoring) Continue(height int64, m *avlstar.Manifest) error {
+	if err := r.mayReplace(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	restore := r.mu.restore
+	r.mu.Unlock()
+	label := restoreLabel(height, m)
+	var err error
+	if restore == nil {
+		if _, _, ok := r.Unfinished(); !ok {
+			if restore, err = r.zone.state.BeginRestore(label); err != nil {
+				return err
+			}
+			r.begun(m, restore)
+			return nil
+		}
+		if restore, err = r.zone.state.ResumeRestore(); err != nil {
+			return err
+		}
+	}
+	r.begun(m, restore)
+	return restore.SetLabel(label)
+}
+
+// runID names the records of a chunk: they are the same wherever it lies, but for the height of the first.
+func runID(e *avlstar.Entry) storage.RunID {
+	return storage.RunID(fmt.Sprintf("%s-%d", hex.EncodeToString(e.Root.Hash[:]), e.BoundaryHeight))
+}
+
+// Stored implements statesync.Resumer.
+func (r *restoring) Stored(k uint32) []byte {
+	r.mu.Lock()
+	m, restore := r.mu.manifest, r.mu.restore
+	entry := &m.Entries[k]
+	id := runID(entry)
+	there := r.mu.runs[id]
+	r.mu.Unlock()
+	if !there {
+		return nil
+	}
+	data := make([]byte, 0, entry.Root.Bytes)
+	for l, err := range restore.Read(id) {
+		if err != nil || uint64(len(data))+avlstar.RecordBytes(len(l.Key), len(l.Value)) > entry.Root.Bytes {
+			return nil // Write replaces it
+		}
+		height := l.Height
+		if len(data) == 0 {
+			height = 0 // as in every chunk
+		}
+		data = append(data, height)
+		data = append(binary.AppendUvarint(data, uint64(len(l.Key))), l.Key...)
+		data = append(binary.AppendUvarint(data, uint64(len(l.Value))), l.Value...)
+	}
+	return data
 }
 
 // current returns the restore under way.
@@ -70,7 +182,33 @@ func (r *restoring) Write(k uint32, c *avlstar.Chunk) error {
 	if err != nil {
 		return err
 	}
-	return restore.Add(storageLeaves(statesync.Leaves(m, k, c)))
+	id := runID(&m.Entries[k])
+	r.mu.Lock()
+	there := r.mu.runs[id]
+	delete(r.mu.runs, id)
+	r.mu.Unlock()
+	if there { // damaged, else nobody had asked for the chunk
+		if err := restore.Remove(id); err != nil {
+			return err
+		}
+	}
+	return restore.Add(id, storageLeaves(statesync.Leaves(m, k, c)))
+}
+
+// keepOnly removes what an earlier manifest has left.
+func (r *restoring) keepOnly(m *avlstar.Manifest, restore *storage.Restore) error {
+	wanted := make(map[storage.RunID]bool, len(m.Entries))
+	for k := range m.Entries {
+		wanted[runID(&m.Entries[k])] = true
+	}
+	for _, id := range restore.Runs() {
+		if !wanted[id] {
+			if err := restore.Remove(id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // pagedRestoring makes the version of what was written, so that a state larger than memory can be restored.
@@ -82,6 +220,9 @@ var _ statesync.Builder = pagedRestoring{}
 func (r pagedRestoring) Build() (*avlstar.Version, error) {
 	m, restore, err := r.current()
 	if err != nil {
+		return nil, err
+	}
+	if err := r.keepOnly(m, restore); err != nil {
 		return nil, err
 	}
 	if err := restore.Readable(); err != nil {
@@ -101,7 +242,7 @@ func storageLeaves(leaves iter.Seq[avlstar.Leaf]) iter.Seq[storage.Leaf] {
 }
 
 func (r *restoring) Commit(height int64, v *avlstar.Version) error {
-	_, restore, err := r.current()
+	m, restore, err := r.current()
 	if err != nil {
 		return err
 	}
@@ -119,11 +260,16 @@ func (r *restoring) Commit(height int64, v *avlstar.Version) error {
 	if err != nil {
 		return err
 	}
+	if r.zone.pages == nil { // else Build did, before it read them
+		if err := r.keepOnly(m, restore); err != nil {
+			return err
+		}
+	}
 	if err := restore.Commit(meta); err != nil {
 		return err
 	}
 	r.mu.Lock()
-	r.mu.restore, r.mu.manifest = nil, nil
+	r.mu.restore, r.mu.manifest, r.mu.replaces = nil, nil, false
 	r.mu.Unlock()
 	r.known(params)
 	if err := r.app.Restored(height, v); err != nil {

@@ -56,6 +56,15 @@ func (m *Metrics) snapshotOffered() {
 	}
 }
 
+// Restoring counts the beginning of a restore; ChunkVerified and ChunkRejected what comes of it. They are for ways in of other packages.
+func (m *Metrics) Restoring(chunks int) { m.restoring(chunks) }
+
+// ChunkVerified counts a chunk.
+func (m *Metrics) ChunkVerified(bytes int) { m.chunkVerified(bytes) }
+
+// ChunkRejected counts an answer that was no chunk, and its sender.
+func (m *Metrics) ChunkRejected(newPeer bool) { m.chunkRejected(newPeer) }
+
 func (m *Metrics) restoring(chunks int) {
 	if m != nil {
 		m.total.Set(float64(chunks))

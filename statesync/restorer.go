@@ -81,6 +81,7 @@ type Restorer struct {
 	height   int64
 	manifest *avlstar.Manifest
 	want     avlstar.Commitment
+	keep     bool // what was written stays after a failure, see ContinueRestore
 
 	life sync.RWMutex // held for reading while a chunk is accepted, for writing to end the restore
 	mu   struct {
@@ -89,7 +90,8 @@ type Restorer struct {
 		writing []bool           // being written to the target, or written
 		written []bool
 		missing int
-		failed  error // of the target: nothing can be accepted any more
+		moved   sync.Cond // when a chunk was written, or could not be
+		failed  error     // of the target: nothing can be accepted any more
 		over    bool
 	}
 }
@@ -110,13 +112,15 @@ func newRestorer(target Target, height int64, m *avlstar.Manifest, want avlstar.
 	r := &Restorer{target: target, height: height, manifest: m, want: want}
 	r.mu.chunks = make([]*avlstar.Chunk, len(m.Entries))
 	r.builder, _ = target.(Builder)
+	r.mu.moved.L = &r.mu
 	r.mu.writing, r.mu.written = make([]bool, len(m.Entries)), make([]bool, len(m.Entries))
 	r.mu.missing = len(m.Entries)
 	return r
 }
 
 // ContinueRestore is BeginRestore that keeps what an unfinished restore has in common with m. Each chunk that the target has is verified
-// again; progress, if not nil, is called after each that was looked for, not concurrently. Ending ctx stops that, and leaves the target as it is.
+// again; progress, if not nil, is called after each that was looked for, not concurrently. Ending ctx stops that, and leaves the target as it is;
+// so do later failures of the target's.
 func ContinueRestore(ctx context.Context, target Resumer, height int64, m *avlstar.Manifest, progress func(done int)) (*Restorer, error) {
 	want, err := m.Commitment()
 	if err == nil {
@@ -126,6 +130,7 @@ func ContinueRestore(ctx context.Context, target Resumer, height int64, m *avlst
 		return nil, fmt.Errorf("restoring height %d: continue: %w", height, err)
 	}
 	r := newRestorer(target, height, m, want)
+	r.keep = true
 	var (
 		wg   sync.WaitGroup
 		next atomic.Int64
@@ -209,7 +214,7 @@ func (r *Restorer) Missing() int {
 
 // Accept verifies data as chunk k and hands it to the target; data must not be changed afterwards. An error that is
 // avlstar.ErrInvalidChunk means that these bytes are not that chunk, and costs nothing else; any other is our own failure and
-// ends the restore. A chunk that is already there is not looked at again: fresh is false.
+// ends the restore. A chunk that is already there, or being written, is not looked at again: fresh is false, when it is there.
 func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 	r.life.RLock()
 	defer r.life.RUnlock()
@@ -223,12 +228,13 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("chunk %d of %d: %w", k, len(r.manifest.Entries), err)
 	}
-	if !r.claim(k) {
-		return false, nil
+	if mine, err := r.claim(k); !mine {
+		return false, err
 	}
 	err = r.target.Write(k, c)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.mu.moved.Broadcast()
 	if err != nil {
 		r.mu.failed = fmt.Errorf("restoring height %d: write chunk %d: %w", r.height, k, err)
 		return false, r.mu.failed
@@ -245,19 +251,30 @@ func (r *Restorer) accepting(k uint32) (bool, error) {
 		return false, fmt.Errorf("restoring height %d: %w", r.height, ErrOver)
 	case r.mu.failed != nil:
 		return false, r.mu.failed
+	case !r.mu.writing[k]:
+		return true, nil
 	}
-	return !r.mu.writing[k], nil
+	return false, r.written(k)
+}
+
+// written waits until chunk k, which somebody else is writing, is written: then it is not missing any more when Accept returns. The caller
+// holds r.mu.
+func (r *Restorer) written(k uint32) error {
+	for !r.mu.written[k] && r.mu.failed == nil {
+		r.mu.moved.Wait()
+	}
+	return r.mu.failed
 }
 
 // claim makes the caller the one who writes chunk k: of two good copies that arrive together, one is dropped.
-func (r *Restorer) claim(k uint32) bool {
+func (r *Restorer) claim(k uint32) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mu.writing[k] {
-		return false
+		return false, r.written(k)
 	}
 	r.mu.writing[k] = true
-	return true
+	return true, nil
 }
 
 // Commit puts the tree together, makes it the state of the target and returns it; the caller releases it. After an error the restore is
@@ -288,7 +305,11 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("restoring height %d: %w", r.height, err), r.end(r.target.Abort))
+		abort := r.target.Abort
+		if r.keep && !errors.Is(err, ErrWrongInterval) {
+			abort = nil
+		}
+		return nil, errors.Join(fmt.Errorf("restoring height %d: %w", r.height, err), r.end(abort))
 	}
 	return v, r.end(nil) // without an error: nothing is aborted
 }

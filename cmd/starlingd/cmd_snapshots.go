@@ -14,7 +14,7 @@ func newSnapshotsCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshots",
 		RunE:  group,
-		Short: "Show the snapshots that a node serves to joining nodes",
+		Short: "List the snapshots that a node serves; export and import one as a file",
 	}
 	list := &cobra.Command{
 		Use:   "list",
@@ -52,5 +52,6 @@ func newSnapshotsCmd(env *cliEnv) *cobra.Command {
 	}
 	addCallFlags(list.Flags())
 	cmd.AddCommand(list)
+	cmd.AddCommand(newSnapshotsExportCmd(env), newSnapshotsImportCmd(env))
 	return cmd
 }

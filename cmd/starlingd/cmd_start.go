@@ -22,41 +22,47 @@ a second one ends it at once, which costs nothing but a replay of the last block
 Every setting of config/config.toml and config/app.toml is a flag and a variable
 too: [p2p] laddr is --p2p.laddr and STARLINGD_P2P_LADDR.
 
-With --statesync.enable a node without state joins by state sync: the header at
---statesync.trust_height with hash --statesync.trust_hash is what it trusts.`,
+With --statesync.enable a node without state fetches it from its peers, verified
+chunk by chunk: the header at --statesync.trust_height with hash
+--statesync.trust_hash is all that it trusts. "starlingd join" makes a home and
+starts it so.`,
 		Example: `  starlingd start
   starlingd start --rpc.laddr tcp://127.0.0.1:36657 --log_format json
   starlingd start --p2p.persistent_peers ID@HOST:26656 --statesync.enable \
-      --statesync.rpc_servers http://HOST:26657,http://HOST2:26657 \
       --statesync.trust_height 1000 --statesync.trust_hash A1B2…`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := node.LoadConfig(env.Home, env.V)
-			if err != nil {
-				return err
-			}
-			logger, err := node.NewLogger(env.Err, config.CometBFT.LogLevel, config.CometBFT.LogFormat)
-			if err != nil {
-				return err
-			}
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()
-			n, err := node.New(ctx, config, logger)
-			if err != nil {
-				return unlessStopped(ctx, err)
-			}
-			err = n.Start(ctx)
-			if err == nil {
-				select {
-				case <-ctx.Done():
-				case err = <-n.Failed():
-				}
-			}
-			return errors.Join(unlessStopped(ctx, err), n.Stop())
+			return runNode(ctx, env)
 		},
 	}
 	node.AddFlags(cmd.Flags())
 	return cmd
+}
+
+// runNode runs the node of the home folder until ctx ends.
+func runNode(ctx context.Context, env *cliEnv) error {
+	config, err := node.LoadConfig(env.Home, env.V)
+	if err != nil {
+		return err
+	}
+	logger, err := node.NewLogger(env.Err, config.CometBFT.LogLevel, config.CometBFT.LogFormat)
+	if err != nil {
+		return err
+	}
+	n, err := node.New(ctx, config, logger, joinProgress(env.Err)...)
+	if err != nil {
+		return unlessStopped(ctx, err)
+	}
+	err = n.Start(ctx)
+	if err == nil {
+		select {
+		case <-ctx.Done():
+		case err = <-n.Failed():
+		}
+	}
+	return errors.Join(unlessStopped(ctx, err), n.Stop())
 }
 
 // untilSignal ends the context at the first SIGTERM or SIGINT; a second one ends the process as if it was not caught.

@@ -132,7 +132,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 
 	root.AddCommand(
-		newInitCmd(env), newStartCmd(env), newABCICmd(env), newResetCmd(env),
+		newInitCmd(env), newStartCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
 		newStatusCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
 	)
 	root.AddCommand(offlineCommands(env)...)

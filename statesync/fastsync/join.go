@@ -1,0 +1,544 @@
+package fastsync
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cometbft/cometbft/libs/log"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/scheduler"
+	"github.com/starling-kv/starling/transport"
+)
+
+const (
+	defaultMemory = 256 << 20
+	// progressEvery is how often the scheduler is told what has arrived of requests under way.
+	progressEvery = 100 * time.Millisecond
+	// firstStall is how long nothing may be verified before another snapshot is looked for. It doubles as long as that does not help.
+	firstStall = 15 * time.Second
+	maxStall   = 10 * time.Minute
+	// starveAfter is how long nobody may have the snapshot before another one is looked for: until everybody was asked again.
+	starveAfter = 2 * statusEvery
+)
+
+// Target is where the state goes, and what knows of a restore that was interrupted.
+type Target interface {
+	statesync.Resumer
+	// Unfinished returns what Continue was told last by a restore that was interrupted; false where there is none.
+	Unfinished() (height int64, manifest *avlstar.Manifest, ok bool)
+}
+
+// Options of a Join.
+type Options struct {
+	Logger  log.Logger
+	Peers   *Peers
+	Headers Headers
+	Target  Target
+	// Interval is the chain's snapshot interval: others are not looked at. 0: not known.
+	Interval int64
+	// Local is a state that the node has already, at LocalHeight: only what differs from it is fetched, and only a newer one. It must stay
+	// retained. nil: none.
+	Local       *avlstar.Version
+	LocalHeight int64
+	// MemoryBytes bounds what is in flight, or waits to be verified. Default 256 MiB.
+	MemoryBytes int64
+	Metrics     *statesync.Metrics
+	// Progress is called now and then, one call at a time, with how far the join is; nil: not.
+	Progress func(Progress)
+	// LogEvery is the time between two lines of the log; default 5 s.
+	LogEvery time.Duration
+}
+
+// Result is what a Join ends with.
+type Result struct {
+	Height  int64
+	Version *avlstar.Version // the caller releases it
+	Summary Progress
+}
+
+// joiner is a join under way. One goroutine (run) owns all but what says otherwise.
+type joiner struct {
+	o       Options
+	log     log.Logger
+	started time.Time
+	mail    mailbox
+	wg      sync.WaitGroup // of everything that was started
+	verify  chan struct{}  // as many as may verify at a time
+
+	unfinished *choice // found on disk
+
+	sched *scheduler.Scheduler
+	conns map[scheduler.PeerID]transport.Conn
+	has   map[scheduler.PeerID][]int64
+	calls map[scheduler.RequestID]*outstanding
+	items map[scheduler.ItemID]*item
+	next  scheduler.ItemID
+	round *round
+	tried map[int64]bool // heights of the rounds
+	count counters
+	done  bool
+
+	failed error // of our own
+}
+
+// outstanding is a request that was asked and has not ended.
+type outstanding struct {
+	item     *item
+	peer     scheduler.PeerID
+	cancel   context.CancelFunc
+	received atomic.Int64
+	told     int64
+	data     []byte
+}
+
+// round is the fetching of one snapshot. A retarget begins another.
+type round struct {
+	*choice
+	group    scheduler.Group
+	restorer *statesync.Restorer
+	ctx      context.Context
+	cancel   context.CancelFunc
+	deltas   *deltas
+
+	verified  time.Time     // when something was verified last
+	stall     time.Duration // how long that may be ago
+	searching bool          // for another snapshot
+	starved   bool          // nobody has it any more, as far as is known
+}
+
+// mailbox collects events from anywhere, without bound and without blocking: their number is bounded by what is under way.
+type mailbox struct {
+	mu    sync.Mutex
+	queue []any
+	wake  chan struct{}
+}
+
+func (m *mailbox) put(e any) {
+	m.mu.Lock()
+	m.queue = append(m.queue, e)
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (m *mailbox) take() []any {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := m.queue
+	m.queue = nil
+	return all
+}
+
+// Mail of other goroutines to the loop; scheduler events are passed on as they are.
+type (
+	mailUp     struct{ conn transport.Conn }
+	mailStatus struct {
+		peer scheduler.PeerID
+		s    Status
+	}
+	mailDown   struct{ peer scheduler.PeerID }
+	mailAnswer struct {
+		request scheduler.RequestID
+		data    []byte
+		err     error
+	}
+	mailVerified struct {
+		request scheduler.RequestID
+		item    *item
+		err     error
+		fresh   bool
+		delta   *deltaAnswer // what the verified bytes were about, if not a whole chunk
+	}
+	mailChoice struct {
+		of *round
+		c  *choice
+	}
+)
+
+// Join fetches a snapshot of the chain, verifies it and makes it the state of the target, durably. It goes on as long as it takes, until
+// ctx ends: what was verified until then stays with the target for the next Join.
+func Join(ctx context.Context, o Options) (*Result, error) {
+	if o.MemoryBytes <= 0 {
+		o.MemoryBytes = defaultMemory
+	}
+	if o.LogEvery <= 0 {
+		o.LogEvery = sayEvery
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	j := &joiner{
+		o: o, log: o.Logger, started: time.Now(), mail: mailbox{wake: make(chan struct{}, 1)}, verify: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		sched: scheduler.New(scheduler.Options{MemoryBytes: o.MemoryBytes}),
+		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID][]int64{},
+		calls: map[scheduler.RequestID]*outstanding{}, items: map[scheduler.ItemID]*item{},
+		tried: map[int64]bool{},
+	}
+	defer j.wg.Wait()
+	defer cancel()
+	if height, m, ok := o.Target.Unfinished(); ok {
+		j.unfinished = &choice{height, m}
+	}
+	version, err := j.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	summary := j.progress()
+	summary.Phase = PhaseDone
+	j.report(summary)
+	j.log.Info("Joining: the state is restored", summary.keyvals()...)
+	return &Result{j.round.height, version, summary}, nil
+}
+
+// run is the loop.
+func (j *joiner) run(ctx context.Context) (*avlstar.Version, error) {
+	c, err := j.choose(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := j.begin(ctx, c); err != nil {
+		return nil, err
+	}
+	defer func() { j.leave() }()
+	stop := j.o.Peers.Watch(Watcher{
+		Up:     func(c transport.Conn) { j.mail.put(mailUp{c}) },
+		Status: func(id transport.ID, s Status) { j.mail.put(mailStatus{scheduler.PeerID(id), s}) },
+		Down:   func(id transport.ID) { j.mail.put(mailDown{scheduler.PeerID(id)}) },
+	})
+	defer stop()
+	ticker := time.NewTicker(progressEvery)
+	defer ticker.Stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	logged := time.Now()
+	for !j.done && j.failed == nil {
+		if at, ok := j.sched.Next(); ok {
+			timer.Reset(max(at-time.Since(j.started), 0))
+		} else {
+			timer.Reset(time.Hour)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-j.mail.wake:
+			for _, e := range j.mail.take() {
+				j.handle(ctx, e)
+			}
+		case <-timer.C:
+			j.step(scheduler.Tick{})
+		case <-ticker.C:
+			j.tick()
+			if time.Since(logged) >= j.o.LogEvery {
+				logged = time.Now()
+				j.log.Info("Joining: fetching the state", j.progress().keyvals()...)
+			}
+		}
+	}
+	if j.failed != nil {
+		return nil, j.failed
+	}
+	if c, ok := j.o.Headers.(interface{ Conflict() error }); ok {
+		if err := c.Conflict(); err != nil { // somebody has shown another header since
+			return nil, err
+		}
+	}
+	summary := j.progress()
+	summary.Phase = PhaseWriting
+	j.report(summary)
+	return j.round.restorer.Commit()
+}
+
+// begin makes c the snapshot that is fetched: what is on disk or in the local state of it is not asked for.
+func (j *joiner) begin(ctx context.Context, c *choice) error {
+	old := j.round
+	group, stall := scheduler.Group(1), firstStall
+	var local locals
+	if old != nil {
+		group, stall = old.group+1, old.stall
+		local.chunks = chunksOf(old)
+		j.drop(old)
+	}
+	if j.o.Local != nil {
+		local.version = j.o.Local
+	}
+	j.log.Info("Joining: restoring a snapshot", "height", c.height, "chunks", len(c.manifest.Entries), "retarget", old != nil)
+	restorer, err := statesync.ContinueRestore(ctx, j.o.Target, c.height, c.manifest, func(done int) {
+		if j.o.Progress != nil && done%64 == 0 {
+			j.o.Progress(Progress{Phase: PhaseVerifying, Height: c.height, Chunks: len(c.manifest.Entries), ChunksDone: done})
+		}
+	})
+	if err != nil {
+		return err
+	}
+	r := &round{choice: c, group: group, restorer: restorer, verified: time.Now(), stall: stall}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	j.round = r
+	j.tried[c.height] = true
+	j.count.begin(c.manifest, restorer)
+	j.o.Metrics.Restoring(len(c.manifest.Entries))
+	r.deltas = newDeltas(c.manifest.ChunkBytes, local)
+	if err := j.copyLocal(r, local); err != nil {
+		return err
+	}
+	j.plan(r)
+	for peer, heights := range j.has {
+		j.tell(peer, heights)
+	}
+	return j.failed
+}
+
+// drop ends a round; what was written stays with the target.
+func (j *joiner) drop(r *round) {
+	ids := make([]scheduler.ItemID, 0, len(j.items))
+	for id := range j.items {
+		ids = append(ids, id)
+	}
+	r.cancel()
+	j.step(scheduler.Drop{Items: ids})
+	clear(j.items)
+	j.done = false // dropping all is not being done
+	r.restorer.Leave()
+}
+
+// leave ends the round under way, if the restore is not over.
+func (j *joiner) leave() {
+	j.round.cancel()
+	for _, c := range j.calls {
+		c.cancel()
+	}
+	j.wg.Wait()
+	j.round.restorer.Leave()
+}
+
+// tick looks after what only time tells.
+func (j *joiner) tick() {
+	for id, c := range j.calls {
+		if n := c.received.Load(); n > c.told {
+			c.told = n
+			j.step(scheduler.Progress{Request: id, Bytes: uint64(n)})
+		}
+	}
+	r := j.round
+	switch idle := time.Since(r.verified); {
+	case r.searching:
+	case r.starved && idle > starveAfter:
+		j.log.Info("Joining: no peer has the snapshot any more, looking for another", "height", r.height)
+		r.starved = false
+		j.search()
+	case idle > r.stall:
+		j.log.Info("Joining: nothing has come for a while, looking for another snapshot", "height", r.height, "seconds", int(idle.Seconds()))
+		r.stall = min(2*r.stall, maxStall)
+		j.search()
+	}
+	if len(j.items) == 0 && !j.done && r.restorer.Missing() > 0 {
+		j.log.Error("Joining: chunks are missing that nothing is under way for: asking for them again", "missing", r.restorer.Missing())
+		j.plan(r)
+	}
+	j.report(j.progress())
+}
+
+// search looks for another snapshot than the present one, in the background: the best one that was not tried.
+func (j *joiner) search() {
+	r := j.round
+	r.searching = true
+	tried := maps.Clone(j.tried)
+	j.wg.Go(func() {
+		timed, cancel := context.WithTimeout(r.ctx, r.stall)
+		defer cancel()
+		c, err := j.choose(timed, func(h int64) int {
+			switch {
+			case h == r.height:
+				return 1
+			case tried[h]:
+				return 2
+			}
+			return 0
+		})
+		if err != nil {
+			c = nil
+		}
+		j.mail.put(mailChoice{r, c})
+	})
+}
+
+// handle handles one piece of mail.
+func (j *joiner) handle(ctx context.Context, e any) {
+	switch e := e.(type) {
+	case mailUp:
+		id := scheduler.PeerID(e.conn.Remote().ID)
+		j.conns[id] = e.conn
+		j.step(scheduler.PeerUp{Peer: id})
+	case mailDown:
+		delete(j.conns, e.peer)
+		delete(j.has, e.peer)
+		j.step(scheduler.PeerDown{Peer: e.peer})
+	case mailStatus:
+		j.has[e.peer] = e.s.Snapshots
+		j.tell(e.peer, e.s.Snapshots)
+	case mailAnswer:
+		j.answered(e)
+	case mailVerified:
+		j.verifiedMail(e)
+	case mailChoice:
+		if e.of != j.round {
+			return
+		}
+		j.round.searching = false
+		j.round.verified = time.Now() // wait again
+		if e.c != nil && e.c.height != j.round.height {
+			if err := j.begin(ctx, e.c); err != nil {
+				j.fail(err)
+			}
+		}
+	case scheduler.Event:
+		j.step(e)
+	}
+}
+
+// tell tells the scheduler whether a peer has the snapshot of this round.
+func (j *joiner) tell(peer scheduler.PeerID, heights []int64) {
+	var groups []scheduler.Group
+	for _, h := range heights {
+		if h == j.round.height {
+			groups = append(groups, j.round.group)
+		}
+	}
+	j.step(scheduler.PeerHas{Peer: peer, Groups: groups})
+}
+
+func (j *joiner) fail(err error) {
+	if j.failed == nil {
+		j.failed = err
+	}
+}
+
+// step gives an event to the scheduler and does what it orders, until it orders no more.
+func (j *joiner) step(events ...scheduler.Event) {
+	for len(events) > 0 {
+		e := events[0]
+		events = events[1:]
+		for _, a := range j.sched.Step(time.Since(j.started), e) {
+			switch a := a.(type) {
+			case scheduler.Ask:
+				events = append(events, j.ask(a)...)
+			case scheduler.Cancel:
+				if c := j.calls[a.Request]; c != nil {
+					c.cancel()
+					delete(j.calls, a.Request)
+				}
+			case scheduler.Verify:
+				j.verifyAnswer(a.Request)
+			case scheduler.Write: // that is done already, see verifyAnswer
+				delete(j.calls, a.Request)
+				delete(j.items, a.Item)
+				events = append(events, scheduler.Written{Item: a.Item})
+			case scheduler.Ban:
+				j.o.Metrics.ChunkRejected(true)
+				j.o.Peers.Ban(transport.ID(a.Peer), a.Reason)
+			case scheduler.Starved:
+				if j.round != nil && a.Group == j.round.group {
+					j.round.starved = true
+				}
+			case scheduler.Done:
+				j.done = j.round.restorer.Missing() == 0
+			}
+		}
+	}
+}
+
+// ask sends a request, into a buffer of exactly the length that was proved.
+func (j *joiner) ask(a scheduler.Ask) []scheduler.Event {
+	it, conn := j.items[a.Item], j.conns[a.Peer]
+	if it == nil || conn == nil {
+		return []scheduler.Event{scheduler.Failed{Request: a.Request, Reason: scheduler.Broken}}
+	}
+	ctx, cancel := context.WithCancel(j.round.ctx)
+	c := &outstanding{item: it, peer: a.Peer, cancel: cancel}
+	j.calls[a.Request] = c
+	call := it.call(j.round.height)
+	call.Received = &c.received
+	j.wg.Go(func() {
+		defer cancel()
+		if it.exact() {
+			call.Into = make([]byte, it.bytes)
+		}
+		data, err := conn.Call(ctx, call)
+		j.mail.put(mailAnswer{a.Request, data, err})
+	})
+	return nil
+}
+
+// answered passes on how a request ended.
+func (j *joiner) answered(m mailAnswer) {
+	c := j.calls[m.request]
+	if c == nil {
+		return // cancelled
+	}
+	if m.err == nil {
+		c.data = m.data
+		j.step(scheduler.Received{Request: m.request, Bytes: uint64(len(m.data))})
+		return
+	}
+	delete(j.calls, m.request)
+	reason := scheduler.Broken
+	switch {
+	case isLie(m.err):
+		reason = scheduler.Lied
+	case errors.Is(m.err, transport.ErrGone):
+		reason = scheduler.Gone
+	case errors.Is(m.err, transport.ErrBusy):
+		reason = scheduler.Busy
+	case errors.Is(m.err, transport.ErrRefused):
+		reason = scheduler.Refused
+	}
+	j.step(scheduler.Failed{Request: m.request, Reason: reason, Detail: m.err.Error()})
+}
+
+// verifyAnswer has an answer verified, and what it completes written, by a worker.
+func (j *joiner) verifyAnswer(request scheduler.RequestID) {
+	c := j.calls[request]
+	data, it := c.data, c.item
+	c.data = nil
+	j.wg.Go(func() {
+		j.verify <- struct{}{}
+		defer func() { <-j.verify }()
+		fresh, delta, err := it.verify(data)
+		j.mail.put(mailVerified{request, it, err, fresh, delta})
+	})
+}
+
+// verifiedMail passes on what a worker found.
+func (j *joiner) verifiedMail(m mailVerified) {
+	switch {
+	case m.err == nil:
+	case errors.Is(m.err, avlstar.ErrInvalidChunk), errors.Is(m.err, avlstar.ErrInvalidManifest):
+		delete(j.calls, m.request)
+		j.step(scheduler.Rejected{Request: m.request, Reason: m.err.Error()})
+		return
+	case errors.Is(m.err, statesync.ErrOver): // the round is, and its items were dropped
+		delete(j.calls, m.request)
+		j.step(scheduler.Verified{Request: m.request})
+		return
+	default:
+		j.fail(m.err)
+		return
+	}
+	j.round.verified, j.round.stall, j.round.starved = time.Now(), firstStall, false
+	if m.item.r == j.round && m.fresh {
+		j.count.verified(m.item)
+		if m.item.kind == wholeChunk {
+			j.o.Metrics.ChunkVerified(int(m.item.bytes))
+		}
+		if m.delta != nil {
+			j.deltaAnswer(m.item, m.delta)
+		}
+	}
+	j.step(scheduler.Verified{Request: m.request})
+}

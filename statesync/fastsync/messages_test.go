@@ -1,0 +1,116 @@
+package fastsync
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+func TestMessagesRoundTrip(t *testing.T) {
+	for _, s := range []Status{{}, {Base: 3, Height: 99, Snapshots: []int64{10, 20}}, {Base: 1, Height: 1<<63 - 1, Snapshots: []int64{1<<63 - 1}}} {
+		got, err := decodeStatus(s.encode())
+		require.NoError(t, err)
+		require.Equal(t, s, got)
+	}
+	many := Status{Base: 1, Height: 1000}
+	for h := range int64(300) {
+		many.Snapshots = append(many.Snapshots, h+1)
+	}
+	got, err := decodeStatus(many.encode())
+	require.NoError(t, err)
+	require.Equal(t, many.Snapshots[300-maxStatusHeights:], got.Snapshots, "the newest")
+	require.LessOrEqual(t, len(many.encode()), maxStatusBytes)
+
+	c := chunkRequest{height: 7, k: 1<<32 - 1, offset: 5, length: 6}
+	back, err := decodeChunkRequest(c.encode())
+	require.NoError(t, err)
+	require.Equal(t, c, back)
+	sub := subManifestRequest{height: 7, k: 9, limit: 16384}
+	gotSub, err := decodeSubManifestRequest(sub.encode())
+	require.NoError(t, err)
+	require.Equal(t, sub, gotSub)
+
+	var list []transport.Address
+	for i := range 100 {
+		list = append(list, transport.Address{ID: transporttest.ID(i), HostPort: "host:1"})
+	}
+	peers, err := decodePeers(encodePeers(list))
+	require.NoError(t, err)
+	require.Equal(t, list[:maxPeers], peers)
+	require.LessOrEqual(t, len(encodePeers(list)), maxPeersBytes)
+	peers, err = decodePeers(encodePeers([]transport.Address{{HostPort: "nobody:1"}}))
+	require.NoError(t, err)
+	require.Empty(t, peers, "an address without an id proves nothing")
+}
+
+func FuzzMessages(f *testing.F) {
+	f.Add(Status{Base: 1, Height: 5, Snapshots: []int64{2, 4}}.encode())
+	f.Add(chunkRequest{1, 2, 3, 4}.encode())
+	f.Add(subManifestRequest{1, 2, 3}.encode())
+	f.Add(encodePeers([]transport.Address{{ID: transporttest.ID(1), HostPort: "a:1"}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if s, err := decodeStatus(b); err == nil {
+			require.Equal(t, b, s.encode())
+		}
+		if r, err := decodeChunkRequest(b); err == nil {
+			require.Equal(t, b, r.encode())
+		}
+		if r, err := decodeSubManifestRequest(b); err == nil {
+			require.Equal(t, b, r.encode())
+		}
+		if list, err := decodePeers(b); err == nil {
+			require.Equal(t, b, encodePeers(list))
+		}
+	})
+}
+
+// What a joiner may not ask for is refused, what is not there is gone, and nothing of it panics.
+func TestServerRefuses(t *testing.T) {
+	m := statesync.NewManager(statesync.Options{Interval: 10, Keep: 1})
+	defer m.Close()
+	v := stateOf(t, newRNG(t), 2000, 100_000)
+	m.Committed(10, v)
+	mux := new(transport.Mux)
+	NewServer(ServerOptions{Snapshots: m}).Register(mux)
+	ask := func(method transport.Method, body []byte) ([]byte, error) {
+		return mux.Serve(t.Context(), transport.Request{Method: method, Body: body})
+	}
+	bytes := uint32(v.Manifest().Entries[0].Root.Bytes)
+	for _, c := range []struct {
+		method transport.Method
+		body   []byte
+		want   error
+	}{
+		{transport.MethodCommitment, nil, transport.ErrRefused},
+		{transport.MethodCommitment, heightBody(11), transport.ErrGone},
+		{transport.MethodManifest, heightBody(0), transport.ErrGone},
+		{transport.MethodManifest, heightBody(-1), transport.ErrRefused},
+		{transport.MethodChunk, chunkRequest{20, 0, 0, 1}.encode(), transport.ErrGone},
+		{transport.MethodChunk, chunkRequest{10, v.NumChunks(), 0, 1}.encode(), transport.ErrRefused},
+		{transport.MethodChunk, chunkRequest{10, 0, 0, 0}.encode(), transport.ErrRefused},
+		{transport.MethodChunk, chunkRequest{10, 0, 1, bytes}.encode(), transport.ErrRefused},
+		{transport.MethodChunk, chunkRequest{10, 0, 1<<32 - 1, 1<<32 - 1}.encode(), transport.ErrRefused},
+		{transport.MethodSubManifest, subManifestRequest{10, 0, avlstar.MinCutBytes - 1}.encode(), transport.ErrRefused},
+		{transport.MethodSubManifest, subManifestRequest{10, 0, 100_000}.encode(), transport.ErrRefused},
+		{transport.MethodSubManifest, subManifestRequest{10, v.NumChunks(), 8192}.encode(), transport.ErrRefused},
+		{transport.MethodSubManifest, subManifestRequest{30, 0, 8192}.encode(), transport.ErrGone},
+		{transport.MethodGenesis, nil, transport.ErrGone},
+		{transport.MethodEvidence, nil, transport.ErrRefused},
+	} {
+		_, err := ask(c.method, c.body)
+		require.ErrorIs(t, err, c.want, "method %d, body %x", c.method, c.body)
+	}
+	whole, err := ask(transport.MethodChunk, chunkRequest{10, 0, 0, bytes}.encode())
+	require.NoError(t, err)
+	part, err := ask(transport.MethodChunk, chunkRequest{10, 0, 7, 9}.encode())
+	require.NoError(t, err)
+	require.Equal(t, whole[7:16], part)
+	list, err := ask(transport.MethodPeers, nil)
+	require.NoError(t, err)
+	require.Equal(t, []byte{0, 0}, list)
+}

@@ -1,0 +1,178 @@
+package fastsync
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/transport"
+)
+
+// ServerOptions say what a Server answers from. A nil function has nothing.
+type ServerOptions struct {
+	Snapshots *statesync.Manager
+	Blocks    func() (base, height int64) // that this node has
+	Peers     func() []transport.Address  // further nodes that serve, best first
+	Genesis   []byte                      // the file
+}
+
+// Server answers what joining nodes ask. It reads pinned snapshots only, so that it never waits for a block, nor a block for it.
+type Server struct {
+	o    ServerOptions
+	last struct { // ranges of a chunk are asked for one after another
+		sync.Mutex
+		height int64
+		k      uint32
+		data   []byte
+	}
+}
+
+// NewServer returns a Server.
+func NewServer(o ServerOptions) *Server { return &Server{o: o} }
+
+// Register makes the server the handler of its methods.
+func (s *Server) Register(mux *transport.Mux) {
+	handle := func(method transport.Method, f func(body []byte) ([]byte, error)) {
+		mux.Handle(method, transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) { return f(r.Body) }))
+	}
+	handle(transport.MethodStatus, s.status)
+	handle(transport.MethodCommitment, s.commitment)
+	handle(transport.MethodManifest, s.manifest)
+	handle(transport.MethodChunk, s.chunk)
+	handle(transport.MethodSubManifest, s.subManifest)
+	handle(transport.MethodPeers, s.peers)
+	handle(transport.MethodGenesis, s.genesis)
+}
+
+func (s *Server) status([]byte) ([]byte, error) {
+	var status Status
+	if s.o.Blocks != nil {
+		status.Base, status.Height = s.o.Blocks()
+	}
+	status.Snapshots = s.o.Snapshots.Heights()
+	return status.encode(), nil
+}
+
+// find returns the snapshot of a height; the caller releases it.
+func (s *Server) find(height int64) (*statesync.Served, error) {
+	served, ok := s.o.Snapshots.Serve(height)
+	if !ok {
+		return nil, transport.ErrGone
+	}
+	return served, nil
+}
+
+func (s *Server) commitment(body []byte) ([]byte, error) {
+	height, err := decodeHeight(body)
+	if err != nil {
+		return nil, errors.Join(transport.ErrRefused, err)
+	}
+	served, err := s.find(height)
+	if err != nil {
+		return nil, err
+	}
+	defer served.Release()
+	return served.Commitment().Encode(), nil
+}
+
+func (s *Server) manifest(body []byte) ([]byte, error) {
+	height, err := decodeHeight(body)
+	if err != nil {
+		return nil, errors.Join(transport.ErrRefused, err)
+	}
+	served, err := s.find(height)
+	if err != nil {
+		return nil, err
+	}
+	defer served.Release()
+	return served.Manifest(), nil
+}
+
+func (s *Server) chunk(body []byte) ([]byte, error) {
+	r, err := decodeChunkRequest(body)
+	if err != nil {
+		return nil, errors.Join(transport.ErrRefused, err)
+	}
+	served, err := s.find(r.height)
+	if err != nil {
+		return nil, err
+	}
+	defer served.Release()
+	if r.k >= served.Commitment().Chunks || r.length == 0 {
+		return nil, transport.ErrRefused
+	}
+	data := s.remembered(r)
+	if data == nil {
+		if data, err = served.Chunk(r.k); err != nil {
+			return nil, notHere(err)
+		}
+	}
+	end := uint64(r.offset) + uint64(r.length)
+	if end > uint64(len(data)) {
+		return nil, transport.ErrRefused
+	}
+	if end-uint64(r.offset) < uint64(len(data)) {
+		s.remember(r, data)
+	}
+	return data[r.offset:end:end], nil
+}
+
+// remembered returns the chunk that a range was asked of last.
+func (s *Server) remembered(r chunkRequest) []byte {
+	s.last.Lock()
+	defer s.last.Unlock()
+	if s.last.height == r.height && s.last.k == r.k {
+		return s.last.data
+	}
+	return nil
+}
+
+func (s *Server) remember(r chunkRequest, data []byte) {
+	s.last.Lock()
+	defer s.last.Unlock()
+	s.last.height, s.last.k, s.last.data = r.height, r.k, data
+}
+
+func (s *Server) subManifest(body []byte) ([]byte, error) {
+	r, err := decodeSubManifestRequest(body)
+	if err != nil {
+		return nil, errors.Join(transport.ErrRefused, err)
+	}
+	served, err := s.find(r.height)
+	if err != nil {
+		return nil, err
+	}
+	defer served.Release()
+	if c := served.Commitment(); r.k >= c.Chunks || uint64(r.limit) >= c.ChunkBytes || uint64(r.limit) < avlstar.MinCutBytes {
+		return nil, transport.ErrRefused
+	}
+	sub, err := served.SubManifest(r.k, uint64(r.limit))
+	if err != nil {
+		return nil, notHere(err)
+	}
+	return sub, nil
+}
+
+// notHere is what a joiner hears of a snapshot on disk that is damaged.
+func notHere(err error) error {
+	if errors.Is(err, statesync.ErrDamagedPin) {
+		return errors.Join(transport.ErrGone, err)
+	}
+	return err
+}
+
+func (s *Server) peers([]byte) ([]byte, error) {
+	if s.o.Peers == nil {
+		return encodePeers(nil), nil
+	}
+	return encodePeers(s.o.Peers()), nil
+}
+
+func (s *Server) genesis([]byte) ([]byte, error) {
+	if len(s.o.Genesis) == 0 {
+		return nil, transport.ErrGone
+	}
+	return s.o.Genesis, nil
+}
