@@ -2,7 +2,10 @@
 //
 //	starling-bench
 //	├── tree       the tree alone, against memiavl and IAVL v1               treebench
-//	└── storage    the storage zones, against one mixed Pebble and goleveldb storagebench
+//	├── storage    the storage zones, against one mixed Pebble and goleveldb storagebench
+//	├── sync       a new node's state, against the SDK's store and memiavl   syncbench
+//	├── byzantine  a join from many peers, of which some lie                 syncbench
+//	└── hiccup     the commits of a validator while nodes join from it       syncbench
 //
 // It is a module of its own, so that the peers' dependencies never reach the node's. Run it with "cd bench && go run . tree".
 package main
@@ -46,7 +49,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant())
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSyncContestant())
 	return root
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,12 +14,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/storagebench"
+	"github.com/starling-kv/starling/bench/syncbench"
 	"github.com/starling-kv/starling/bench/treebench"
 )
 
 // TestMain lets the test binary be the child that the command starts: it runs itself.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && (os.Args[1] == treebench.ChildCommand || os.Args[1] == storagebench.ChildCommand) {
+	if len(os.Args) == 2 && slices.Contains([]string{treebench.ChildCommand, storagebench.ChildCommand, syncbench.ChildCommand}, os.Args[1]) {
 		main()
 		return
 	}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// change puts a value or, where value is nil, deletes a key.
+type change struct{ key, value []byte }
+
+// Lengths that a change may have, as everywhere in Starling.
+const (
+	maxKey   = 4096
+	maxValue = 1 << 20
+)
+
+// readChanges reads n times uvarint(len key) ‖ key ‖ uvarint(0 to delete it, else 1 + len value) ‖ value.
+func readChanges(in *bufio.Reader, n int) ([]change, error) {
+	var changes []change
+	for range n {
+		key, err := readBytes(in, maxKey, 0)
+		if err != nil {
+			return nil, fmt.Errorf("key of change %d of %d: %w", len(changes)+1, n, err)
+		}
+		value, err := readBytes(in, maxValue, 1)
+		if err != nil {
+			return nil, fmt.Errorf("value of change %d of %d: %w", len(changes)+1, n, err)
+		}
+		changes = append(changes, change{key, value})
+	}
+	return changes, nil
+}
+
+// readBytes reads a length, above by bias, and so many bytes; nil where the length is below bias.
+func readBytes(in *bufio.Reader, most, bias uint64) ([]byte, error) {
+	length, err := binary.ReadUvarint(in)
+	switch {
+	case err != nil:
+		return nil, err
+	case length < bias:
+		return nil, nil
+	case length-bias > most:
+		return nil, fmt.Errorf("%d bytes, it may have %d", length-bias, most)
+	}
+	b := make([]byte, length-bias)
+	_, err = io.ReadFull(in, b)
+	return b, err
+}

@@ -1,0 +1,104 @@
+// Command sdkstore is the Cosmos SDK's store as a contestant of starling-bench, which builds it and talks to it over a pipe.
+//
+//	           stdin: a JSON line, then the changes it announces
+//	parent ───────────────────────────────────────────────────▶ source   rootmulti ─▶ iavl v1.2.6 ─▶ goleveldb
+//	       ◀───────────────────────────────────────────────────   │ Create                      ▲
+//	           stdout: a JSON line for each                       ▼                             │ RestoreChunk
+//	                                                        snapshot files ──── chunks ──▶ target, empty before
+//
+// It is a module of its own because the SDK's store needs another IAVL than the rest of the benchmark. All is set as the SDK's server sets
+// it by default: a node cache of 781,250, fast storage, a snapshot store in a database and a folder of its own.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+)
+
+// Request is a line from the parent. Commit is followed by N changes (see readChanges).
+type Request struct {
+	Op       string `json:"op"` // commit, join
+	N        int    `json:"n,omitempty"`
+	Snapshot bool   `json:"snapshot,omitempty"` // commit: then begin a snapshot of this height in the background, as a node does at its interval
+}
+
+// Answer is the line for a request: Error, or what its op has.
+type Answer struct {
+	Error string `json:"error,omitempty"`
+
+	Nanos int64  `json:"nanos,omitempty"` // of a commit, from the sorted changes to its hash
+	Root  []byte `json:"root,omitempty"`
+
+	CreateS  float64 `json:"create_s,omitempty"`
+	RestoreS float64 `json:"restore_s,omitempty"`
+	Chunks   int     `json:"chunks,omitempty"`
+	Bytes    int64   `json:"bytes,omitempty"` // of the chunks, compressed
+	CPUS     float64 `json:"cpu_s,omitempty"` // of both
+	RSSBytes int64   `json:"rss_bytes,omitempty"`
+
+	// Snapshots that were finished in the background so far, and whether one is under way.
+	Snapshots int  `json:"snapshots,omitempty"`
+	Busy      bool `json:"busy,omitempty"`
+}
+
+func main() {
+	dir := flag.String("dir", "", "an empty folder for databases")
+	flag.Parse()
+	if *dir == "" {
+		fmt.Fprintln(os.Stderr, "sdkstore: it is started by starling-bench, with --dir FOLDER")
+		os.Exit(2)
+	}
+	if err := serve(*dir, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintf(os.Stderr, "sdkstore: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// serve answers requests until there are no more. What fails ends it, since the changes behind a request may be unread.
+func serve(dir string, stdin io.Reader, stdout io.Writer) (err error) {
+	n, err := openNode(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	in, out := bufio.NewReaderSize(stdin, 1<<20), json.NewEncoder(stdout)
+	for {
+		line, err := in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		var r Request
+		if err := json.Unmarshal(line, &r); err != nil {
+			return fmt.Errorf("a request that is none: %w", err)
+		}
+		a, err := n.answer(r, in)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", r.Op, err)
+			return errors.Join(err, out.Encode(Answer{Error: err.Error()}))
+		}
+		if err := out.Encode(a); err != nil {
+			return err
+		}
+	}
+}
+
+func (n *node) answer(r Request, in *bufio.Reader) (Answer, error) {
+	switch r.Op {
+	case "commit":
+		changes, err := readChanges(in, r.N)
+		if err != nil {
+			return Answer{}, err
+		}
+		return n.commit(changes, r.Snapshot)
+	case "join":
+		return n.join()
+	}
+	return Answer{}, errors.New("nobody knows this request")
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"cosmossdk.io/log"
+	"cosmossdk.io/store/metrics"
+	"cosmossdk.io/store/rootmulti"
+	"cosmossdk.io/store/snapshots"
+	snapshottypes "cosmossdk.io/store/snapshots/types"
+	"cosmossdk.io/store/types"
+	dbm "github.com/cosmos/cosmos-db"
+)
+
+// iavlCacheSize is the default of the SDK's server (app.toml, iavl-cache-size).
+const iavlCacheSize = 781_250
+
+var storeKey = types.NewKVStoreKey("kv")
+
+// end is one side of a join: an application's store with its snapshots.
+type end struct {
+	db      dbm.DB
+	state   *rootmulti.Store
+	meta    dbm.DB // of the snapshots
+	files   *snapshots.Store
+	manager *snapshots.Manager
+}
+
+func openEnd(dir string) (e *end, err error) {
+	e = &end{}
+	if e.db, err = dbm.NewGoLevelDB("application", dir, nil); err != nil {
+		return nil, err
+	}
+	e.state = rootmulti.NewStore(e.db, log.NewNopLogger(), metrics.NewNoOpMetrics())
+	e.state.SetIAVLCacheSize(iavlCacheSize)
+	e.state.MountStoreWithDB(storeKey, types.StoreTypeIAVL, nil)
+	if err := e.state.LoadLatestVersion(); err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	folder := filepath.Join(dir, "snapshots")
+	if err := os.MkdirAll(folder, 0o750); err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	if e.meta, err = dbm.NewGoLevelDB("metadata", folder, nil); err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	if e.files, err = snapshots.NewStore(e.meta, folder); err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	e.manager = snapshots.NewManager(e.files, snapshottypes.NewSnapshotOptions(0, 0), e.state, nil, log.NewNopLogger())
+	return e, nil
+}
+
+func (e *end) close() (err error) {
+	if e.meta != nil {
+		err = e.meta.Close()
+	}
+	return errors.Join(err, e.db.Close())
+}
+
+// node is the source, and what is needed to try it.
+type node struct {
+	*end
+	dir   string
+	joins int
+
+	busy atomic.Bool // a snapshot is being made in the background
+	made atomic.Int64
+	err  atomic.Pointer[error]
+}
+
+func openNode(dir string) (*node, error) {
+	e, err := openEnd(filepath.Join(dir, "source"))
+	if err != nil {
+		return nil, err
+	}
+	return &node{end: e, dir: dir}, nil
+}
+
+// commit makes a block of changes. The SDK's cache hands them to IAVL in the order of their keys.
+func (n *node) commit(changes []change, snapshot bool) (Answer, error) {
+	from := time.Now()
+	slices.SortFunc(changes, func(a, b change) int { return bytes.Compare(a.key, b.key) })
+	kv := n.state.GetCommitKVStore(storeKey)
+	for _, c := range changes {
+		if c.value == nil {
+			kv.Delete(c.key)
+		} else {
+			kv.Set(c.key, c.value)
+		}
+	}
+	id := n.state.Commit()
+	a := Answer{Nanos: time.Since(from).Nanoseconds(), Root: id.Hash}
+	if snapshot && n.busy.CompareAndSwap(false, true) {
+		go n.background(id.Version)
+	}
+	a.Snapshots, a.Busy = int(n.made.Load()), n.busy.Load()
+	if err := n.err.Load(); err != nil {
+		return a, *err
+	}
+	return a, nil
+}
+
+// background makes a snapshot beside the commits, as Manager.SnapshotIfApplicable does; one at a time, as the manager demands. The last one
+// is dropped first.
+func (n *node) background(height int64) {
+	defer n.busy.Store(false)
+	_, err := n.manager.Prune(0)
+	if err == nil {
+		_, err = n.manager.Create(uint64(height))
+	}
+	if err != nil {
+		n.err.Store(&err)
+		return
+	}
+	n.made.Add(1)
+}
+
+// join makes a snapshot of the newest height and restores it into an empty store, in the way of ABCI's four snapshot calls. What a network
+// would add is left out.
+func (n *node) join() (a Answer, err error) {
+	n.joins++
+	dir := filepath.Join(n.dir, fmt.Sprintf("target-%d", n.joins))
+	target, err := openEnd(dir)
+	if err != nil {
+		return a, err
+	}
+	defer func() { err = errors.Join(err, target.close(), os.RemoveAll(dir)) }()
+	runtime.GC() // what loading left is not the join's to clear away
+	cpu, from := cpuSeconds(), time.Now()
+	s, err := n.manager.Create(uint64(n.state.LastCommitID().Version))
+	if err != nil {
+		return a, err
+	}
+	a.CreateS = time.Since(from).Seconds()
+	defer func() { err = errors.Join(err, n.files.Delete(s.Height, s.Format)) }() // for the next time
+
+	from = time.Now()
+	if err := target.manager.Restore(*s); err != nil {
+		return a, err
+	}
+	for done := false; !done; a.Chunks++ {
+		chunk, err := n.manager.LoadChunk(s.Height, s.Format, uint32(a.Chunks))
+		if err != nil {
+			return a, err
+		}
+		if chunk == nil {
+			return a, fmt.Errorf("chunk %d of %d is missing", a.Chunks, s.Chunks)
+		}
+		a.Bytes += int64(len(chunk))
+		if done, err = target.manager.RestoreChunk(chunk); err != nil {
+			return a, err
+		}
+	}
+	a.Root = target.state.LastCommitID().Hash
+	a.RestoreS = time.Since(from).Seconds()
+	a.CPUS, a.RSSBytes = cpuSeconds()-cpu, peakBytes()
+	if want := n.state.LastCommitID().Hash; !bytes.Equal(a.Root, want) {
+		return a, fmt.Errorf("the restored state has the hash %x, the snapshot's is %x", a.Root, want)
+	}
+	return a, nil
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/syncbench"
+)
+
+func newSync() *cobra.Command {
+	var (
+		o             syncbench.Options
+		against, file string
+	)
+	cmd := &cobra.Command{
+		Use:   "sync",
+		Short: "A new node's state, against the SDK's snapshots and memiavl's",
+		Long: `Measures how long it takes a new node to get a state of 20-byte keys and values
+of 100: Starling's join over loopback TCP from connecting to durable, verified
+state, with a server and a joiner process; the Cosmos SDK's store with IAVL and
+goleveldb, snapshot create and restore; memiavl, export and import. Beside it the
+floor: what loopback, hashes, disk and the CPU seconds of both sides allow here.
+
+The SDK's store is a module of its own, which is built first and loads a million
+keys in two minutes; --against memiavl does without.`,
+		Example: `  go run . sync --keys 100000
+  go run . sync --json sync.json
+  go run . sync --against memiavl --repeat 9`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Against = list(against)
+			if err := o.Check(); err != nil {
+				return fmt.Errorf("%w; 'starling-bench sync --help' shows examples", err)
+			}
+			return measureSync(cmd, o, file)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&o.Keys, "keys", 1_000_000, "keys of the state")
+	flags.StringVar(&against, "against", strings.Join(syncbench.Peers, ","), "peers: sdk, memiavl; empty for none")
+	flags.IntVar(&o.Repeat, "repeat", 5, "joins of Starling and of memiavl, whose medians count; the SDK's store makes one")
+	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the keys and values")
+	flags.StringVar(&file, "json", "", "write the result to this file, too")
+	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
+	flags.StringVar(&o.SDK, "sdkstore", "", "the built program of bench/sdkstore (default: it is built)")
+	return cmd
+}
+
+func measureSync(cmd *cobra.Command, o syncbench.Options, file string) error {
+	// A file that cannot be written shows now, not after minutes.
+	discard, err := reserve(file)
+	if err != nil {
+		return err
+	}
+	result, err := syncbench.Run(cmd.Context(), o, harness.NewProgress(os.Stderr))
+	if err != nil {
+		discard()
+		return err
+	}
+	result.Print(cmd.OutOrStdout())
+	return save(file, result)
+}
+
+// newSyncContestant is a child of sync: it talks to its parent, not to people.
+func newSyncContestant() *cobra.Command {
+	return &cobra.Command{
+		Use:    syncbench.ChildCommand,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return syncbench.Serve(os.Stdin, os.Stdout)
+		},
+	}
+}

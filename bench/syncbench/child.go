@@ -1,0 +1,233 @@
+package syncbench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/contestant"
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/workload"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// ChildCommand is the hidden command with which this program runs itself for each role.
+const ChildCommand = "sync-contestant"
+
+// child is one role.
+type child struct {
+	begin
+	work    *workload.Workload
+	newest  *avlstar.Version      // server
+	server  *server               // server, once it serves
+	memiavl contestant.Contestant // memiavl
+
+	validator *validator
+	downloads *downloads
+}
+
+// Serve is the child: it answers requests until there are no more.
+func Serve(in io.Reader, out io.Writer) (err error) {
+	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
+	c := &child{}
+	if err := requests.Decode(&c.begin); err != nil {
+		return fmt.Errorf("this command is for starling-bench itself, run 'starling-bench sync': %w", err)
+	}
+	opened := c.open()
+	if err := answers.Encode(c.answer(request{Op: opBegin}, opened)); err != nil || opened != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	return harness.Serve(requests, answers, func(r request) answer { return c.answer(r, nil) })
+}
+
+func (c *child) open() (err error) {
+	switch c.Role {
+	case roleServer:
+		if c.newest, err = avlstar.Empty(avlstar.DefaultChunkBytes); err != nil {
+			return err
+		}
+	case roleMemiavl:
+		if c.memiavl, err = contestant.Open(nameMemiavl, c.Dir); err != nil {
+			return err
+		}
+	case roleValidator:
+		c.validator, err = openValidator(c.begin)
+		return err
+	case roleDownload:
+		c.downloads, err = newDownloads()
+		return err
+	case roleJoiner:
+		return nil
+	default:
+		return fmt.Errorf("nobody knows the role %q", c.Role)
+	}
+	c.work, err = workload.New(c.Spec, 0)
+	return err
+}
+
+func (c *child) close() (err error) {
+	if c.server != nil {
+		err = c.server.close()
+	}
+	if c.newest != nil {
+		c.newest.Release()
+	}
+	if c.memiavl != nil {
+		err = errors.Join(err, c.memiavl.Close())
+	}
+	if c.validator != nil {
+		err = errors.Join(err, c.validator.close())
+	}
+	if c.downloads != nil {
+		c.downloads.close()
+	}
+	return err
+}
+
+func (c *child) answer(r request, err error) answer {
+	var a answer
+	if err == nil {
+		a, err = c.do(r)
+	}
+	if err != nil {
+		return answer{Error: fmt.Sprintf("%s: %v", r.Op, err)}
+	}
+	a.RSS = peakBytes()
+	return a
+}
+
+func (c *child) do(r request) (answer, error) {
+	switch {
+	case c.validator != nil && r.Op != opBegin:
+		return c.validator.do(r)
+	case c.downloads != nil && r.Op != opBegin:
+		return c.downloads.do(r)
+	case r.Op == opBegin:
+		return answer{}, nil
+	case r.Op == opUsage:
+		return answer{CPU: cpuTime().Seconds()}, nil
+	case r.Op == opLoad && c.work != nil:
+		return c.load(r.N)
+	case r.Op == opServe && c.newest != nil:
+		return c.serve(r)
+	case r.Op == opJoin && c.memiavl != nil:
+		return c.importMemiavl()
+	case r.Op == opJoin && c.Role == roleJoiner:
+		return c.join(r)
+	}
+	return answer{}, fmt.Errorf("the %s does not know this request", c.Role)
+}
+
+func (c *child) load(n int) (a answer, err error) {
+	for ; a.Done < n && !c.work.Loaded(); a.Done++ {
+		changes := c.work.Next()
+		if c.memiavl != nil {
+			_, err = c.memiavl.Prepare(changes)()
+		} else {
+			c.newest, err = applied(c.newest, changes)
+		}
+		if err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
+
+// applied is the version after v with changes; v is released.
+func applied(v *avlstar.Version, changes []workload.Change) (*avlstar.Version, error) {
+	given := make([]avlstar.Change, len(changes))
+	for i, c := range changes {
+		given[i] = avlstar.Change{Key: c.Key, Value: c.Value}
+	}
+	next, err := v.Apply(given)
+	if err != nil {
+		return v, err
+	}
+	v.Release()
+	return next, nil
+}
+
+// serve listens on new addresses. The liars among the peers are the last ones.
+func (c *child) serve(r request) (a answer, err error) {
+	if c.server == nil {
+		if err := checkLen(c.newest.Len(), c.Spec.Keys); err != nil {
+			return a, err
+		}
+		c.server = serveOnly(c.newest)
+	}
+	if err := c.server.silence(); err != nil {
+		return a, err
+	}
+	for i := range r.Peers {
+		var wrap func(transport.Handler) transport.Handler
+		if n := i - (r.Peers - len(r.Lies)); n >= 0 {
+			wrap = func(h transport.Handler) transport.Handler { return liar{h, r.Lies[n], c.newest} }
+		}
+		if err := c.server.listen(tcp.Options{RatePerPeer: r.Rate}, wrap); err != nil {
+			return a, err
+		}
+	}
+	a.Target = c.server.target
+	runtime.GC() // what loading left is not the join's to clear away
+	return a, nil
+}
+
+// join makes one join into a folder of its own.
+func (c *child) join(r request) (a answer, err error) {
+	dir := filepath.Join(c.Dir, "state")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return a, fmt.Errorf("no folder for the joined state: %w", err)
+	}
+	ctx := context.Background() // the parent kills this process where it gives up
+	if r.LimitS > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.LimitS*float64(time.Second)))
+		defer cancel()
+	}
+	cpu, from := cpuTime(), time.Now()
+	a.Stats, err = join(ctx, r.Target, dir)
+	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+		return a, nil // Ended is false
+	}
+	if err != nil {
+		return a, err
+	}
+	a.Ended, a.Seconds = true, a.Stats.DurableS // closing all is not the join
+	return a, checkLen(uint64(a.Stats.Keys), int(r.Target.Keys))
+}
+
+// importMemiavl exports the newest version and imports it into a snapshot on disk, whose files memiavl syncs.
+func (c *child) importMemiavl() (a answer, err error) {
+	runtime.GC()
+	cpu, from := cpuTime(), time.Now()
+	export, err := c.memiavl.Export()
+	if err != nil {
+		return a, err
+	}
+	a.ExportS = time.Since(from).Seconds()
+	done, err := export.Import()
+	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
+	if err != nil {
+		return a, err
+	}
+	a.Bytes = int64(export.Bytes())
+	done()
+	return a, nil
+}
+
+func checkLen(have uint64, want int) error {
+	if have != uint64(want) {
+		return fmt.Errorf("the state has %d keys, it was given %d", have, want)
+	}
+	return nil
+}

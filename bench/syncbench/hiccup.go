@@ -1,0 +1,282 @@
+package syncbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/workload"
+)
+
+// HiccupOptions are what a run of a validator under load is asked for.
+type HiccupOptions struct {
+	Keys      int
+	Seed      uint64
+	Blocks    int     // of each row
+	PauseMS   int     // between the beginnings of two blocks
+	Joiners   []int   // that download meanwhile, one row each
+	Rate      float64 // MB/s that each of them is given
+	Against   []string
+	SDKBlocks int // of each row of the SDK's store
+	Dir       string
+	SDK       string // see Options
+}
+
+const (
+	maxBlocks  = 100_000
+	maxJoiners = 16
+	// blockSlice is how many blocks are made before it is another row's turn: noise hits all alike.
+	blockSlice = 25
+	// warmBlocks begin a slice and are not measured: connections and caches are the interleaving's doing.
+	warmBlocks = 2
+)
+
+// Check says what is wrong with the options and what to do.
+func (o HiccupOptions) Check() error {
+	if err := checkKeys(o.Keys); err != nil {
+		return err
+	}
+	switch {
+	case o.Blocks < 1 || o.Blocks > maxBlocks:
+		return fmt.Errorf("--blocks is %d, it must be from 1 to %d (500 for percentiles that mean something)", o.Blocks, maxBlocks)
+	case o.SDKBlocks < 1 || o.SDKBlocks > maxBlocks:
+		return fmt.Errorf("--sdk-blocks is %d, it must be from 1 to %d", o.SDKBlocks, maxBlocks)
+	case o.PauseMS < 0 || o.PauseMS > 60_000:
+		return fmt.Errorf("--interval is %d ms, it must be from 0 to 60000", o.PauseMS)
+	case !(o.Rate >= 0.1 && o.Rate <= 10_000):
+		return fmt.Errorf("--rate is %v MB/s, it must be from 0.1 to 10000", o.Rate)
+	case len(o.Joiners) == 0:
+		return errors.New("--joiners names no number of joiners")
+	}
+	for i, n := range o.Joiners {
+		switch {
+		case n < 0 || n > maxJoiners:
+			return fmt.Errorf("--joiners names %d, it may be from 0 to %d", n, maxJoiners)
+		case slices.Contains(o.Joiners[:i], n):
+			return fmt.Errorf("--joiners names %d twice, once is enough", n)
+		}
+	}
+	for _, name := range o.Against {
+		if name != nameSDK {
+			return fmt.Errorf("--against names %q, it knows %s (empty: measure Starling alone)", name, nameSDK)
+		}
+	}
+	return nil
+}
+
+// HiccupResult is the outcome of a run.
+type HiccupResult struct {
+	Keys      int         `json:"keys"`
+	Blocks    int         `json:"blocks"`
+	PauseMS   int         `json:"interval_ms"`
+	RateMBPS  float64     `json:"rate_mb_s"` // the cap of each joiner
+	Starling  []HiccupRow `json:"starling"`
+	SDK       []HiccupRow `json:"sdk_iavl,omitempty"`
+	SDKBlocks int         `json:"sdk_blocks"`
+	Seed      uint64      `json:"seed"`
+	Machine   Machine     `json:"machine"`
+	Goals     []Goal      `json:"targets"`
+}
+
+// HiccupRow are the commit times of one situation.
+type HiccupRow struct {
+	Joiners   int     `json:"joiners"`
+	Snapshots int     `json:"snapshots"` // SDK: finished meanwhile; Starling's cost nothing and are always taken
+	P50MS     float64 `json:"p50_ms"`
+	P99MS     float64 `json:"p99_ms"`
+	MaxMS     float64 `json:"max_ms"`
+	P99Ratio  float64 `json:"p99_ratio"` // to the first row
+	MaxRatio  float64 `json:"max_ratio"`
+	ServedMBS float64 `json:"served_mb_s"`
+	Blocks    int     `json:"blocks"`
+}
+
+// hiccups makes one run.
+type hiccups struct {
+	o        HiccupOptions
+	r        *runner
+	progress *harness.Progress
+	result   HiccupResult
+}
+
+// RunHiccup measures the commits of a validator, alone and while joiners download from it.
+func RunHiccup(ctx context.Context, o HiccupOptions, progress *harness.Progress) (*HiccupResult, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	h := &hiccups{o: o, progress: progress, result: HiccupResult{
+		Keys: o.Keys, Blocks: o.Blocks, PauseMS: o.PauseMS, RateMBPS: o.Rate, SDKBlocks: o.SDKBlocks, Seed: o.Seed, Machine: thisMachine(),
+	}}
+	err := inFolder(ctx, o.Dir, progress, func(dir string) error {
+		h.r = &runner{o: Options{Keys: o.Keys, Seed: o.Seed}, dir: dir, progress: progress}
+		if err := h.starling(ctx); err != nil {
+			return err
+		}
+		if slices.Contains(o.Against, nameSDK) {
+			return h.sdk(ctx)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	h.result.judge()
+	return &h.result, nil
+}
+
+func (h *hiccups) slices() int { return (h.o.Blocks + blockSlice - 1) / blockSlice }
+
+func (h *hiccups) starling(ctx context.Context) error {
+	h.r.blocks = h.slices() * (blockSlice + warmBlocks) * len(h.o.Joiners)
+	validator, err := h.r.startLoaded(ctx, roleValidator)
+	if err != nil {
+		return err
+	}
+	defer validator.end()
+	var serving answer
+	if err := validator.ask(request{Op: opServe, Rate: int64(h.o.Rate * 1e6)}, nil, &serving); err != nil {
+		return err
+	}
+	downloads, err := startSelf(ctx, begin{Role: roleDownload, Spec: specOf(h.o.Keys, h.o.Seed)})
+	if err != nil {
+		return err
+	}
+	defer downloads.end()
+	times, served, seconds := map[int][]int64{}, map[int]int64{}, map[int]float64{}
+	h.progress.Begin("commits", "blocks", h.o.Blocks*len(h.o.Joiners))
+	err = harness.InTurns(h.slices(), h.o.Joiners, func(round, joiners int) error {
+		h.progress.Working(fmt.Sprintf("%d joiners", joiners))
+		ask := func() (answer, error) {
+			var a answer
+			return a, downloads.ask(request{Op: opDownload, N: joiners, Target: serving.Target}, nil, &a)
+		}
+		if _, err := ask(); err != nil {
+			return err
+		}
+		var a answer
+		n := h.o.Blocks*(round+1)/h.slices() - h.o.Blocks*round/h.slices()
+		if err := validator.ask(request{Op: opBlocks, N: warmBlocks, PauseMS: h.o.PauseMS}, nil, &a); err != nil {
+			return err
+		}
+		before, err := ask()
+		if err != nil {
+			return err
+		}
+		a = answer{}
+		if err := validator.ask(request{Op: opBlocks, N: n, PauseMS: h.o.PauseMS}, nil, &a); err != nil {
+			return err
+		}
+		after, err := ask()
+		times[joiners] = append(times[joiners], a.Nanos...)
+		served[joiners] += after.Bytes - before.Bytes
+		seconds[joiners] += a.Seconds
+		h.progress.Add(n)
+		return err
+	})
+	for _, joiners := range h.o.Joiners {
+		row := hiccupRow(times[joiners])
+		row.Joiners = joiners
+		row.ServedMBS = ratio(float64(served[joiners])/1e6, seconds[joiners])
+		h.result.Starling = append(h.result.Starling, row)
+	}
+	return err
+}
+
+// sdk makes blocks without snapshots first, then as many with: what is made in the background would reach into the next slice.
+func (h *hiccups) sdk(ctx context.Context) (err error) {
+	program := h.o.SDK
+	if program == "" {
+		if program, err = h.r.build(ctx); err != nil {
+			return err
+		}
+	}
+	dir, err := h.r.folder(nameSDK)
+	if err != nil {
+		return err
+	}
+	store, err := startSDK(ctx, program, dir)
+	if err != nil {
+		return err
+	}
+	defer store.end()
+	w, err := workload.New(specOf(h.o.Keys, h.o.Seed), 2*h.o.SDKBlocks*stepsABlock)
+	if err != nil {
+		return err
+	}
+	if err := loadSDK(store, w, h.o.Keys, h.progress); err != nil {
+		return err
+	}
+	h.progress.Begin("commits", "blocks", 2*h.o.SDKBlocks)
+	for _, snapshots := range []bool{false, true} {
+		h.progress.Working(map[bool]string{false: "sdk", true: "sdk with snapshots"}[snapshots])
+		var nanos []int64
+		var last sdkAnswer
+		for i := range h.o.SDKBlocks {
+			if last, err = store.commit(blockOf(w), snapshots && i%snapshotEvery == 0); err != nil {
+				return err
+			}
+			nanos = append(nanos, last.Nanos)
+			h.progress.Add(1)
+		}
+		row := hiccupRow(nanos)
+		row.Snapshots = last.Snapshots
+		h.result.SDK = append(h.result.SDK, row)
+	}
+	return nil
+}
+
+func hiccupRow(nanos []int64) HiccupRow {
+	ms := millis(nanos)
+	return HiccupRow{P50MS: harness.Median(ms), P99MS: harness.Percentile(ms, 99), MaxMS: harness.Percentile(ms, 100), Blocks: len(ms)}
+}
+
+// judge compares the rows with the first of their kind.
+func (r *HiccupResult) judge() {
+	for _, rows := range [][]HiccupRow{r.Starling, r.SDK} {
+		for i := range rows {
+			rows[i].P99Ratio, rows[i].MaxRatio = ratio(rows[i].P99MS, rows[0].P99MS), ratio(rows[i].MaxMS, rows[0].MaxMS)
+		}
+	}
+	for _, row := range r.Starling {
+		if row.Joiners == 4 && r.Starling[0].Joiners == 0 {
+			r.Goals = append(r.Goals, atMost("p99 of a commit with 4 joiners at most 1.5× that without", 1.5, row.P99Ratio))
+		}
+	}
+}
+
+// Print writes the table, how to read it, and the targets.
+func (r *HiccupResult) Print(out io.Writer) {
+	cells := [][]string{{harness.Group(r.Keys) + " keys, commit", "p50, ms", "p99, ms", "×", "max, ms", "×", "served, MB/s", "blocks"}}
+	add := func(name string, row HiccupRow) {
+		cells = append(cells, []string{
+			name, fmt.Sprintf("%.2f", row.P50MS), fmt.Sprintf("%.2f", row.P99MS), show("%.3g", row.P99Ratio), fmt.Sprintf("%.2f", row.MaxMS),
+			show("%.3g", row.MaxRatio), show("%.1f", row.ServedMBS), fmt.Sprint(row.Blocks),
+		})
+	}
+	for _, row := range r.Starling {
+		name := fmt.Sprintf("starling, %d joiners", row.Joiners)
+		if row.Joiners == 1 {
+			name = "starling, 1 joiner"
+		}
+		add(name, row)
+	}
+	for i, row := range r.SDK {
+		name := "sdk-iavl"
+		if i > 0 {
+			name = fmt.Sprintf("sdk-iavl, %d snapshots", row.Snapshots)
+		}
+		add(name, row)
+	}
+	harness.PrintAligned(out, cells)
+	fmt.Fprintf(out, `
+commit    2,000 operations, from the changes to the block being committed: Starling's is the tree, the queue of the state zone, and every
+          %d blocks a snapshot, in all rows; one every %d ms, SDK's one after another
+joiners   download the newest snapshot over loopback, capped at %g MB/s each, and drop it: what they do with it is not the validator's work
+snapshots of the SDK are begun every %d blocks, where none is under way
+×         the first row of the kind
+`, snapshotEvery, r.PauseMS, r.RateMBPS, snapshotEvery)
+	printGoals(out, "1,000,000 keys", r.Goals)
+}

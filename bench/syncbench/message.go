@@ -1,0 +1,93 @@
+package syncbench
+
+import "github.com/starling-kv/starling/bench/workload"
+
+// Parent and child speak JSON values, one a line: a begin, its answer, then requests and their answers in turn. (bench/sdkstore has
+// messages of its own.)
+
+// Roles of a child.
+const (
+	roleServer    = "server"
+	roleJoiner    = "joiner"
+	roleMemiavl   = nameMemiavl
+	roleValidator = "validator"   // hiccup
+	roleDownload  = "downloaders" // hiccup
+)
+
+// begin is the first line to a child.
+type begin struct {
+	Role   string        `json:"role"`
+	Spec   workload.Spec `json:"spec"`
+	Dir    string        `json:"dir"`
+	Blocks int           `json:"blocks,omitempty"` // validator: the most that will be made
+}
+
+// op is what a child is asked to do.
+type op string
+
+const (
+	opBegin op = "begin"
+	opLoad  op = "load"  // n batches, or what is left
+	opServe op = "serve" // server, validator: listen, and tell the target
+	opUsage op = "usage" // server
+	opJoin  op = "join"  // joiner: from the target; memiavl: export and import
+
+	opBlocks   op = "blocks"   // validator: n blocks
+	opDownload op = "download" // downloaders: from now on, n of them
+)
+
+type request struct {
+	Op     op     `json:"op"`
+	N      int    `json:"n,omitempty"`
+	Target Target `json:"target,omitzero"`
+
+	Peers int      `json:"peers,omitempty"` // opServe: on so many addresses
+	Lies  []string `json:"lies,omitempty"`  // of the last peers, one each
+	Rate  int64    `json:"rate,omitempty"`  // bytes/s for each peer; 0: no cap
+
+	LimitS float64 `json:"limit_s,omitempty"` // opJoin: give up then; 0: never
+
+	PauseMS int `json:"pause_ms,omitempty"` // opBlocks: between the beginnings of two blocks
+}
+
+// answer has the fields of its request's op set, or Error.
+type answer struct {
+	Error  string  `json:"error,omitempty"`
+	Done   int     `json:"done,omitempty"` // batches
+	Target Target  `json:"target,omitzero"`
+	CPU    float64 `json:"cpu,omitempty"` // seconds of this process; of opJoin those during it
+	RSS    int64   `json:"rss,omitempty"` // the most that was resident so far, in bytes
+
+	Ended   bool      `json:"ended,omitempty"`   // opJoin, false: not within the limit
+	Seconds float64   `json:"seconds,omitempty"` // opJoin, opBlocks
+	Stats   JoinStats `json:"stats,omitzero"`
+	ExportS float64   `json:"export_s,omitempty"` // memiavl, of Seconds
+	Bytes   int64     `json:"bytes,omitempty"`    // memiavl: leaf records; downloaders: received so far
+	Nanos   []int64   `json:"nanos,omitempty"`    // of each block
+}
+
+// Failure is the error of the request.
+func (a *answer) Failure() string { return a.Error }
+
+// sdkRequest and sdkAnswer are bench/sdkstore's Request and Answer; what they mean stands there.
+type sdkRequest struct {
+	Op       string `json:"op"`
+	N        int    `json:"n,omitempty"`
+	Snapshot bool   `json:"snapshot,omitempty"`
+}
+
+type sdkAnswer struct {
+	Error     string  `json:"error"`
+	Nanos     int64   `json:"nanos"`
+	CreateS   float64 `json:"create_s"`
+	RestoreS  float64 `json:"restore_s"`
+	Chunks    int     `json:"chunks"`
+	Bytes     int64   `json:"bytes"`
+	CPUS      float64 `json:"cpu_s"`
+	RSSBytes  int64   `json:"rss_bytes"`
+	Snapshots int     `json:"snapshots"`
+	Busy      bool    `json:"busy"`
+}
+
+// Failure is the error of the request.
+func (a *sdkAnswer) Failure() string { return a.Error }

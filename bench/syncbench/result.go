@@ -1,0 +1,74 @@
+package syncbench
+
+import "runtime"
+
+// Result is the outcome of a run. Peers that did not take part are left out. Seconds are medians over the joins.
+type Result struct {
+	Keys      int     `json:"keys"`
+	StarlingS float64 `json:"starling_s"` // from connecting to durable, verified state
+	SDKIAVLS  float64 `json:"sdk_iavl_s,omitempty"`
+	MemiavlS  float64 `json:"memiavl_s,omitempty"`
+	FloorS    float64 `json:"floor_s"`
+	CPUS      float64 `json:"cpu_s"`     // of server and joiner during a join
+	Bytes     int64   `json:"bytes"`     // that the joiner received
+	RSSBytes  int64   `json:"rss_bytes"` // the most that the joiner had resident
+
+	// Beyond what was asked for.
+	Starling Starling `json:"starling"`
+	SDK      *SDK     `json:"sdk_iavl,omitempty"`
+	Memiavl  *Memiavl `json:"memiavl,omitempty"`
+	Floor    Floor    `json:"floor"`
+	Seed     uint64   `json:"seed"`
+	Repeat   int      `json:"repeat"`
+	Machine  Machine  `json:"machine"`
+	Goals    []Goal   `json:"targets"`
+}
+
+// Starling are the details of its joins.
+type Starling struct {
+	Seconds    []float64 `json:"seconds"` // of each join
+	ServerCPUS float64   `json:"server_cpu_s"`
+	JoinerCPUS float64   `json:"joiner_cpu_s"`
+	ServerRSS  int64     `json:"server_rss_bytes"`
+	Join       JoinStats `json:"join"` // the median one
+}
+
+// SDK are the details of the SDK's store.
+type SDK struct {
+	CreateS  float64 `json:"create_s"`
+	RestoreS float64 `json:"restore_s"`
+	CPUS     float64 `json:"cpu_s"`
+	Chunks   int     `json:"chunks"`
+	Bytes    int64   `json:"bytes"`     // of the chunks, compressed
+	RSSBytes int64   `json:"rss_bytes"` // of one process that is both sides
+}
+
+// Memiavl are the details of memiavl.
+type Memiavl struct {
+	Seconds  []float64 `json:"seconds"`
+	ExportS  float64   `json:"export_s"`
+	ImportS  float64   `json:"import_s"`
+	CPUS     float64   `json:"cpu_s"`
+	Bytes    int64     `json:"bytes"`     // leaf records
+	RSSBytes int64     `json:"rss_bytes"` // of one process that is both sides
+}
+
+// Machine says where that was.
+type Machine struct {
+	OS   string `json:"os"`
+	Arch string `json:"arch"`
+	CPUs int    `json:"cpus"`
+	Go   string `json:"go"`
+}
+
+func thisMachine() Machine {
+	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
+}
+
+// ratio is 0 where there is nothing to compare with.
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}

@@ -1,0 +1,88 @@
+package syncbench
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/starling-kv/starling/bench/workload"
+)
+
+// buildSDK makes the program of bench/sdkstore in dir. The first time takes a minute or two.
+func buildSDK(ctx context.Context, dir string) (string, error) {
+	source, err := sdkSource()
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(dir, "sdkstore")
+	if runtime.GOOS == "windows" {
+		program += ".exe"
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, ".")
+	cmd.Dir = source
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		text := strings.TrimSpace(string(out))
+		return "", fmt.Errorf("the SDK's store could not be built in %s (--against memiavl does without): %w\n%s", source, err, text)
+	}
+	return program, nil
+}
+
+// sdkSource finds bench/sdkstore: where this file was compiled, else in the working directory.
+func sdkSource() (string, error) {
+	candidates := []string{"sdkstore", filepath.Join("bench", "sdkstore")}
+	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
+		candidates = append([]string{filepath.Join(filepath.Dir(file), "..", "sdkstore")}, candidates...)
+	}
+	for _, dir := range candidates {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return filepath.Abs(dir)
+		}
+	}
+	return "", fmt.Errorf("the source of the SDK's store is not there (run this in the folder bench, or name a built one with --sdkstore): %q", candidates)
+}
+
+// sdkStore is bench/sdkstore, seen from the parent.
+type sdkStore struct{ *process }
+
+func startSDK(ctx context.Context, program, dir string) (sdkStore, error) {
+	p, err := start(ctx, nameSDK, program, "--dir", dir)
+	return sdkStore{p}, err
+}
+
+// commit makes a block of changes; snapshot begins one of its state.
+func (s sdkStore) commit(changes []workload.Change, snapshot bool) (a sdkAnswer, err error) {
+	r := sdkRequest{Op: "commit", N: len(changes), Snapshot: snapshot}
+	err = s.ask(r, func(w *bufio.Writer) error { return writeChanges(w, changes) }, &a)
+	return a, err
+}
+
+func (s sdkStore) join() (a sdkAnswer, err error) {
+	err = s.ask(sdkRequest{Op: "join"}, nil, &a)
+	return a, err
+}
+
+// writeChanges is the inverse of sdkstore's readChanges, where the form is described.
+func writeChanges(w *bufio.Writer, changes []workload.Change) error {
+	var b []byte
+	for _, c := range changes {
+		b = binary.AppendUvarint(b[:0], uint64(len(c.Key)))
+		b = append(b, c.Key...)
+		if c.Value == nil {
+			b = binary.AppendUvarint(b, 0)
+		} else {
+			b = binary.AppendUvarint(b, uint64(len(c.Value))+1)
+			b = append(b, c.Value...)
+		}
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package syncbench
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// Target is what a joiner is told: peers, and the state that it has to get. It is trusted, as a verified header would be.
+type Target struct {
+	ChainID string       `json:"chain_id"`
+	Peers   []string     `json:"peers"` // transport.Address, as text
+	Height  int64        `json:"height"`
+	AppHash avlstar.Hash `json:"app_hash"`
+	Keys    uint64       `json:"keys"` // not told to the peer: what the joined state is checked against
+}
+
+// JoinStats are what a joiner knows about its join.
+type JoinStats struct {
+	Bytes     int64 `json:"bytes"`    // received in answers, wasted ones too
+	Wasted    int64 `json:"wasted"`   // of them: bytes that were of no use
+	Manifest  int64 `json:"manifest"` // of them
+	Chunks    int   `json:"chunks"`
+	Refetched int   `json:"refetched"` // chunks that were asked for again
+	Banned    int   `json:"banned"`    // peers
+	Keys      int64 `json:"keys"`      // of the joined state
+
+	// Seconds from the start to the end of each phase; they overlap.
+	ManifestS float64 `json:"manifest_s"` // until the manifest was verified
+	FetchedS  float64 `json:"fetched_s"`  // until the last chunk was verified
+	DurableS  float64 `json:"durable_s"`  // until all was durable
+}
+
+// servedHeight is a multiple of the default snapshot interval.
+const servedHeight = 1000
+
+const chainID = "starling-bench"
+
+// server serves snapshots on one or many addresses, each with a key of its own, until it is closed.
+type server struct {
+	snapshots *statesync.Manager
+	listeners []*tcp.Server
+	mux       *transport.Mux
+	target    Target
+}
+
+// newServer serves the snapshots of a Manager. Nobody is served before listen.
+func newServer(snapshots *statesync.Manager) *server {
+	s := &server{snapshots: snapshots, mux: new(transport.Mux), target: Target{ChainID: chainID}}
+	fastsync.NewServer(fastsync.ServerOptions{Snapshots: snapshots}).Register(s.mux)
+	return s
+}
+
+// serveOnly serves v, which it retains, as the one snapshot.
+func serveOnly(v *avlstar.Version) *server {
+	s := newServer(statesync.NewManager(statesync.Options{Interval: servedHeight, Keep: 1}))
+	s.snapshots.Committed(servedHeight, v)
+	s.target.Height, s.target.AppHash, s.target.Keys = servedHeight, v.AppHash(), v.Len()
+	return s
+}
+
+// listen adds a peer; wrap, where it is not nil, stands before what is true.
+func (s *server) listen(o tcp.Options, wrap func(transport.Handler) transport.Handler) error {
+	var err error
+	if _, o.Key, err = ed25519.GenerateKey(rand.Reader); err != nil {
+		return err
+	}
+	o.ChainID, o.Handler = s.target.ChainID, s.mux
+	if wrap != nil {
+		o.Handler = wrap(s.mux)
+	}
+	l, err := tcp.Listen("127.0.0.1:0", o)
+	if err != nil {
+		return err
+	}
+	s.listeners = append(s.listeners, l)
+	s.target.Peers = append(s.target.Peers, transport.Address{ID: tcp.IDOf(o.Key.Public().(ed25519.PublicKey)), HostPort: l.Addr().String()}.String())
+	return nil
+}
+
+// silence closes all peers.
+func (s *server) silence() (err error) {
+	for _, l := range s.listeners {
+		err = errors.Join(err, l.Close())
+	}
+	s.listeners, s.target.Peers = nil, nil
+	return err
+}
+
+func (s *server) close() error { return errors.Join(s.silence(), s.snapshots.Close()) }
+
+// newDialer is one of a node that has a key.
+func newDialer(t Target) (transport.Dialer, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	return tcp.NewDialer(tcp.Options{Key: key, ChainID: t.ChainID}), nil
+}
+
+// addresses reads the addresses.
+func (t Target) addresses() (list []transport.Address, err error) {
+	for _, text := range t.Peers {
+		a, err := transport.ParseAddress(text)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, a)
+	}
+	return list, nil
+}

@@ -1,0 +1,231 @@
+package syncbench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/workload"
+	"github.com/starling-kv/starling/transport"
+)
+
+func sample() *Result {
+	r := &Result{
+		Keys: 1_000_000, StarlingS: 0.5, SDKIAVLS: 62, MemiavlS: 2, CPUS: 0.6, Bytes: 123e6, RSSBytes: 500e6, Seed: 1, Repeat: 3,
+		Starling: Starling{Seconds: []float64{0.4, 0.5, 0.6}, ServerCPUS: 0.1, JoinerCPUS: 0.5, ServerRSS: 300e6, Join: JoinStats{Chunks: 167, FetchedS: 0.3}},
+		SDK:      &SDK{CreateS: 26, RestoreS: 36, CPUS: 80, Chunks: 14, Bytes: 131e6, RSSBytes: 2e9},
+		Memiavl:  &Memiavl{Seconds: []float64{2}, ExportS: 0.5, ImportS: 1.5, CPUS: 2.5, Bytes: 123e6, RSSBytes: 1e9},
+		Floor:    Floor{LoopbackS: 0.06, DiskS: 0.15, Hash: hashCost{Kernel: "avx512", Inner: 30, Leaf: 31, Value: 32, Key: 16}, Cores: 2},
+	}
+	r.Floor.compute(r.Keys, r.CPUS)
+	r.FloorS = r.Floor.Seconds
+	r.Goals = r.goals()
+	return r
+}
+
+func TestFloorIsTheLargestPart(t *testing.T) {
+	f := sample().Floor
+	require.InDelta(t, 0.0545, f.HashesS, 1e-3)
+	require.Equal(t, "CPU", f.By)
+	require.InDelta(t, 0.3, f.Seconds, 1e-9)
+	f.compute(10_000_000, 0.6)
+	require.Equal(t, "hashes", f.By)
+	f.compute(1000, 0)
+	require.Equal(t, "disk", f.By)
+}
+
+func TestGoals(t *testing.T) {
+	got := map[string]string{}
+	for _, g := range sample().Goals {
+		got[g.Name] = map[bool]string{true: "met", false: "not met"}[g.Met] + " " + g.Measure
+	}
+	require.Equal(t, map[string]string{
+		"at least 100× faster than the SDK's store": "met 124×",
+		"at least 5× faster than memiavl":           "not met 4×",
+		"within 2× of the floor":                    "met 1.67×",
+	}, got)
+}
+
+func TestTable(t *testing.T) {
+	var out bytes.Buffer
+	sample().Print(&out)
+	lines := strings.Split(out.String(), "\n")
+	require.Equal(t, []string{"1,000,000", "keys", "starling", "memiavl", "sdk-iavl", "floor"}, strings.Fields(lines[0]))
+	require.Equal(t, []string{"join,", "s", "0.500", "2.000", "62.000", "0.300"}, strings.Fields(lines[1]))
+	require.Equal(t, []string{"×", "1", "4", "124", "0.6"}, strings.Fields(lines[2]))
+	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")
+}
+
+func TestJSONLeavesOutMissingPeers(t *testing.T) {
+	r := sample()
+	r.SDK, r.SDKIAVLS = nil, 0
+	b, err := json.Marshal(r)
+	require.NoError(t, err)
+	require.NotContains(t, string(b), "sdk_iavl")
+	require.Contains(t, string(b), `{"keys":1000000,"starling_s":0.5,"memiavl_s":2,"floor_s":0.3,"cpu_s":0.6,"bytes":123000000,"rss_bytes":500000000`)
+	var back Result
+	require.NoError(t, json.Unmarshal(b, &back))
+	require.Equal(t, *r, back)
+}
+
+func TestByzantineRows(t *testing.T) {
+	r := &ByzantineResult{Keys: 1000, Peers: 80, Lies: Lies, Repeat: 3, Limit: 300}
+	of := func(seconds float64, ended bool, refetched int) joined {
+		return joined{answer: answer{Ended: ended, Seconds: seconds, Stats: JoinStats{Refetched: refetched}}}
+	}
+	r.Rows = []LyingRow{
+		rowOf(0, []joined{of(2, true, 0), of(1, true, 0), of(3, true, 0)}),
+		rowOf(26, []joined{of(3, true, 7), of(9, true, 9), of(1, true, 1)}),
+		rowOf(79, []joined{of(5, true, 0), of(300, false, 0), of(6, true, 0)}),
+	}
+	r.judge()
+	require.Equal(t, 2.0, r.Rows[0].StarlingS)
+	require.Equal(t, 7, r.Rows[1].Refetched, "of the median join")
+	require.Equal(t, 1.5, r.Rows[1].Ratio)
+	require.Equal(t, 1, r.Rows[2].Unended)
+	require.Len(t, r.Goals, 2)
+	require.False(t, r.Goals[0].Met)
+	require.False(t, r.Goals[1].Met)
+	var out bytes.Buffer
+	r.Print(&out)
+	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")
+}
+
+func TestHiccupRows(t *testing.T) {
+	r := &HiccupResult{Starling: []HiccupRow{hiccupRow([]int64{1e6, 2e6, 4e6}), hiccupRow([]int64{1e6, 5e6})}}
+	r.Starling[1].Joiners = 4
+	r.judge()
+	require.Equal(t, HiccupRow{P50MS: 2, P99MS: 4, MaxMS: 4, P99Ratio: 1, MaxRatio: 1, Blocks: 3}, r.Starling[0])
+	require.Len(t, r.Goals, 1)
+	require.True(t, r.Goals[0].Met)
+	require.Equal(t, "1.25×", r.Goals[0].Measure)
+	var out bytes.Buffer
+	r.Print(&out)
+	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")
+}
+
+// A liar is honest but for its lie, and never answers with nothing.
+func TestLiars(t *testing.T) {
+	v := loaded(t, 30_000)
+	require.Greater(t, v.NumChunks(), uint32(2))
+	s := serveOnly(v)
+	defer func() { require.NoError(t, s.close()) }()
+	height := []byte{0, 0, 0, 0, 0, 0, servedHeight >> 8, servedHeight & 255}
+	want, err := v.Chunk(1)
+	require.NoError(t, err)
+	chunk := transport.Request{Method: transport.MethodChunk, Body: chunkBody(height, 1, uint32(len(want)))}
+	manifest := transport.Request{Method: transport.MethodManifest, Body: height}
+	truth, err := s.mux.Serve(t.Context(), chunk)
+	require.NoError(t, err)
+	require.Equal(t, want, truth)
+	for _, lie := range Lies {
+		l := liar{s.mux, lie, v}
+		ctx, cancel := context.WithCancel(t.Context())
+		if lie == "silent" {
+			cancel()
+		}
+		b, err := l.Serve(ctx, chunk)
+		cancel()
+		if lie == "silent" {
+			require.ErrorIs(t, err, context.Canceled)
+		} else {
+			require.NoError(t, err, lie)
+			require.NotEqual(t, want, b, lie)
+		}
+		m, err := l.Serve(t.Context(), manifest)
+		require.NoError(t, err, lie)
+		require.Equal(t, lie != "manifest", bytes.Equal(m, v.Manifest().Encode()), lie)
+	}
+	after, err := v.Chunk(1)
+	require.NoError(t, err)
+	require.Equal(t, want, after, "a lie changed the state itself")
+}
+
+func loaded(t *testing.T, keys int) *avlstar.Version {
+	w, err := workload.New(specOf(keys, 1), 0)
+	require.NoError(t, err)
+	v, err := avlstar.Empty(avlstar.DefaultChunkBytes)
+	require.NoError(t, err)
+	for !w.Loaded() {
+		v, err = applied(v, w.Next())
+		require.NoError(t, err)
+	}
+	t.Cleanup(v.Release)
+	return v
+}
+
+func TestFloorMeasures(t *testing.T) {
+	f, err := measureFloor(t.Context(), t.TempDir(), 1<<20, 2000, 0)
+	require.NoError(t, err)
+	for _, figure := range []float64{
+		f.Seconds, f.LoopbackS, f.DiskS, f.HashesS, f.LoopbackMBPerS, f.DiskMBPerS, f.Hash.Inner, f.Hash.Leaf, f.Hash.Value, f.Hash.Key,
+	} {
+		require.Positive(t, figure)
+	}
+	require.Equal(t, runtime.GOMAXPROCS(0), f.Cores)
+	require.NotEmpty(t, f.By)
+	_, err = loopbackSeconds(t.Context(), 3*pieceBytes+5)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = measureFloor(ctx, t.TempDir(), 1<<20, 2000, 0)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// Of two changes of a key in one block the last one counts.
+func TestBlocksHaveEachKeyOnce(t *testing.T) {
+	w, err := workload.New(workload.Spec{Seed: 1, Keys: workload.MinKeys, Batch: workload.MinKeys}, 2*stepsABlock)
+	require.NoError(t, err)
+	w.Next()
+	seen := map[string]bool{}
+	changes := blockOf(w)
+	for _, c := range changes {
+		require.False(t, seen[string(c.Key)])
+		seen[string(c.Key)] = true
+	}
+	require.Greater(t, len(changes), workload.Changes)
+	require.Less(t, len(changes), stepsABlock*workload.Changes, "2,000 keys are too few for that")
+}
+
+func TestServeRefuses(t *testing.T) {
+	require.ErrorContains(t, Serve(strings.NewReader("hello"), &bytes.Buffer{}), "starling-bench sync")
+	ask := func(role string, requests ...request) (answers []answer) {
+		var in, out bytes.Buffer
+		lines := json.NewEncoder(&in)
+		require.NoError(t, lines.Encode(begin{Role: role, Spec: specOf(2000, 1), Dir: t.TempDir()}))
+		for _, r := range requests {
+			require.NoError(t, lines.Encode(r))
+		}
+		require.NoError(t, Serve(&in, &out))
+		for d := json.NewDecoder(&out); d.More(); {
+			var a answer
+			require.NoError(t, d.Decode(&a))
+			answers = append(answers, a)
+		}
+		return answers
+	}
+	require.Contains(t, ask("dancer")[0].Error, `"dancer"`)
+	for _, role := range []string{roleServer, roleJoiner, roleMemiavl, roleValidator, roleDownload} {
+		a := ask(role, request{Op: "dance"})
+		require.Len(t, a, 2, role)
+		require.Empty(t, a[0].Error, role)
+		require.Contains(t, a[1].Error, "dance", role)
+	}
+	a := ask(roleServer, request{Op: opServe, Peers: 1})
+	require.Contains(t, a[1].Error, "has 0 keys", "nothing was loaded")
+}
+
+func TestChangesAreWrittenAsTheyAreRead(t *testing.T) {
+	var out bytes.Buffer
+	w := bufio.NewWriter(&out)
+	require.NoError(t, writeChanges(w, []workload.Change{{Key: []byte("k"), Value: []byte("value")}, {Key: []byte("gone")}, {Key: []byte("e"), Value: []byte{}}}))
+	require.NoError(t, w.Flush())
+	require.Equal(t, "\x01k\x06value\x04gone\x00\x01e\x01", out.String())
+}
