@@ -5,22 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"runtime"
-	"sync"
-	"sync/atomic"
 )
 
 // ErrInvalidChunk is wrapped by the refusals of VerifyChunk and Assemble.
 var ErrInvalidChunk = errors.New("invalid chunk")
 
-// Chunk is a verified chunk. It refers to the bytes that it was verified from until Assemble has put it into a tree.
+// Chunk is a verified chunk. It refers to the bytes that it was verified from until an Assembler has put it into a tree.
 type Chunk struct {
-	run  *run // nil after Assemble
+	run  *run // nil when it is part of a tree
 	root Stub
 	n    uint64
 }
 
-// Leaves yields the leaves of the chunk in key order, with heights as in its encoding: the first has 0. After Assemble it yields
+// Leaves yields the leaves of the chunk in key order, with heights as in its encoding: the first has 0. Once it is part of a tree it yields
 // nothing.
 func (c *Chunk) Leaves() iter.Seq[Leaf] {
 	return func(yield func(Leaf) bool) {
@@ -36,7 +33,7 @@ func (c *Chunk) Leaves() iter.Seq[Leaf] {
 	}
 }
 
-// Bytes returns the encoding that the chunk was verified from, which must not be modified; nil after Assemble.
+// Bytes returns the encoding that the chunk was verified from, which must not be modified; nil once it is part of a tree.
 func (c *Chunk) Bytes() []byte {
 	if c.run == nil {
 		return nil
@@ -151,61 +148,4 @@ func (e *Entry) checkRecord(k uint32, i int, l Leaf) error {
 		return errors.New("the first key is not the manifest's")
 	}
 	return nil
-}
-
-// Assemble joins all chunks of m to the version that m describes. It fails where a chunk is missing (nil) or is not that of m. Its
-// memory is the tree's own; as it goes, the chunks let go of what they refer to, so that they can be used once only.
-func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
-	if err := checkChunkBytes(m.ChunkBytes); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
-	}
-	if len(chunks) != len(m.Entries) {
-		return nil, fmt.Errorf("%w: %d chunks, the manifest has %d", ErrInvalidChunk, len(chunks), len(m.Entries))
-	}
-	bases := make([]uint64, len(chunks)+1)
-	var last []byte
-	for k, c := range chunks {
-		switch e := &m.Entries[k]; {
-		case c == nil:
-			return nil, fmt.Errorf("%w %d: it is missing", ErrInvalidChunk, k)
-		case c.run == nil:
-			return nil, fmt.Errorf("%w %d: it is part of another tree already", ErrInvalidChunk, k)
-		case c.root != e.Root || k > 0 && c.run.first != e.FirstKeyHash:
-			return nil, fmt.Errorf("%w %d: it was verified against another manifest", ErrInvalidChunk, k)
-		case k > 0 && string(c.run.leaf(0).Key) <= string(last):
-			return nil, fmt.Errorf("%w: entry %d: key %s does not ascend", ErrInvalidManifest, k, abbreviate(c.run.leaf(0).Key))
-		}
-		last = c.run.leaf(c.run.len() - 1).Key
-		bases[k+1] = bases[k] + c.n
-	}
-	if _, err := m.Commitment(); err != nil { // before anything is taken from the chunks
-		return nil, err
-	}
-	l := newLoader(m.ChunkBytes)
-	l.placed = make([]placed, len(chunks))
-	if err := l.reserve(bases[len(chunks)]); err != nil {
-		return nil, err
-	}
-	var (
-		next   atomic.Int64
-		failed atomic.Pointer[error]
-		wg     sync.WaitGroup
-	)
-	for range min(runtime.GOMAXPROCS(0), len(chunks)) {
-		wg.Go(func() {
-			for k := int(next.Add(1)) - 1; k < len(chunks); k = int(next.Add(1)) - 1 {
-				p, err := l.place(chunks[k].run, uint32(bases[k]), m.Entries[k].BoundaryHeight)
-				if err != nil {
-					failed.Store(&err)
-					return
-				}
-				l.placed[k], chunks[k].run = p, nil
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return nil, *err
-	}
-	return l.finish(true, bases[len(chunks)], 0)
 }

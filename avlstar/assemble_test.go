@@ -1,0 +1,79 @@
+package avlstar
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// In whatever order chunks come, from however many at once, the same version results.
+func TestAssemblerInAnyOrder(t *testing.T) {
+	r := newRand(t)
+	v := cutTree(t, r, 5000, 6000, 100)
+	encoded := encodeChunks(t, v)
+	orders := map[string]func(i int) int{
+		"ascending":  func(i int) int { return i },
+		"descending": func(i int) int { return len(encoded) - 1 - i },
+		"random":     func(order []int) func(i int) int { return func(i int) int { return order[i] } }(r.Perm(len(encoded))),
+	}
+	for name, order := range orders {
+		for _, workers := range []int{1, 4} {
+			t.Run(name, func(t *testing.T) {
+				a := NewAssembler(v.Manifest())
+				work := make(chan int, len(encoded))
+				for i := range encoded {
+					work <- order(i)
+				}
+				close(work)
+				var wg sync.WaitGroup
+				for range workers {
+					wg.Go(func() {
+						for k := range work {
+							c, err := v.Manifest().VerifyChunk(uint32(k), encoded[k])
+							if err == nil {
+								err = a.Add(uint32(k), c)
+							}
+							if err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				got, err := a.Finish()
+				require.NoError(t, err)
+				requireSame(t, v, got)
+				// It is a version like any other.
+				next := mustApply(t, got, Change{Key: []byte("new"), Value: []byte{byte(rand.Uint32())}})
+				requireInvariants(t, next)
+			})
+		}
+	}
+}
+
+func TestAssemblerRefuses(t *testing.T) {
+	r := newRand(t)
+	v := cutTree(t, r, 5000, 500, 100)
+	other := cutTree(t, r, 5000, 500, 100)
+	chunk := func(v *Version, k uint32) *Chunk {
+		data, err := v.Chunk(k)
+		require.NoError(t, err)
+		c, err := v.Manifest().VerifyChunk(k, data)
+		require.NoError(t, err)
+		return c
+	}
+	a := NewAssembler(v.Manifest())
+	require.ErrorContains(t, a.Add(1, chunk(other, 1)), "another manifest")
+	require.ErrorContains(t, a.Add(v.NumChunks(), chunk(v, 0)), "the manifest has")
+	require.ErrorContains(t, a.Add(0, nil), "missing")
+	c := chunk(v, 0)
+	require.NoError(t, a.Add(0, c))
+	require.Nil(t, c.Bytes(), "it is part of the tree")
+	require.ErrorContains(t, a.Add(0, chunk(v, 0)), "before")
+	require.ErrorContains(t, NewAssembler(v.Manifest()).Add(0, c), "another tree")
+	_, err := a.Finish()
+	require.ErrorIs(t, err, ErrInvalidChunk)
+	require.ErrorContains(t, err, "1: it is missing")
+}
