@@ -53,7 +53,7 @@ type Server struct {
 }
 
 const (
-	readers     = 4
+	readers     = 3 // one less than the node gives the transport workers
 	reporters   = 1
 	cachedBytes = 16 << 20
 )
@@ -84,14 +84,14 @@ func (s *Server) Register(m *transport.Mux) {
 	m.Handle(transport.MethodEvidence, transport.HandlerFunc(s.serveEvidence))
 }
 
-// using calls f while the stores are held, at most cap(places) at a time. A panic of a store (CometBFT's panic when their database fails) is
+// using calls f while the stores are held, at most cap(places) at a time: others hear ErrBusy. A panic of a store (CometBFT's panic when their database fails) is
 // an error: a peer's question never ends the node.
 func (s *Server) using(ctx context.Context, places chan struct{}, f func(Blocks, States) error) error {
 	select {
 	case places <- struct{}{}:
 		defer func() { <-places }()
-	case <-ctx.Done():
-		return ctx.Err()
+	default: // who waited would keep the transport's workers from serving chunks
+		return fmt.Errorf("all %d places are taken: %w", cap(places), transport.ErrBusy)
 	}
 	s.stores.RLock()
 	defer s.stores.RUnlock()

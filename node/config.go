@@ -41,6 +41,7 @@ type AppConfig struct {
 type TransportConfig struct {
 	ListenAddress   string `mapstructure:"laddr"`              // "auto": that of p2p, with the port + 10; "": none
 	MaxPeers        int    `mapstructure:"max_peers"`          // connections that are served at a time
+	MaxPeersPerHost int    `mapstructure:"max_peers_per_host"` // and of one address
 	SendRate        int64  `mapstructure:"send_rate"`          // bytes a second to all peers, 0: no limit
 	SendRatePerPeer int64  `mapstructure:"send_rate_per_peer"` // and to each
 }
@@ -89,7 +90,7 @@ func DefaultAppConfig() AppConfig {
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
 			MinFreeBytes: 64 << 20,
 		},
-		Transport: TransportConfig{ListenAddress: autoAddress, MaxPeers: 128},
+		Transport: TransportConfig{ListenAddress: autoAddress, MaxPeers: 128, MaxPeersPerHost: 16},
 		Join:      JoinConfig{Fast: true, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, CatchUpBlocks: 10_000},
 	}
 }
@@ -116,6 +117,8 @@ func (c TransportConfig) validate() error {
 	switch {
 	case c.MaxPeers < 1:
 		return fmt.Errorf(`transport.max_peers is %d, it must be 1 or more (transport.laddr = "" serves nobody)`, c.MaxPeers)
+	case c.MaxPeersPerHost < 1:
+		return fmt.Errorf("transport.max_peers_per_host is %d, it must be 1 or more", c.MaxPeersPerHost)
 	case c.SendRate < 0:
 		return fmt.Errorf("transport.send_rate is %d, it must be 0 (no limit) or more", c.SendRate)
 	case c.SendRatePerPeer < 0:
@@ -221,10 +224,11 @@ min_free_bytes = {{ .Storage.MinFreeBytes }}
 # authenticated by the node keys, like p2p, and belongs behind the same firewall rules.
 laddr = "{{ .Transport.ListenAddress }}"
 
-# Connections that are served at a time.
+# Connections that are served at a time, and those of one address among them.
 max_peers = {{ .Transport.MaxPeers }}
+max_peers_per_host = {{ .Transport.MaxPeersPerHost }}
 
-# Bytes a second that are sent to all peers, and to each of them; 0 is no limit.
+# Bytes a second that are sent to all peers, and to each of them; 0 is no limit. The first 128 KiB or more go at once.
 send_rate = {{ .Transport.SendRate }}
 send_rate_per_peer = {{ .Transport.SendRatePerPeer }}
 

@@ -42,10 +42,17 @@ var errNoTransport = errors.New("no transport of a peer can be reached")
 var catchUpAge = 5 * time.Minute
 
 const (
+	// catchUpNewest is how long the peers that are there may take to show how far the chain is.
+	catchUpNewest = 3 * time.Second
 	// catchUpAsk is how long it waits for an answer.
 	catchUpAsk = 10 * time.Second
 	// bootstrapTimeout is for the few headers that belong to a height.
 	bootstrapTimeout = time.Minute
+	// oldSnapshots is how many snapshots before the trusted header one may be that a new node joins at: they may lie somewhat below it.
+	oldSnapshots = 4
+	// bootstrapTries is how often the headers that belong to a state are asked for, and bootstrapPause the time between.
+	bootstrapTries = 10
+	bootstrapPause = 2 * time.Second
 	// rpcTimeout is for a call to one of statesync.rpc_servers.
 	rpcTimeout = 10 * time.Second
 )
@@ -80,6 +87,27 @@ type fastJoin struct {
 	log      log.Logger
 	peers    *fastsync.Peers
 	verifier *lightblocks.Verifier
+	own      *lightblocks.Server // nil: there are no blocks to go on from
+}
+
+// headers is the verifier, whose errors that waiting does not mend end the join.
+type headers struct{ *lightblocks.Verifier }
+
+func hopeless(err error) error {
+	if errors.Is(err, lightblocks.ErrConflict) || errors.Is(err, lightblocks.ErrTrustExpired) {
+		return fmt.Errorf("%w: %w", fastsync.ErrHopeless, err)
+	}
+	return err
+}
+
+func (h headers) Newest(ctx context.Context) (int64, error) {
+	height, err := h.Verifier.Newest(ctx)
+	return height, hopeless(err)
+}
+
+func (h headers) AppHash(ctx context.Context, height int64) ([]byte, error) {
+	hash, err := h.Verifier.AppHash(ctx, height)
+	return hash, hopeless(err)
 }
 
 // joinFast brings the node to a height that CometBFT goes on from. errNoTransport: nothing was changed.
@@ -145,7 +173,13 @@ func (j *fastJoin) connect(addresses []transport.Address) error {
 		}
 	}
 	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID})
-	peers := fastsync.NewPeers(fastsync.PeersOptions{Logger: j.log, Dialer: dialer, Addresses: addresses, Self: transport.ID(n.ID())})
+	peers := fastsync.NewPeers(fastsync.PeersOptions{Logger: j.log, Dialer: dialer, Addresses: addresses, Self: transport.ID(n.ID()),
+		Banned: func(transport.ID) {
+			if n.application != nil {
+				n.application.metrics.PeerRejected()
+			}
+		},
+	})
 	j.peers = peers
 	if j.verifier, err = lightblocks.NewVerifier(trust); err != nil {
 		peers.Close()
@@ -159,6 +193,14 @@ func (j *fastJoin) connect(addresses []transport.Address) error {
 		}
 		j.verifier.Add(p)
 	}
+	if n.way != joinNew { // others may have pruned the header that we begin from
+		own, err := j.ownHeaders()
+		if err != nil {
+			j.close()
+			return err
+		}
+		j.verifier.Add(own)
+	}
 	peers.Watch(fastsync.Watcher{
 		Up:     func(c transport.Conn) { j.verifier.Add(lightblocks.NewProvider(n.genesis.ChainID, c)) },
 		Status: func(transport.ID, fastsync.Status) {},
@@ -170,7 +212,7 @@ func (j *fastJoin) connect(addresses []transport.Address) error {
 // trust is the header to begin from: the node's own last one, where it has blocks and that is not too old, else the configured one.
 func (j *fastJoin) trust() (lightblocks.Options, error) {
 	c := j.n.config.CometBFT.StateSync
-	if j.n.way == catchUp {
+	if j.n.way != joinNew {
 		blocks, err := j.n.ownBlocks()
 		if err != nil {
 			return lightblocks.Options{}, err
@@ -184,6 +226,44 @@ func (j *fastJoin) trust() (lightblocks.Options, error) {
 		return lightblocks.Options{}, fmt.Errorf("statesync.trust_hash: %w", err)
 	}
 	return lightblocks.Options{TrustHeight: c.TrustHeight, TrustHash: hash, TrustPeriod: c.TrustPeriod}, nil
+}
+
+// ownHeaders are those of this node's own blocks, as if it was a peer of itself, until they are put aside.
+func (j *fastJoin) ownHeaders() (lightblocks.Peer, error) {
+	n := j.n
+	n.mu.Lock()
+	databases := n.mu.databases
+	n.mu.Unlock()
+	stateDB, err := databases.provide(&cfg.DBContext{ID: "state", Config: n.config.CometBFT})
+	if err != nil {
+		return nil, err
+	}
+	blocks, err := n.ownBlocks()
+	if err != nil {
+		return nil, err
+	}
+	j.own = lightblocks.NewServer(lightblocks.ServerOptions{
+		ChainID: n.genesis.ChainID, Blocks: blocks, States: sm.NewStore(stateDB, sm.StoreOptions{}), Logger: j.log,
+	})
+	mux := new(transport.Mux)
+	j.own.Register(mux)
+	return lightblocks.NewProvider(n.genesis.ChainID, &selfConn{id: transport.ID(n.ID()), handler: mux, done: make(chan struct{})}), nil
+}
+
+// selfConn is a connection of a node to itself.
+type selfConn struct {
+	id      transport.ID
+	handler transport.Handler
+	done    chan struct{}
+}
+
+func (c *selfConn) Remote() transport.Address { return transport.Address{ID: c.id, HostPort: "self"} }
+func (c *selfConn) Done() <-chan struct{}     { return c.done }
+func (c *selfConn) Err() error                { return nil }
+func (c *selfConn) Close() error              { return nil }
+
+func (c *selfConn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
+	return c.handler.Serve(ctx, transport.Request{Peer: c.id, Host: "self", Method: call.Method, Body: call.Body})
 }
 
 func (n *Node) ownBlocks() (*store.BlockStore, error) {
@@ -232,7 +312,7 @@ func (j *fastJoin) join(ctx context.Context) error {
 	}
 	if height := n.application.Height(); height > 0 { // whole, but CometBFT does not know of it
 		err := j.bootstrap(ctx, height)
-		if err == nil || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || errors.Is(err, lightblocks.ErrConflict) {
 			return err
 		}
 		j.log.Info("The state that an interrupted join has left cannot be gone on from: fetching what differs from a newer one", "height", height, "err", err)
@@ -244,8 +324,14 @@ func (j *fastJoin) join(ctx context.Context) error {
 func (j *fastJoin) fetch(ctx context.Context) error {
 	n := j.n
 	o := fastsync.Options{
-		Logger: j.log, Peers: j.peers, Headers: j.verifier, Target: n.application.target, Interval: n.application.interval,
+		Logger: j.log, Peers: j.peers, Headers: headers{j.verifier}, Target: n.application.target, Interval: n.application.interval,
 		MemoryBytes: n.config.App.Join.MemoryBytes, Metrics: n.application.metrics, Progress: n.joinProgress,
+	}
+	switch n.way {
+	case joinNew:
+		o.MinHeight = n.config.CometBFT.StateSync.TrustHeight - oldSnapshots*max(o.Interval, 1)
+	case catchUp: // blocks are a way, too
+		o.ChooseTimeout = n.config.App.Join.ReachTimeout
 	}
 	if height, v := n.application.Latest(); v != nil {
 		defer v.Release()
@@ -259,7 +345,18 @@ func (j *fastJoin) fetch(ctx context.Context) error {
 		return err
 	}
 	result.Version.Release()
-	return j.bootstrap(ctx, result.Height)
+	for try := 1; ; try++ {
+		err := j.bootstrap(ctx, result.Height)
+		if err == nil || ctx.Err() != nil || try == bootstrapTries || errors.Is(hopeless(err), fastsync.ErrHopeless) {
+			return err
+		}
+		j.log.Error("The headers that belong to the state are missing, trying again", "height", result.Height, "err", err)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(bootstrapPause):
+		}
+	}
 }
 
 // bootstrap tells CometBFT of the state that is there. What it had before is put aside when all that takes its place is at hand.
@@ -278,10 +375,12 @@ func (j *fastJoin) bootstrap(ctx context.Context, height int64) error {
 	if err := n.sameAppHash(height, state); err != nil {
 		return err
 	}
-	if n.way != joinNew {
-		if err := n.putBlocksAside(); err != nil {
-			return err
-		}
+	if j.own != nil {
+		j.verifier.Remove(transport.ID(n.ID()))
+		j.own.SetStores(nil, nil, nil)
+	}
+	if err := n.putBlocksAside(n.way != joinNew); err != nil {
+		return err
 	}
 	n.mu.Lock()
 	databases := n.mu.databases
@@ -322,8 +421,10 @@ func (n *Node) interrupted() bool {
 		return true
 	}
 	meta, ok := n.application.state.Meta()
-	blocks, err := n.ownBlocks()
-	return ok && meta.Restored && err == nil && meta.Height > blocks.Height()
+	if !ok {
+		return n.have.base > 1 // no block leads to a state from nothing
+	}
+	return meta.Restored && meta.Height > n.have.block && meta.Height != n.have.state
 }
 
 // catchUp fetches what differs of the state, if the others are far ahead. Whether they are is only asked for a moment: blocks are a way, too.
@@ -334,42 +435,60 @@ func (j *fastJoin) catchUp(ctx context.Context) error {
 	if err := j.reach(asked, catchUpAsk); err != nil {
 		return ctx.Err()
 	}
-	newest, err := j.verifier.Newest(asked)
-	if err != nil {
-		j.log.Info("Nobody says how far the chain is: fetching blocks", "err", err)
-		return ctx.Err()
-	}
-	height := n.application.Height()
-	if newest-height <= n.config.App.Join.CatchUpBlocks {
-		return nil
+	height, newest := n.application.Height(), int64(0)
+	for deadline := time.Now().Add(catchUpNewest); newest-height <= n.config.App.Join.CatchUpBlocks; {
+		var err error
+		if newest, err = j.verifier.Newest(asked); errors.Is(err, lightblocks.ErrConflict) {
+			return err
+		} else if err != nil || time.Now().After(deadline) {
+			j.log.Info("The chain is not far ahead, as far as is known: fetching blocks", "height", height, "newest", newest, "err", err)
+			return ctx.Err()
+		}
+		select { // our own header is the first that is proved
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(joinPoll):
+		}
 	}
 	j.log.Info("The chain is far ahead: fetching what differs of the state", "height", height, "newest", newest)
 	n.application.restoring.replace()
-	return j.fetch(ctx)
+	err := j.fetch(ctx)
+	if errors.Is(err, fastsync.ErrNothing) {
+		j.log.Info("No snapshot is of use: fetching blocks", "err", err)
+		return nil
+	}
+	return err
 }
 
 // putBlocksAside empties CometBFT's databases and its write-ahead log, which belong to a state that is gone. The validator's signing state
-// stays: whatever was signed is not signed again. Killed half-way, the home is one that a join has just left.
-func (n *Node) putBlocksAside() error {
-	n.mu.Lock()
-	old := n.mu.databases
-	n.mu.databases = nil
-	n.mu.Unlock()
-	if err := old.closeAll(); err != nil {
-		return err
+// stays: whatever was signed is not signed again. Killed half-way, the home is one that a join has just left. If there are none, only what a
+// kill has left of that is removed.
+func (n *Node) putBlocksAside(any bool) error {
+	if any {
+		n.mu.Lock()
+		old := n.mu.databases
+		n.mu.databases = nil
+		n.mu.Unlock()
+		if err := old.closeAll(); err != nil {
+			return err
+		}
 	}
 	c := n.config.CometBFT
 	dir := c.DBDir()
+	keep := []string{c.PrivValidatorStateFile(), c.PrivValidatorKeyFile(), c.NodeKeyFile(), c.GenesisFile(), StateDir(dir), SnapshotsDir(dir)}
 	for _, path := range []string{
 		filepath.Dir(c.Consensus.WalFile()), BlocksDir(dir), filepath.Join(dir, "blockstore.db"), filepath.Join(dir, "evidence.db"),
 		filepath.Join(dir, "tx_index.db"), filepath.Join(dir, "state.db"),
 	} {
-		if keeps, err := holds(path, c.PrivValidatorStateFile(), c.PrivValidatorKeyFile(), c.NodeKeyFile()); err == nil && keeps != "" {
-			return fmt.Errorf("%s is not removed: %s lies in it", path, keeps)
-		}
 		aside := path + ".old"
 		if err := os.RemoveAll(aside); err != nil {
 			return err
+		}
+		if !any {
+			continue
+		}
+		if keeps, err := holds(path, keep...); err == nil && keeps != "" {
+			return fmt.Errorf("%s is not removed: %s lies in it", path, keeps)
 		}
 		if err := os.Rename(path, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
@@ -377,6 +496,9 @@ func (n *Node) putBlocksAside() error {
 		if err := os.RemoveAll(aside); err != nil {
 			return err
 		}
+	}
+	if !any {
+		return nil
 	}
 	n.log.Info("Removed the blocks from before: the node goes on from the new state")
 	_, err := n.openDatabases()
@@ -398,14 +520,4 @@ func (n *Node) metricsWhileJoining(ctx context.Context) (stop func(), err error)
 	return func() { _ = server.Close() }, nil
 }
 
-// forgetUnfinished empties the state zone of what a join has left, for the in-band way.
-func (n *Node) forgetUnfinished() error {
-	_, _, unfinished := n.application.target.Unfinished()
-	if n.application.Height() == 0 && !unfinished {
-		return nil
-	}
-	n.application.Forget()
-	return n.application.state.Reset()
-}
-
-var _ fastsync.Headers = (*lightblocks.Verifier)(nil)
+var _ fastsync.Headers = headers{}

@@ -75,13 +75,15 @@ type Node struct {
 	serving          serving
 	transportMetrics *transportMetrics // nil: none
 	joinProgress     func(JoinProgress)
-	way              fastWay // what Start has to do over the transport, before there is a CometBFT
+	have             progress // of CometBFT, when the home was opened
+	way              fastWay  // what Start has to do over the transport, before there is a CometBFT
 
 	mu struct {
 		sync.Mutex
-		joining   bool            // comet state-syncs, and another one takes its place afterwards
-		comet     *cometnode.Node // replaced once, at the end of a state sync
-		databases *databases      // of comet
+		joining   bool                    // comet state-syncs, and another one takes its place afterwards
+		comet     *cometnode.Node         // replaced once, at the end of a state sync
+		databases *databases              // of comet
+		abort     context.CancelCauseFunc // ends the join under way; nil: there was none
 	}
 
 	failed chan error // holds the first failure
@@ -136,7 +138,7 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 		DataDir: comet.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
 		NoBlocks: have.none(), Hint: otherBackend(comet), BlocksFrom: have.base,
 	}
-	n.way, n.joinProgress = n.fastWayOf(have), o.progress
+	n.have, n.way, n.joinProgress = have, n.fastWayOf(have), o.progress
 	appOptions.KeepRestored = n.way != noJoin
 	if comet.Instrumentation.Prometheus {
 		appOptions.Metrics = prometheus.DefaultRegisterer
@@ -161,7 +163,7 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 		return err
 	}
 	if _, _, unfinished := n.application.target.Unfinished(); unfinished && n.way == noJoin && !have.none() {
-		return errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, so that it goes on")
+		return errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it goes on")
 	}
 	if n.way != noJoin {
 		return nil // CometBFT is made once there is something that it can go on from, see Start
@@ -176,11 +178,8 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 func (n *Node) join(ctx context.Context) error {
 	switch err := n.joinFast(ctx); {
 	case err == nil:
-	case errors.Is(err, errNoTransport) && n.way == joinNew && len(n.config.CometBFT.StateSync.RPCServers) >= 2:
+	case errors.Is(err, errNoTransport) && n.way == joinNew && len(n.config.CometBFT.StateSync.RPCServers) >= 2 && !n.unfinished():
 		n.log.Error("Cannot join over the transport: falling back to CometBFT's own state sync, which takes longer", "err", err)
-		if err := n.forgetUnfinished(); err != nil {
-			return err
-		}
 		n.mu.Lock()
 		n.mu.joining = true
 		n.mu.Unlock()
@@ -340,10 +339,16 @@ func (n *Node) Start(ctx context.Context) error {
 		}
 	}
 	if n.way != noJoin {
-		joining, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(n.ctx, cancel)()
+		joining, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(n.ctx, func() { cancel(n.ctx.Err()) })()
+		n.mu.Lock()
+		n.mu.abort = cancel
+		n.mu.Unlock()
 		if err := n.join(joining); err != nil {
+			if cause := context.Cause(joining); cause != nil && ctx.Err() == nil {
+				err = cause
+			}
 			return err
 		}
 	}
@@ -378,6 +383,18 @@ func (n *Node) fail(err error) {
 	case n.failed <- err:
 	default: // the first one counts
 	}
+	n.mu.Lock()
+	abort := n.mu.abort
+	n.mu.Unlock()
+	if abort != nil {
+		abort(err) // a join under way would go on for hours
+	}
+}
+
+// unfinished says whether a join has left something that it goes on from.
+func (n *Node) unfinished() bool {
+	_, _, unfinished := n.application.target.Unfinished()
+	return unfinished || n.application.Height() > 0
 }
 
 // Stop ends the node, in order: nothing is asked of the application once its storage is closed. A node that was not started only

@@ -131,8 +131,14 @@ func (r *restoring) Continue(height int64, m *avlstar.Manifest) error {
 			return err
 		}
 	}
+	if err := restore.SetLabel(label); err != nil {
+		return err
+	}
+	if err := r.keepOnly(m, restore); err != nil { // else each retarget could cost the room of one more state
+		return err
+	}
 	r.begun(m, restore)
-	return restore.SetLabel(label)
+	return nil
 }
 
 // runID names the records of a chunk: they are the same wherever it lies, but for the height of the first.
@@ -192,7 +198,15 @@ func (r *restoring) Write(k uint32, c *avlstar.Chunk) error {
 			return err
 		}
 	}
-	return restore.Add(id, storageLeaves(statesync.Leaves(m, k, c)))
+	if err := restore.Add(id, storageLeaves(statesync.Leaves(m, k, c))); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.restore == restore {
+		r.mu.runs[id] = true
+	}
+	return nil
 }
 
 // keepOnly removes what an earlier manifest has left.

@@ -26,6 +26,9 @@ import (
 // portOffset is what lies between the p2p port of a node and that of its transport, unless it is told otherwise.
 const portOffset = 10
 
+// transportWorkers is how many requests are answered at a time: few, so that blocks have the processors.
+const transportWorkers = 4
+
 // transportAddress is where a node with this configuration serves joining nodes; "": nowhere.
 func transportAddress(c *Config) (string, error) {
 	if c.App.Transport.ListenAddress != autoAddress {
@@ -157,7 +160,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	o := n.config.App.Transport
 	options := tcp.Options{
 		Key: key, ChainID: n.genesis.ChainID, Handler: handler, MaxConns: o.MaxPeers, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
-		Workers: 2, Hooks: n.transportMetrics.hooks(),
+		Workers: transportWorkers, MaxConnsPerHost: o.MaxPeersPerHost, Hooks: n.transportMetrics.hooks(),
 	}
 	server, err := tcp.Listen(address, options)
 	if err != nil {

@@ -34,8 +34,11 @@ type Options struct {
 	beforeVerify func() // lets tests hold the pool back
 }
 
-// maxHeld bounds the snapshots that stay because they were asked for.
-const maxHeld = 128
+// maxHeld bounds the snapshots that stay because they were asked for, and longestHold how long each may: anybody can ask.
+const (
+	maxHeld     = 32
+	longestHold = time.Hour
+)
 
 // Manager answers the snapshot calls of ABCI. All methods may be called concurrently; those that serve never wait for those
 // that receive.

@@ -27,9 +27,9 @@ func NewMetrics(namespace string, registry prometheus.Registerer) *Metrics {
 		verified:    counter("chunks_verified", "Chunks received and verified."),
 		bytes:       counter("bytes_verified", "Bytes of the verified chunks."),
 		rejected:    counter("chunks_rejected", "Chunks received that were not what the manifest says."),
-		peers:       counter("peers_rejected", "Peers rejected for a chunk that was not what the manifest says."),
-		served:      counter("chunks_served", "Chunks handed to CometBFT for joining nodes."),
-		servedBytes: counter("bytes_served", "Bytes of the chunks handed to CometBFT for joining nodes."),
+		peers:       counter("peers_rejected", "Peers rejected for what proves that they lied."),
+		served:      counter("chunks_served", "Chunks handed out for joining nodes."),
+		servedBytes: counter("bytes_served", "Bytes of the chunks handed out for joining nodes."),
 		total: register(registry, prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: "chunks_total", Help: "Chunks of the snapshot that is or was last restored.",
 		})),
@@ -62,8 +62,15 @@ func (m *Metrics) Restoring(chunks int) { m.restoring(chunks) }
 // ChunkVerified counts a chunk.
 func (m *Metrics) ChunkVerified(bytes int) { m.chunkVerified(bytes) }
 
-// ChunkRejected counts an answer that was no chunk, and its sender.
-func (m *Metrics) ChunkRejected(newPeer bool) { m.chunkRejected(newPeer) }
+// ChunkRejected counts an answer that was no chunk.
+func (m *Metrics) ChunkRejected() { m.chunkRejected(false) }
+
+// PeerRejected counts a peer that was proved to lie, about whatever.
+func (m *Metrics) PeerRejected() {
+	if m != nil {
+		m.peers.Inc()
+	}
+}
 
 func (m *Metrics) restoring(chunks int) {
 	if m != nil {

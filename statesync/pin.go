@@ -17,6 +17,7 @@ type pin struct {
 	height int64
 	source
 	asked time.Time // when it was last offered, or a chunk of it asked for; guarded by serving
+	left  time.Time // when it was seen not to be among the newest any more; guarded by serving
 	// noBlocks: CometBFT has not the blocks that follow on it any more, so nothing is gained by keeping later ones.
 	noBlocks bool
 }

@@ -76,18 +76,19 @@ func Leaves(m *avlstar.Manifest, k uint32, c *avlstar.Chunk) iter.Seq[avlstar.Le
 // Restorer turns the chunks of one snapshot into a state in a Target, all of it or nothing. It does not care where chunks come
 // from, nor in which order. Its methods may be called concurrently.
 type Restorer struct {
-	target   Target
-	builder  Builder // target, where it is one; else nil
-	height   int64
-	manifest *avlstar.Manifest
-	want     avlstar.Commitment
-	keep     bool // what was written stays after a failure, see ContinueRestore
+	target  Target
+	builder Builder // target, where it is one; else nil
+	// assembler puts the tree together while chunks come, where there is no builder.
+	assembler *avlstar.Assembler
+	height    int64
+	manifest  *avlstar.Manifest
+	want      avlstar.Commitment
+	keep      bool // what was written stays after a failure, see ContinueRestore
 
 	life sync.RWMutex // held for reading while a chunk is accepted, for writing to end the restore
 	mu   struct {
 		sync.Mutex
-		chunks  []*avlstar.Chunk // the verified ones, where Commit is to turn them into the tree, which empties them
-		writing []bool           // being written to the target, or written
+		writing []bool // being written to the target, or written
 		written []bool
 		missing int
 		moved   sync.Cond // when a chunk was written, or could not be
@@ -110,8 +111,9 @@ func BeginRestore(target Target, height int64, m *avlstar.Manifest) (*Restorer, 
 
 func newRestorer(target Target, height int64, m *avlstar.Manifest, want avlstar.Commitment) *Restorer {
 	r := &Restorer{target: target, height: height, manifest: m, want: want}
-	r.mu.chunks = make([]*avlstar.Chunk, len(m.Entries))
-	r.builder, _ = target.(Builder)
+	if r.builder, _ = target.(Builder); r.builder == nil {
+		r.assembler = avlstar.NewAssembler(m)
+	}
 	r.mu.moved.L = &r.mu
 	r.mu.writing, r.mu.written = make([]bool, len(m.Entries)), make([]bool, len(m.Entries))
 	r.mu.missing = len(m.Entries)
@@ -164,28 +166,49 @@ func (r *Restorer) stored(target Resumer, k uint32) {
 	if err != nil {
 		return
 	}
+	err = r.assemble(k, c)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.has(k, c)
+	if err != nil {
+		r.mu.failed = err
+		return
+	}
+	r.has(k)
+}
+
+// assemble makes a verified chunk, which is stored, part of the tree.
+func (r *Restorer) assemble(k uint32, c *avlstar.Chunk) error {
+	if r.assembler == nil {
+		return nil
+	}
+	if err := r.assembler.Add(k, c); err != nil {
+		return fmt.Errorf("restoring height %d: %w", r.height, err)
+	}
+	return nil
 }
 
 // has notes chunk k as written. The caller holds r.mu.
-func (r *Restorer) has(k uint32, c *avlstar.Chunk) {
-	if r.builder == nil {
-		r.mu.chunks[k] = c
-	}
+func (r *Restorer) has(k uint32) {
 	r.mu.writing[k], r.mu.written[k] = true, true
 	r.mu.missing--
 }
 
-// Verified returns chunk k if it was accepted and is in memory, else nil. It is for reading, before Commit.
-func (r *Restorer) Verified(k uint32) *avlstar.Chunk {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if int64(k) >= int64(len(r.mu.chunks)) {
+// Stored reads back and verifies chunk k, if it was accepted and the target is a Resumer, else it returns nil. It is for the time before
+// Commit and Leave.
+func (r *Restorer) Stored(k uint32) *avlstar.Chunk {
+	resumer, ok := r.target.(Resumer)
+	if _, missing := r.Want(k); !ok || missing {
 		return nil
 	}
-	return r.mu.chunks[k]
+	data := resumer.Stored(k)
+	if data == nil {
+		return nil
+	}
+	c, err := r.manifest.VerifyChunk(k, data)
+	if err != nil {
+		return nil
+	}
+	return c
 }
 
 // Leave ends the restore and leaves the target with what was written, for a ContinueRestore to come.
@@ -204,6 +227,9 @@ func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
 	defer r.mu.Unlock()
 	return r.manifest.Entries[k].Root.Bytes, !r.mu.written[k]
 }
+
+// Paged says that the target makes the version of what it wrote (Builder), since it may be larger than memory.
+func (r *Restorer) Paged() bool { return r.builder != nil }
 
 // Missing returns how many chunks are still to come.
 func (r *Restorer) Missing() int {
@@ -231,15 +257,19 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 	if mine, err := r.claim(k); !mine {
 		return false, err
 	}
-	err = r.target.Write(k, c)
+	if err = r.target.Write(k, c); err != nil {
+		err = fmt.Errorf("restoring height %d: write chunk %d: %w", r.height, k, err)
+	} else {
+		err = r.assemble(k, c)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer r.mu.moved.Broadcast()
 	if err != nil {
-		r.mu.failed = fmt.Errorf("restoring height %d: write chunk %d: %w", r.height, k, err)
-		return false, r.mu.failed
+		r.mu.failed = err
+		return false, err
 	}
-	r.has(k, c)
+	r.has(k)
 	return true, nil
 }
 
@@ -283,7 +313,7 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 	r.life.Lock()
 	defer r.life.Unlock()
 	r.mu.Lock()
-	chunks, missing, failed, over := r.mu.chunks, r.mu.missing, r.mu.failed, r.mu.over
+	missing, failed, over := r.mu.missing, r.mu.failed, r.mu.over
 	r.mu.Unlock()
 	switch {
 	case over:
@@ -291,9 +321,9 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 	case failed != nil:
 		return nil, failed
 	case missing > 0:
-		return nil, fmt.Errorf("restoring height %d: %w: %d of %d", r.height, ErrIncomplete, missing, len(chunks))
+		return nil, fmt.Errorf("restoring height %d: %w: %d of %d", r.height, ErrIncomplete, missing, len(r.manifest.Entries))
 	}
-	v, err := r.build(chunks)
+	v, err := r.build()
 	if err == nil {
 		if v.Commitment() != r.want {
 			err = errors.New("the tree that was put together is not the manifest's")
@@ -314,11 +344,11 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 	return v, r.end(nil) // without an error: nothing is aborted
 }
 
-func (r *Restorer) build(chunks []*avlstar.Chunk) (*avlstar.Version, error) {
+func (r *Restorer) build() (*avlstar.Version, error) {
 	if r.builder != nil {
 		return r.builder.Build()
 	}
-	return avlstar.Assemble(r.manifest, chunks)
+	return r.assembler.Finish()
 }
 
 // Abort leaves the target empty. After Commit or Abort it does nothing.
@@ -333,7 +363,7 @@ func (r *Restorer) end(abort func() error) error {
 	r.mu.Lock()
 	over := r.mu.over
 	r.mu.over = true
-	r.mu.chunks, r.mu.written = make([]*avlstar.Chunk, len(r.manifest.Entries)), make([]bool, len(r.manifest.Entries))
+	r.mu.written, r.assembler = make([]bool, len(r.manifest.Entries)), nil
 	r.mu.Unlock()
 	if over || abort == nil {
 		return nil

@@ -144,7 +144,10 @@ func (m *Manager) drop() {
 	now := m.opts.Now()
 	kept := make([]*pin, 0, len(s.pins))
 	for i, p := range s.pins[:old] {
-		if now.Sub(p.asked) < m.opts.Hold && old-i <= maxHeld {
+		if p.left.IsZero() {
+			p.left = now
+		}
+		if now.Sub(p.asked) < m.opts.Hold && old-i <= maxHeld && now.Sub(p.left) < longestHold {
 			kept = append(kept, p)
 		} else {
 			m.letGo(p)

@@ -14,7 +14,7 @@ type Served struct {
 	p *pin
 }
 
-// Serve returns the snapshot of a height, if it is there, and marks it as asked for: see Options.Hold. The caller releases it.
+// Serve returns the snapshot of a height, if it is there. Only a chunk of it marks it as asked for: see Options.Hold. The caller releases it.
 func (m *Manager) Serve(height int64) (*Served, bool) {
 	if height <= 0 {
 		return nil, false
@@ -23,7 +23,6 @@ func (m *Manager) Serve(height int64) (*Served, bool) {
 	if p == nil {
 		return nil, false
 	}
-	m.note(p)
 	return &Served{m, p}, true
 }
 
@@ -59,6 +58,7 @@ func (s *Served) Chunk(k uint32) ([]byte, error) {
 	}
 	data, err := s.p.chunk(k)
 	if err == nil {
+		s.m.note(s.p) // not before: who only asks what there is holds nothing
 		s.m.opts.Metrics.chunkServed(len(data))
 	}
 	return data, s.damaged(err)

@@ -3,6 +3,7 @@ package fastsync
 import (
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -31,15 +32,23 @@ type locals struct {
 	version *avlstar.Version
 }
 
-// chunksOf returns the chunks that a round has verified and has in memory.
+// chunksOf reads back the chunks that a round has accepted, where the state is to be in memory anyway.
 func chunksOf(r *round) []*avlstar.Chunk {
-	var chunks []*avlstar.Chunk
-	for k := range r.manifest.Entries {
-		if c := r.restorer.Verified(uint32(k)); c != nil {
-			chunks = append(chunks, c)
-		}
+	if r.restorer.Paged() {
+		return nil
 	}
-	return chunks
+	all := make([]*avlstar.Chunk, len(r.manifest.Entries))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for k := next.Add(1) - 1; k < int64(len(all)); k = next.Add(1) - 1 {
+				all[k] = r.restorer.Stored(uint32(k))
+			}
+		})
+	}
+	wg.Wait()
+	return slices.DeleteFunc(all, func(c *avlstar.Chunk) bool { return c == nil })
 }
 
 // copyLocal takes over the chunks that are the same.

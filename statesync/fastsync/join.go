@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,10 @@ type Options struct {
 	// retained. nil: none.
 	Local       *avlstar.Version
 	LocalHeight int64
+	// MinHeight is the least height that is joined at: a proof alone does not say that a state is new. 0: any.
+	MinHeight int64
+	// ChooseTimeout is how long to look for a snapshot before the join ends with ErrNothing; 0: as long as it takes.
+	ChooseTimeout time.Duration
 	// MemoryBytes bounds what is in flight, or waits to be verified. Default 256 MiB.
 	MemoryBytes int64
 	Metrics     *statesync.Metrics
@@ -73,6 +78,10 @@ type joiner struct {
 	verify  chan struct{}  // as many as may verify at a time
 
 	unfinished *choice // found on disk
+	attempts   struct {
+		sync.Mutex
+		failed map[int64]int // attempts to get a height's manifest
+	}
 
 	sched *scheduler.Scheduler
 	conns map[scheduler.PeerID]transport.Conn
@@ -110,7 +119,7 @@ type round struct {
 	verified  time.Time     // when something was verified last
 	stall     time.Duration // how long that may be ago
 	searching bool          // for another snapshot
-	starved   bool          // nobody has it any more, as far as is known
+	lacking   time.Time     // since when nobody says that he has it; zero: somebody does
 }
 
 // mailbox collects events from anywhere, without bound and without blocking: their number is bounded by what is under way.
@@ -154,6 +163,7 @@ type (
 	mailVerified struct {
 		request scheduler.RequestID
 		item    *item
+		peer    transport.ID
 		err     error
 		fresh   bool
 		delta   *deltaAnswer // what the verified bytes were about, if not a whole chunk
@@ -181,6 +191,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 		calls: map[scheduler.RequestID]*outstanding{}, items: map[scheduler.ItemID]*item{},
 		tried: map[int64]bool{},
 	}
+	j.attempts.failed = map[int64]int{}
 	defer j.wg.Wait()
 	defer cancel()
 	if height, m, ok := o.Target.Unfinished(); ok {
@@ -244,10 +255,8 @@ func (j *joiner) run(ctx context.Context) (*avlstar.Version, error) {
 	if j.failed != nil {
 		return nil, j.failed
 	}
-	if c, ok := j.o.Headers.(interface{ Conflict() error }); ok {
-		if err := c.Conflict(); err != nil { // somebody has shown another header since
-			return nil, err
-		}
+	if err := j.conflict(); err != nil { // somebody has shown another header since
+		return nil, err
 	}
 	summary := j.progress()
 	summary.Phase = PhaseWriting
@@ -278,7 +287,7 @@ func (j *joiner) begin(ctx context.Context, c *choice) error {
 		return err
 	}
 	r := &round{choice: c, group: group, restorer: restorer, verified: time.Now(), stall: stall}
-	r.ctx, r.cancel = context.WithCancel(ctx)
+	r.ctx, r.cancel = context.WithCancel(ctx) //nolint:gosec // drop and leave call it
 	j.round = r
 	j.tried[c.height] = true
 	j.count.begin(c.manifest, restorer)
@@ -326,15 +335,16 @@ func (j *joiner) tick() {
 		}
 	}
 	r := j.round
+	if err := j.conflict(); err != nil {
+		j.fail(err)
+	}
 	switch idle := time.Since(r.verified); {
 	case r.searching:
-	case r.starved && idle > starveAfter:
+	case j.lacks(r):
 		j.log.Info("Joining: no peer has the snapshot any more, looking for another", "height", r.height)
-		r.starved = false
 		j.search()
 	case idle > r.stall:
 		j.log.Info("Joining: nothing has come for a while, looking for another snapshot", "height", r.height, "seconds", int(idle.Seconds()))
-		r.stall = min(2*r.stall, maxStall)
 		j.search()
 	}
 	if len(j.items) == 0 && !j.done && r.restorer.Missing() > 0 {
@@ -342,6 +352,20 @@ func (j *joiner) tick() {
 		j.plan(r)
 	}
 	j.report(j.progress())
+}
+
+// lacks says that for a while nobody has said that he has the snapshot.
+func (j *joiner) lacks(r *round) bool {
+	for _, heights := range j.has {
+		if slices.Contains(heights, r.height) {
+			r.lacking = time.Time{}
+			return false
+		}
+	}
+	if r.lacking.IsZero() {
+		r.lacking = time.Now()
+	}
+	return time.Since(r.lacking) > starveAfter
 }
 
 // search looks for another snapshot than the present one, in the background: the best one that was not tried.
@@ -392,10 +416,15 @@ func (j *joiner) handle(ctx context.Context, e any) {
 		}
 		j.round.searching = false
 		j.round.verified = time.Now() // wait again
-		if e.c != nil && e.c.height != j.round.height {
-			if err := j.begin(ctx, e.c); err != nil {
-				j.fail(err)
-			}
+		if e.c == nil || e.c.height == j.round.height {
+			j.round.stall = min(2*j.round.stall, maxStall) // there is no other
+			return
+		}
+		if !j.tried[e.c.height] {
+			j.round.stall = firstStall
+		}
+		if err := j.begin(ctx, e.c); err != nil {
+			j.fail(err)
 		}
 	case scheduler.Event:
 		j.step(e)
@@ -440,12 +469,9 @@ func (j *joiner) step(events ...scheduler.Event) {
 				delete(j.items, a.Item)
 				events = append(events, scheduler.Written{Item: a.Item})
 			case scheduler.Ban:
-				j.o.Metrics.ChunkRejected(true)
+				j.o.Metrics.ChunkRejected()
 				j.o.Peers.Ban(transport.ID(a.Peer), a.Reason)
-			case scheduler.Starved:
-				if j.round != nil && a.Group == j.round.group {
-					j.round.starved = true
-				}
+			case scheduler.Starved: // see lacks: it comes before anybody was told of the round
 			case scheduler.Done:
 				j.done = j.round.restorer.Missing() == 0
 			}
@@ -504,13 +530,13 @@ func (j *joiner) answered(m mailAnswer) {
 // verifyAnswer has an answer verified, and what it completes written, by a worker.
 func (j *joiner) verifyAnswer(request scheduler.RequestID) {
 	c := j.calls[request]
-	data, it := c.data, c.item
+	data, it, peer := c.data, c.item, transport.ID(c.peer)
 	c.data = nil
 	j.wg.Go(func() {
 		j.verify <- struct{}{}
 		defer func() { <-j.verify }()
 		fresh, delta, err := it.verify(data)
-		j.mail.put(mailVerified{request, it, err, fresh, delta})
+		j.mail.put(mailVerified{request, it, peer, err, fresh, delta})
 	})
 }
 
@@ -530,7 +556,8 @@ func (j *joiner) verifiedMail(m mailVerified) {
 		j.fail(m.err)
 		return
 	}
-	j.round.verified, j.round.stall, j.round.starved = time.Now(), firstStall, false
+	j.round.verified, j.round.stall = time.Now(), firstStall
+	j.o.Peers.Useful(m.peer)
 	if m.item.r == j.round && m.fresh {
 		j.count.verified(m.item)
 		if m.item.kind == wholeChunk {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -14,11 +15,14 @@ import (
 )
 
 const (
-	// maxConnections bounds the peers that are talked to at a time, maxAddresses those that are remembered, and maxFrom how many one
-	// peer may tell: a liar cannot fill the list alone. Addresses of the operator's do not count.
+	// maxConnections bounds the told peers that are talked to at a time, maxAddresses those that are remembered, maxFrom how many one
+	// peer may tell, maxPerHost how many a host may have: a liar cannot fill the list alone. Addresses of the operator's do not count.
 	maxConnections = 128
 	maxAddresses   = 1024
 	maxFrom        = 32
+	maxPerHost     = 8
+	// turn is how long a told peer that was of no use may keep its place while others wait for one.
+	turn = 30 * time.Second
 
 	dialTimeout = 5 * time.Second
 	askTimeout  = 5 * time.Second // for a small answer
@@ -35,6 +39,7 @@ type PeersOptions struct {
 	Dialer    transport.Dialer
 	Addresses []transport.Address // known from the start
 	Self      transport.ID        // not dialled
+	Banned    func(transport.ID)  // called once for each; nil: not
 }
 
 // Peers keeps connections to as many nodes as it finds. Watch tells who comes and goes. Close ends it.
@@ -47,9 +52,12 @@ type Peers struct {
 
 	mu struct {
 		sync.Mutex
-		known    map[string]bool // by HostPort: somebody is in charge of it
+		known    map[string]bool // by address, id and all: somebody is in charge of it
+		hosts    map[string]int  // told addresses of a host that somebody is in charge of
 		told     map[transport.ID]int
-		failures map[string]string // why a host cannot be reached, for the error at the end
+		useful   map[transport.ID]bool // has given something that was verified
+		waiting  int                   // told addresses that wait for a place
+		failures map[string]string     // why a host cannot be reached, for the error at the end
 		up       map[transport.ID]*peer
 		banned   map[transport.ID]string
 		watchers []*Watcher
@@ -59,6 +67,7 @@ type Peers struct {
 // peer is a connected node.
 type peer struct {
 	transport.Conn
+	own    bool // dialled at an address of the operator's
 	status Status
 	known  bool // its status came
 }
@@ -74,7 +83,8 @@ type Watcher struct {
 func NewPeers(o PeersOptions) *Peers {
 	p := &Peers{o: o, slots: make(chan struct{}, maxConnections)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.mu.known, p.mu.told, p.mu.failures = map[string]bool{}, map[transport.ID]int{}, map[string]string{}
+	p.mu.known, p.mu.hosts, p.mu.failures = map[string]bool{}, map[string]int{}, map[string]string{}
+	p.mu.told, p.mu.useful = map[transport.ID]int{}, map[transport.ID]bool{}
 	p.mu.up, p.mu.banned = map[transport.ID]*peer{}, map[transport.ID]string{}
 	for _, a := range o.Addresses {
 		p.add(a, true)
@@ -151,6 +161,9 @@ func (p *Peers) Ban(id transport.ID, reason string) {
 	p.mu.Unlock()
 	if !already {
 		p.o.Logger.Error("Banned a peer that lied", "peer", id, "reason", reason)
+		if p.o.Banned != nil {
+			p.o.Banned(id)
+		}
 	}
 	if conn != nil {
 		_ = conn.Close() // it is over
@@ -163,19 +176,42 @@ func (p *Peers) Close() {
 	p.wg.Wait()
 }
 
-// add takes charge of an address. The operator's own need no slot, so that nobody can keep them out by being many.
-func (p *Peers) add(a transport.Address, own bool) {
+// Useful marks a peer as one that has given something that was verified.
+func (p *Peers) Useful(id transport.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.mu.known[a.HostPort] || a.ID != "" && a.ID == p.o.Self || p.ctx.Err() != nil || len(p.mu.known) >= maxAddresses {
-		return
+	p.mu.useful[id] = true
+}
+
+// add takes charge of an address. The operator's own need no place, so that nobody can keep them out by being many.
+func (p *Peers) add(a transport.Address, own bool) bool {
+	host, _, err := net.SplitHostPort(a.HostPort)
+	if err != nil {
+		host = a.HostPort
 	}
-	p.mu.known[a.HostPort] = true
-	slots := p.slots
-	if own {
-		slots = make(chan struct{}, 1)
+	key := a.String()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.known[key] || a.ID != "" && a.ID == p.o.Self || p.ctx.Err() != nil {
+		return false
 	}
-	p.wg.Go(func() { p.keep(a, slots) })
+	if _, banned := p.mu.banned[a.ID]; banned || !own && (len(p.mu.known) >= maxAddresses || p.mu.hosts[host] >= maxPerHost) {
+		return false
+	}
+	p.mu.known[key] = true
+	if !own {
+		p.mu.hosts[host]++
+	}
+	p.wg.Go(func() {
+		p.keep(a, own)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.mu.known, key) // it may be told again
+		if !own {
+			p.mu.hosts[host]--
+		}
+	})
+	return true
 }
 
 // told adds the addresses that a peer told, as far as it may.
@@ -183,46 +219,42 @@ func (p *Peers) told(by transport.ID, list []transport.Address) {
 	for _, a := range list {
 		p.mu.Lock()
 		full := p.mu.told[by] >= maxFrom
-		_, banned := p.mu.banned[a.ID]
-		if !full && !banned && !p.mu.known[a.HostPort] {
-			p.mu.told[by]++
-		}
 		p.mu.Unlock()
 		if full {
 			return
 		}
-		if !banned {
-			p.add(a, false)
+		if p.add(a, false) {
+			p.mu.Lock()
+			p.mu.told[by]++
+			p.mu.Unlock()
 		}
 	}
 }
 
-// keep stays connected to an address, until its owner is banned.
-func (p *Peers) keep(a transport.Address, slots chan struct{}) {
+// keep stays connected to an address, until its owner is banned, or it turned out to be of no use. An address of the operator's that
+// somebody else answers at is tried on.
+func (p *Peers) keep(a transport.Address, own bool) {
 	wait := firstRetry
 	for {
-		conn, err := p.dial(a, slots)
+		if !own && !p.place() {
+			return
+		}
+		began := time.Now()
+		over, err := p.connected(a, own)
+		if !own {
+			<-p.slots
+		}
 		switch {
-		case p.ctx.Err() != nil:
-			if conn != nil {
-				_ = conn.Close() // nobody uses it
-			}
+		case p.ctx.Err() != nil || over:
 			return
 		case err != nil:
 			p.failed(a, err)
-			if errors.Is(err, transport.ErrWrongChain) || errors.Is(err, transport.ErrWrongVersion) {
+			wrong := errors.Is(err, transport.ErrWrongChain) || errors.Is(err, transport.ErrWrongVersion)
+			if wrong || !own && errors.Is(err, transport.ErrWrongID) {
 				return // that does not change while we join
 			}
-		default:
-			began := time.Now()
-			over := p.run(conn)
-			<-slots
-			if over {
-				return
-			}
-			if time.Since(began) > lastRetry {
-				wait = firstRetry
-			}
+		case time.Since(began) > lastRetry:
+			wait = firstRetry
 		}
 		select {
 		case <-p.ctx.Done():
@@ -233,21 +265,33 @@ func (p *Peers) keep(a transport.Address, slots chan struct{}) {
 	}
 }
 
-// dial connects, and holds a slot when it has.
-func (p *Peers) dial(a transport.Address, slots chan struct{}) (transport.Conn, error) {
+// place waits for a place among the told peers.
+func (p *Peers) place() bool {
+	p.waits(1)
+	defer p.waits(-1)
 	select {
-	case slots <- struct{}{}:
+	case p.slots <- struct{}{}:
+		return true
 	case <-p.ctx.Done():
-		return nil, p.ctx.Err()
+		return false
 	}
+}
+
+func (p *Peers) waits(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.waiting += n
+}
+
+// connected dials an address and is the connection's life; over: the address is of no use any more.
+func (p *Peers) connected(a transport.Address, own bool) (over bool, _ error) {
 	ctx, cancel := context.WithTimeout(p.ctx, dialTimeout)
-	defer cancel()
 	conn, err := p.o.Dialer.Dial(ctx, a)
+	cancel()
 	if err != nil {
-		<-slots
-		return nil, err
+		return false, err
 	}
-	return conn, nil
+	return p.run(conn, own), nil
 }
 
 func (p *Peers) failed(a transport.Address, err error) {
@@ -259,23 +303,28 @@ func (p *Peers) failed(a transport.Address, err error) {
 	p.mu.failures[a.HostPort] = err.Error()
 }
 
-// run is the life of a connection. It returns true when the address is of no use any more.
-func (p *Peers) run(conn transport.Conn) bool {
+// run is the life of a connection. It returns true when the address is of no use any more. A peer that is connected at another address already
+// is not needed twice, but what the operator has named is better than what somebody told: that may lead through a liar.
+func (p *Peers) run(conn transport.Conn, own bool) bool {
 	defer conn.Close()
 	id := conn.Remote().ID
 	p.mu.Lock()
 	delete(p.mu.failures, conn.Remote().HostPort)
 	_, banned := p.mu.banned[id]
-	if _, twice := p.mu.up[id]; banned || twice || id == p.o.Self {
+	old, twice := p.mu.up[id]
+	if banned || twice || id == p.o.Self {
+		if own && twice && !old.own {
+			_ = old.Close() // and we come back
+		}
 		p.mu.Unlock()
-		return true // known under another address, or not wanted
+		return banned || !own || id == p.o.Self
 	}
-	p.mu.up[id] = &peer{Conn: conn}
+	p.mu.up[id] = &peer{Conn: conn, own: own}
 	for _, w := range p.mu.watchers {
 		w.Up(conn)
 	}
 	p.mu.Unlock()
-	p.ask(id, conn)
+	p.ask(id, conn, own)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.mu.up, id)
@@ -287,11 +336,15 @@ func (p *Peers) run(conn transport.Conn) bool {
 }
 
 // ask asks a peer now and then what it has and whom it knows, until the connection is over.
-func (p *Peers) ask(id transport.ID, conn transport.Conn) {
+func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
 	var asked time.Time
+	began := time.Now()
 	for {
+		if !own && time.Since(began) > turn && p.makesRoom(id) {
+			return
+		}
 		if status, err := askStatus(ctx, conn); err == nil {
 			p.mu.Lock()
 			if c := p.mu.up[id]; c != nil {
@@ -320,6 +373,13 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn) {
 		case <-time.After(statusEvery):
 		}
 	}
+}
+
+// makesRoom says that a told peer was of no use so far, and others wait.
+func (p *Peers) makesRoom(id transport.ID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.waiting > 0 && !p.mu.useful[id]
 }
 
 // call asks for a small answer.
