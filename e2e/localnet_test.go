@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,11 +19,27 @@ import (
 
 // The demonstration, with fewer keys and more ways to lie. The README's test runs it as it is.
 func TestLocalnet(t *testing.T) {
+	for _, c := range []struct {
+		way, keys, lies string
+		provable        int // of the lies
+		more            []string
+	}{
+		{"transport", "3000", "withhold,gone,drip,last,mix,header,manifest,status", 4, nil},
+		{"in-band", "300", "mix,alias,lone", 3, []string{"--in-band"}}, // it hands chunks over one by one
+	} {
+		t.Run(c.way, func(t *testing.T) { demonstration(t, c.way, c.keys, c.lies, c.provable, c.more) })
+	}
+}
+
+func demonstration(t *testing.T, way, keys, lies string, provable int, more []string) {
+	liars := strings.Count(lies, ",") + 1
 	summary := filepath.Join(t.TempDir(), "out.json")
 	homes := filepath.Join(t.TempDir(), "homes")
-	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "2", "--liars", "3", "--lie", "mix,alias,lone",
-		"--keys", "3000", "--exit",
-		"--json", summary, "--dir", homes, "--starlingd", starlingd, "--byzantine", byzantine, "--timeout", "2m").CombinedOutput()
+	args := append([]string{
+		"--validators", "2", "--liars", strconv.Itoa(liars), "--lie", lies, "--keys", keys, "--exit", "--json", summary, "--dir", homes,
+		"--starlingd", starlingd, "--byzantine", byzantine, "--timeout", "2m",
+	}, more...)
+	out, err := exec.CommandContext(t.Context(), localnet, args...).CombinedOutput()
 	t.Logf("%s", out)
 	require.NoError(t, err)
 
@@ -30,25 +48,34 @@ func TestLocalnet(t *testing.T) {
 	var got map[string]any
 	require.NoError(t, json.Unmarshal(content, &got))
 	names := []string{"validators", "liars", "keys", "height", "chunks", "chunks_rejected", "peers_rejected", "join_seconds",
-		"app_hash_equal", "joiner_height"}
+		"app_hash_equal", "joiner_height", "way"}
 	require.Len(t, got, len(names))
 	for _, name := range names {
 		require.Contains(t, got, name)
 	}
 	require.EqualValues(t, 2, got["validators"])
-	require.EqualValues(t, 3, got["liars"])
-	require.EqualValues(t, 3000, got["keys"])
+	require.EqualValues(t, liars, got["liars"])
+	require.Equal(t, keys, fmt.Sprint(got["keys"]))
+	require.Equal(t, way, got["way"])
 	require.Equal(t, true, got["app_hash_equal"])
 	require.Greater(t, got["chunks"], 100.0)
-	require.Greater(t, got["chunks_rejected"], 0.0)
+	if !strings.Contains(lies, "header") { // else lies about it may have been enough
+		require.Greater(t, got["chunks_rejected"], 0.0)
+	}
 	require.GreaterOrEqual(t, got["peers_rejected"], 1.0)
-	require.LessOrEqual(t, got["peers_rejected"], 3.0, "liars, and nobody else")
+	require.LessOrEqual(t, got["peers_rejected"], float64(provable), "who can be proved wrong, and nobody else")
 	require.Equal(t, got["height"], got["joiner_height"])
 
 	// --dir keeps the homes.
 	for _, node := range []string{"validator-0", "validator-1", "liar-2", "joiner"} {
 		require.FileExists(t, filepath.Join(homes, node, "node.log"))
 	}
+	log, err := os.ReadFile(filepath.Join(homes, "joiner", "node.log"))
+	require.NoError(t, err)
+	require.Equal(t, way == "transport", bytes.Contains(log, []byte("Joining: the state is restored")))
+	config, err := os.ReadFile(filepath.Join(homes, "joiner", "config", "config.toml"))
+	require.NoError(t, err)
+	require.Equal(t, way == "transport", bytes.Contains(config, []byte(`rpc_servers = ""`)), "no RPC server is needed")
 }
 
 func TestLocalnetRefusesWrongFlags(t *testing.T) {

@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -42,10 +43,12 @@ const (
 //	            joined       after a reset, when the snapshot is restored and blocks come
 //
 // Compared are: its app hash of every block that it has with the network's, by what it computed and by proofs of every state that it
-// keeps; every key that a client wrote, in one state, with proofs.
+// keeps; every key that a client wrote, in one state, with proofs. A restore that was killed goes on with what was verified, and until
+// blocks come nothing touches what the validator has signed.
 func TestTorture(t *testing.T) {
 	s := settingsOfTorture(t)
-	t.Logf("to repeat: %s=%d %s=%d %s=%t go test -count=1 -v ./e2e -run '^TestTorture$'", seedVariable, s.seed, killsVariable, s.kills, pagedVariable, s.paged)
+	t.Logf("to repeat: %s=%d %s=%d %s=%t %s=%t go test -count=1 -v ./e2e -run '^TestTorture$'", seedVariable, s.seed, killsVariable, s.kills,
+		pagedVariable, s.paged, inBandVariable, s.inBand)
 	n := newTorture(t, s)
 	for i, kind := range n.rounds() {
 		n.round(i, kind)
@@ -55,15 +58,16 @@ func TestTorture(t *testing.T) {
 
 // Variables that set the test up.
 const (
-	seedVariable  = "STARLING_TEST_SEED"
-	killsVariable = "STARLING_TORTURE_KILLS"
-	pagedVariable = "STARLING_TORTURE_PAGED" // the victim keeps only a part of its state in memory
+	seedVariable   = "STARLING_TEST_SEED"
+	killsVariable  = "STARLING_TORTURE_KILLS"
+	pagedVariable  = "STARLING_TORTURE_PAGED"   // the victim keeps only a part of its state in memory
+	inBandVariable = "STARLING_TORTURE_IN_BAND" // it joins by CometBFT's own state sync
 )
 
 type tortureSettings struct {
-	seed  uint64
-	kills int
-	paged bool
+	seed          uint64
+	kills         int
+	paged, inBand bool
 }
 
 func settingsOfTorture(t *testing.T) tortureSettings {
@@ -78,9 +82,11 @@ func settingsOfTorture(t *testing.T) tortureSettings {
 		s.kills, err = strconv.Atoi(v)
 		require.NoError(t, err, killsVariable)
 	}
-	if v := os.Getenv(pagedVariable); v != "" {
-		s.paged, err = strconv.ParseBool(v)
-		require.NoError(t, err, pagedVariable)
+	for name, setting := range map[string]*bool{pagedVariable: &s.paged, inBandVariable: &s.inBand} {
+		if v := os.Getenv(name); v != "" {
+			*setting, err = strconv.ParseBool(v)
+			require.NoError(t, err, name)
+		}
 	}
 	return s
 }
@@ -99,6 +105,14 @@ func (s tortureSettings) transactions() int {
 		return 250
 	}
 	return 100
+}
+
+// sendRate is how fast each of the others serves a joining node, in bytes a second: a restore takes some seconds, to be killed in.
+func (s tortureSettings) sendRate() int {
+	if s.paged {
+		return 4_000_000
+	}
+	return 100_000
 }
 
 type killKind string
@@ -123,8 +137,12 @@ type torture struct {
 	load    *load
 	stop    context.CancelFunc // of the load
 
+	logFrom int64  // where the victim's log was when it was last started
+	signing []byte // what it had signed then
+
 	killed  map[killKind]int
 	replays int // kills after which blocks were executed again
+	resumed int // kills after which a restore went on where it was
 	missed  int // kills that came too late for what they were meant to hit
 	heights int // compared
 	states  int // compared by proofs
@@ -136,7 +154,8 @@ func newTorture(t *testing.T, s tortureSettings) *torture {
 	n.homes(4)
 	for _, h := range n.others {
 		h.Release()
-		start(t, n.procs, runner.Spec{Name: h.Name, Path: starlingd, Args: []string{"start", "--home", h.Dir, "--snapshots.keep=4"}, Log: h.Log()})
+		args := []string{"start", "--home", h.Dir, "--snapshots.keep=4", fmt.Sprintf("--transport.send_rate=%d", s.sendRate())}
+		start(t, n.procs, runner.Spec{Name: h.Name, Path: starlingd, Args: args, Log: h.Log()})
 	}
 	n.victim.Release()
 	n.startVictim()
@@ -196,12 +215,17 @@ func (n *torture) startVictim() {
 	args := []string{
 		"start", "--home", n.victim.Dir, "--state.retain_blocks=20", "--state.keep_recent=25", "--snapshots.keep=2",
 		fmt.Sprintf("--storage.flush_blocks=%d", flush.blocks), fmt.Sprintf("--storage.flush_interval=%v", flush.interval),
-		"--storage.max_lag_blocks=60",
+		"--storage.max_lag_blocks=60", fmt.Sprintf("--join.fast=%t", !n.inBand),
 	}
 	if n.paged {
 		args = append(args, "--storage.state_in_memory=false", "--storage.memory_bytes=16777216")
 	}
+	if info, err := os.Stat(n.victim.Log()); err == nil {
+		n.logFrom = info.Size()
+	}
 	var err error
+	n.signing, err = os.ReadFile(n.victim.SigningState())
+	require.NoError(n, err)
 	n.process, err = n.procs.Start(runner.Spec{Name: n.victim.Name, Path: starlingd, Args: args, Log: n.victim.Log()})
 	require.NoError(n, err)
 }
@@ -246,7 +270,13 @@ func (n *torture) round(i int, kind killKind) {
 		hit = hit && !n.has()
 	}
 	before, _ := n.victim.AppInfo(n.ctx)
+	var verified int64
+	if kind == restoring && hit {
+		verified = n.verified()
+	}
 	n.process.Kill()
+	n.compareSigning()
+	height := n.restores(n.logFrom)
 	killed := time.Now()
 	n.killed[kind]++
 	if !hit {
@@ -260,6 +290,9 @@ func (n *torture) round(i int, kind killKind) {
 	n.startVictim()
 	n.backWithTheNetwork()
 	back := time.Since(killed)
+	if verified > 0 {
+		n.compareRestore(height)
+	}
 	n.compare()
 	_, transactions := n.load.reached()
 	from := n.rebuiltAt()
@@ -303,21 +336,90 @@ func (n *torture) halt() {
 	require.NoError(n, n.process.ExitError())
 }
 
+// verified is how many chunks the victim has verified since it was started.
+func (n *torture) verified() int64 {
+	values, err := n.victim.Scrape(n.ctx)
+	if err != nil {
+		return 0
+	}
+	return values.Starling("statesync_chunks_verified")
+}
+
+// restores is the height of the snapshot whose restore the victim began last, as the log says from there on; 0: none.
+func (n *torture) restores(from int64) int64 {
+	n.Helper()
+	lines := n.logged(from, runner.LogRestoring)
+	if len(lines) == 0 {
+		return 0
+	}
+	return lines[len(lines)-1].Int("height")
+}
+
+// logged reads the victim's log from an offset.
+func (n *torture) logged(from int64, messages ...string) []runner.LogLine {
+	n.Helper()
+	lines, err := runner.LoggedFrom(n.victim.Log(), from, messages...)
+	require.NoError(n, err)
+	return lines
+}
+
+// compareRestore holds the restore of a snapshot to what a killed one of the same had verified.
+func (n *torture) compareRestore(height int64) {
+	n.Helper()
+	if n.inBand {
+		return // it begins anew
+	}
+	for _, line := range n.logged(n.logFrom, runner.LogRestored) {
+		if line.Int("height") == height {
+			require.Positive(n, line.Int("reused"), "%v", line)
+			n.resumed++
+		}
+	}
+}
+
+// compareSigning holds what the victim has signed to what it had signed when it was started: the same where it had no state yet, and
+// never less.
+func (n *torture) compareSigning() {
+	n.Helper()
+	now, err := os.ReadFile(n.victim.SigningState())
+	require.NoError(n, err)
+	if len(n.logged(n.logFrom, "Starling node started", "Rebuilt the tree")) == 0 {
+		require.Equal(n, string(n.signing), string(now))
+	}
+	require.GreaterOrEqual(n, signedHeight(n.T, now), signedHeight(n.T, n.signing))
+}
+
+func signedHeight(t *testing.T, state []byte) int64 {
+	t.Helper()
+	var signed struct {
+		Height int64 `json:"height,string"`
+	}
+	require.NoError(t, json.Unmarshal(state, &signed), "%s", state)
+	return signed.Height
+}
+
 // join stops the victim, removes its data and lets it begin to join by state sync.
 func (n *torture) join() {
 	n.Helper()
 	n.halt()
+	signing, err := os.ReadFile(n.victim.SigningState())
+	require.NoError(n, err)
 	n.run("unsafe-reset-all", "--yes")
+	kept, err := os.ReadFile(n.victim.SigningState())
+	require.NoError(n, err)
+	require.Equal(n, string(signing), string(kept))
 	at, err := n.others[0].AppInfo(n.ctx)
 	require.NoError(n, err)
 	trusted, err := n.others[0].Header(n.ctx, at.Height)
 	require.NoError(n, err)
 	require.NoError(n, n.victim.Configure(func(c *cfg.Config) {
 		c.StateSync.Enable = true
-		c.StateSync.RPCServers = []string{n.others[0].RPC(), n.others[1].RPC()}
 		c.StateSync.TrustHeight = trusted.Height
 		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
-		c.StateSync.DiscoveryTime = 5 * time.Second
+		if n.inBand {
+			c.StateSync.RPCServers = []string{n.others[0].RPC(), n.others[1].RPC()}
+			c.StateSync.DiscoveryTime = 5 * time.Second
+		}
 	}))
 	n.startVictim()
 }
@@ -343,8 +445,7 @@ func (n *torture) await(what string, done func() bool) {
 	}
 }
 
-// backWithTheNetwork waits until the victim has everything that was committed up to now, and takes part. (While it joins, CometBFT in
-// it is made anew, and its RPC is away for a moment.)
+// backWithTheNetwork waits until the victim has everything that was committed up to now, and takes part. (While it joins, its RPC is away.)
 func (n *torture) backWithTheNetwork() {
 	n.Helper()
 	network, err := n.others[0].AppInfo(n.ctx)
@@ -467,8 +568,8 @@ func (n *torture) finish() {
 	n.backWithTheNetwork()
 	n.compare()
 	height, transactions := n.load.reached()
-	n.Logf("%v kills (%d missed what they were meant to hit; after %d blocks were executed again), %d transactions committed up to height %d, %d of %d attempts with unknown outcome; compared %d heights and %d states by proof",
-		n.killed, n.missed, n.replays, transactions, height, n.load.unknown.Load(), n.load.sent.Load(), n.heights, n.states)
+	n.Logf("%v kills (%d missed what they were meant to hit; after %d blocks were executed again, after %d a restore went on), %d transactions committed up to height %d, %d of %d attempts with unknown outcome; compared %d heights and %d states by proof",
+		n.killed, n.missed, n.replays, n.resumed, transactions, height, n.load.unknown.Load(), n.load.sent.Load(), n.heights, n.states)
 	n.halt()
 	n.Log(n.run("verify", "--snapshots") + n.run("inspect"))
 	if n.kills >= tortureKills {
@@ -476,5 +577,6 @@ func (n *torture) finish() {
 			require.NotZero(n, n.killed[kind], kind)
 		}
 		require.NotZero(n, n.replays, "no kill found the disk behind the blocks")
+		require.True(n, n.inBand || n.resumed > 0, "no restore went on where it was")
 	}
 }

@@ -13,9 +13,9 @@ import (
 // prefix is where everyone may write in the demonstration's network.
 const prefix = "demo/"
 
-// The demonstration's chunks are small, so that there are some hundreds of them however few keys: a lie is then no matter of luck. A
-// liar is one of validators+liars peers that CometBFT picks from at random for each chunk; that none of even 100 chunks is asked
-// from a single liar among 32 honest peers has a probability below 5 %, and among 4 below 10⁻⁹.
+// The demonstration's chunks are small, so that there are some hundreds of them however few keys: whoever is connected when the fetching
+// begins is asked for one, and others as long as there are any. In-band, a liar is one of validators+liars peers that CometBFT picks from
+// at random for each chunk; that none of even 100 chunks is asked from a single liar among 4 honest peers has a probability below 10⁻⁹.
 const (
 	wantedChunks  = 400
 	minChunkBytes = 64

@@ -51,7 +51,7 @@ func demonstrate(ctx context.Context, o options) (err error) {
 		}
 	}()
 
-	sum := summary{Validators: o.Validators, Liars: o.Liars, Keys: o.Keys}
+	sum := summary{Validators: o.Validators, Liars: o.Liars, Keys: o.Keys, Way: o.way()}
 	var det details
 	err = n.run(limited, data, &sum, &det)
 	if o.JSON != "" {
@@ -62,7 +62,7 @@ func demonstrate(ctx context.Context, o options) (err error) {
 	}
 	s.plain("")
 	sum.table(s.out, det)
-	if err := sum.verdict(); err != nil {
+	if err := sum.verdict(o.provable()); err != nil {
 		return err
 	}
 	if o.Exit {
@@ -100,7 +100,7 @@ func (n *network) run(ctx context.Context, data dataset, sum *summary, det *deta
 		too = ", the liars too"
 	}
 	n.screen.say("every node offers the snapshot at height %d%s", snapshot, too)
-	if err := n.join(ctx, snapshot, sum, det); err != nil {
+	if err := n.joinAndMeet(ctx, snapshot, sum, det); err != nil {
 		return err
 	}
 	if err := n.compare(ctx, sum, det); err != nil {

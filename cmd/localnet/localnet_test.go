@@ -55,35 +55,44 @@ func TestThereAreEnoughChunks(t *testing.T) {
 
 func TestSummary(t *testing.T) {
 	good := summary{Validators: 4, Liars: 2, Keys: 20_000, Height: 41, Chunks: 404, ChunksRejected: 6, PeersRejected: 2, JoinSeconds: 11.1,
-		AppHashEqual: true, JoinerHeight: 41}
-	require.NoError(t, good.verdict())
+		AppHashEqual: true, JoinerHeight: 41, Way: "transport"}
+	require.NoError(t, good.verdict(true))
 	for want, change := range map[string]func(*summary){
-		"did not join":          func(s *summary) { s.JoinerHeight = 0 },
-		"app hash differs":      func(s *summary) { s.AppHashEqual = false },
-		"no chunk was rejected": func(s *summary) { s.ChunksRejected = 0 },
+		"did not join":         func(s *summary) { s.JoinerHeight = 0 },
+		"app hash differs":     func(s *summary) { s.AppHashEqual = false },
+		"nothing was rejected": func(s *summary) { s.ChunksRejected, s.PeersRejected = 0, 0 },
 	} {
 		bad := good
 		change(&bad)
-		require.ErrorContains(t, bad.verdict(), want)
+		require.ErrorContains(t, bad.verdict(true), want)
 	}
-	honest := good
-	honest.Liars, honest.ChunksRejected = 0, 0
-	require.NoError(t, honest.verdict())
+	early := good
+	early.ChunksRejected = 0 // for lies about headers, say
+	require.NoError(t, early.verdict(true))
+	silent := good
+	silent.ChunksRejected, silent.PeersRejected = 0, 0
+	require.NoError(t, silent.verdict(false), "who never answers proves nothing")
 
 	path := filepath.Join(t.TempDir(), "out.json")
 	require.NoError(t, good.write(path))
 	content, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.JSONEq(t, `{"validators": 4, "liars": 2, "keys": 20000, "height": 41, "chunks": 404, "chunks_rejected": 6, "peers_rejected": 2,
-		"join_seconds": 11.1, "app_hash_equal": true, "joiner_height": 41}`, string(content))
+		"join_seconds": 11.1, "app_hash_equal": true, "joiner_height": 41, "way": "transport"}`, string(content))
 	require.True(t, json.Valid(content))
 	require.ErrorContains(t, good.write(filepath.Join(t.TempDir(), "no", "such", "folder")), "--json")
 
 	var out bytes.Buffer
 	good.table(&out, details{SnapshotHeight: 20, SnapshotBytes: 2_300_000, Compared: []int64{41, 42, 43}, VerifiedKey: "demo/x"})
-	for _, want := range []string{"20,000", "404 chunks", "6 damaged chunks from 2 peers", "equal at heights 41, 42 and 43", "demo/x"} {
+	for _, want := range []string{
+		"20,000", "404 chunks", "6 damaged chunks, and 2 peers for good", "equal at heights 41, 42 and 43", "demo/x",
+		"11.1 s from command to following the head", "discovery",
+	} {
 		require.Contains(t, out.String(), want)
 	}
+	out.Reset()
+	good.table(&out, details{RestoreSeconds: "0.6"})
+	require.Contains(t, out.String(), "0.6 s of it for the state")
 }
 
 func TestWordsForNumbers(t *testing.T) {
@@ -98,10 +107,11 @@ func TestFlags(t *testing.T) {
 	var got options
 	cmd := command(func(_ context.Context, o options) error { got = o; return nil })
 	cmd.SetArgs([]string{"--validators", "3", "--liars", "1", "--keys", "500", "--exit", "--json", "f", "--seed", "9", "--dir", "d", "--keep",
-		"--starlingd", "s", "--byzantine", "b", "--lie", "junk,swap", "--timeout", "7s"})
+		"--starlingd", "s", "--byzantine", "b", "--lie", "junk,swap", "--timeout", "7s", "--in-band"})
 	require.NoError(t, cmd.Execute())
 	require.Equal(t, options{Validators: 3, Liars: 1, Keys: 500, Exit: true, JSON: "f", Seed: 9, Dir: "d", Keep: true, Starlingd: "s",
-		Byzantine: "b", Lie: "junk,swap", Timeout: 7 * time.Second}, got)
+		Byzantine: "b", Lie: "junk,swap", Timeout: 7 * time.Second, InBand: true}, got)
+	require.Equal(t, "in-band", got.way())
 	require.Equal(t, []string{"junk", "swap"}, got.lies())
 
 	got = options{}
@@ -111,6 +121,28 @@ func TestFlags(t *testing.T) {
 	require.Equal(t, 4, got.Validators, "the README's figures")
 	require.Equal(t, 2, got.Liars)
 	require.Equal(t, 20_000, got.Keys)
+	require.Equal(t, "transport", got.way())
+}
+
+func TestWhatCanBeProved(t *testing.T) {
+	for _, c := range []struct {
+		liars               int
+		lie                 string
+		transport, inBanded bool
+	}{
+		{0, "mix", false, false},
+		{1, "mix", true, true},
+		{1, "withhold,mix", false, false},
+		{2, "withhold,mix", true, true},
+		{2, "last,slow", false, true},
+		{1, "gone", false, false},
+		{1, "header", true, true},
+	} {
+		o := options{Liars: c.liars, Lie: c.lie}
+		require.Equal(t, c.transport, o.provable(), "%+v", c)
+		o.InBand = true
+		require.Equal(t, c.inBanded, o.provable(), "%+v", c)
+	}
 }
 
 // Where there is no terminal, progress comes in plain lines, not too many.

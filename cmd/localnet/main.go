@@ -1,11 +1,10 @@
 // Command localnet shows in a minute what Starling is for: a network on this machine, some peers that lie, and a node that joins.
 //
-//	validator-0 … validator-N       make blocks, hold the keys, serve snapshots
-//	     │    ▲                ▲
-//	     ▼    │ follow         │ light client: which state is true?
-//	liar-0 … liar-L            │
-//	     │ damaged chunks      │
-//	     └──────────► joiner ──┘    verifies each chunk on arrival, rejects the liars, arrives at the validators' state
+//	validator-0 … validator-N       make blocks, hold the keys, serve headers and snapshots
+//	     │    ▲                │
+//	     │    │ follow         │ headers, chunks
+//	liar-0 … liar-L            ▼
+//	     └─ damaged chunks ─► joiner    verifies each chunk on arrival, rejects the liars, arrives at the validators' state
 //
 // Every node is a process of its own (starlingd; the liars are e2e/byzantine), nothing is simulated. All of them listen on loopback
 // only, and end with this program.
@@ -40,6 +39,7 @@ type options struct {
 	Byzantine  string
 	Lie        string
 	Timeout    time.Duration
+	InBand     bool
 }
 
 // Bounds: more processes than this and a laptop spends its time switching between them; fewer keys and there is nothing to join.
@@ -72,14 +72,36 @@ func (o options) check() error {
 // lies are the ways to lie, which the liars take turns with.
 func (o options) lies() []string { return strings.Split(o.Lie, ",") }
 
+// lie is how liar i lies.
+func (o options) lie(i int) string { return o.lies()[i%len(o.lies())] }
+
+// way is how the node joins.
+func (o options) way() string {
+	if o.InBand {
+		return "in-band"
+	}
+	return "transport"
+}
+
+// provable says whether one of the liars does what a joiner can prove.
+func (o options) provable() bool {
+	for i := range o.Liars {
+		mode := liar.Mode(o.lie(i))
+		if mode.Provable() || o.InBand && mode != liar.Withhold && mode != liar.Gone { // in-band, the other silent ones serve as mix does
+			return true
+		}
+	}
+	return false
+}
+
 func command(run func(ctx context.Context, o options) error) *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "localnet",
 		Short: "A Starling network on this machine, with peers that lie and a node that joins",
 		Long: `Starts validators on this machine, writes keys, starts lying peers, and lets one
-node join by state sync: it verifies every chunk on arrival and rejects the liars.
-The network stays up until Ctrl-C.
+node join: it knows its peers and one header, fetches chunks from all of them,
+verifies each on arrival and rejects the liars. The network stays up until Ctrl-C.
 
 Exit status: 0 the node joined, with the validators' app hash, in spite of the
 liars; 1 otherwise.`,
@@ -107,6 +129,7 @@ liars; 1 otherwise.`,
 	flags.StringVar(&o.Dir, "dir", "", "folder for the nodes' homes, new or empty, which is kept (default: a temporary one)")
 	flags.BoolVar(&o.Keep, "keep", false, "keep the temporary folder")
 	flags.StringVar(&o.Lie, "lie", string(liar.Mix), "how the liars lie, in turn if there is a comma: "+liar.Names())
+	flags.BoolVar(&o.InBand, "in-band", false, "join by CometBFT's own state sync and RPC servers")
 	flags.StringVar(&o.Starlingd, "starlingd", "", "starlingd to use (default: build it)")
 	flags.StringVar(&o.Byzantine, "byzantine", "", "lying node to use (default: build it)")
 	cmd.CompletionOptions.HiddenDefaultCmd = true

@@ -18,9 +18,9 @@ import (
 const (
 	chainID = "localnet"
 
-	// A snapshot every 15 blocks of somewhat more than half a second. CometBFT dials its peers in the first three seconds and asks each
-	// for its snapshots at that moment; the interval is long enough that a joiner started right after a snapshot hears of the same newest
-	// one from all of them, liars and honest.
+	// A snapshot every 15 blocks of somewhat more than half a second. CometBFT (--in-band) dials its peers in the first three seconds and
+	// asks each for its snapshots at that moment; the interval is long enough that a joiner started right after a snapshot hears of the same
+	// newest one from all of them, liars and honest.
 	snapshotInterval = 15
 	blockPause       = 400 * time.Millisecond
 
@@ -132,18 +132,17 @@ func (n *network) make(ctx context.Context, data dataset) error {
 }
 
 // start starts one node.
-func (n *network) start(h *runner.Home, program string, args ...string) error {
+func (n *network) start(h *runner.Home, program string, args ...string) (*runner.Process, error) {
 	h.Release()
-	_, err := n.processes.Start(runner.Spec{
+	return n.processes.Start(runner.Spec{
 		Name: h.Name, Path: program, Args: args, Log: h.Log(),
-		Env: []string{fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP=%d", keepSnapshots)},
+		Env: []string{fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP=%d", keepSnapshots), fmt.Sprintf("STARLINGD_JOIN_FAST=%t", !n.InBand)},
 	})
-	return err
 }
 
 func (n *network) startValidators(ctx context.Context) error {
 	for _, h := range n.validators {
-		if err := n.start(h, n.programs.starlingd, "start", "--home", h.Dir); err != nil {
+		if _, err := n.start(h, n.programs.starlingd, "start", "--home", h.Dir); err != nil {
 			return err
 		}
 	}
@@ -152,8 +151,7 @@ func (n *network) startValidators(ctx context.Context) error {
 
 func (n *network) startLiars() error {
 	for i, h := range n.liars {
-		err := n.start(h, n.programs.byzantine, "--home", h.Dir, "--lie", n.lies()[i%len(n.lies())], "--seed", fmt.Sprint(n.Seed+uint64(i)))
-		if err != nil {
+		if _, err := n.start(h, n.programs.byzantine, "--home", h.Dir, "--lie", n.lie(i), "--seed", fmt.Sprint(n.Seed+uint64(i))); err != nil {
 			return err
 		}
 	}

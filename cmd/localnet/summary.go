@@ -20,17 +20,21 @@ type summary struct {
 	JoinSeconds    float64 `json:"join_seconds"`    // from the start of its process to the network's height
 	AppHashEqual   bool    `json:"app_hash_equal"`  // its application and the validators' headers, at every height compared
 	JoinerHeight   int64   `json:"joiner_height"`
+	Way            string  `json:"way"` // how it joined: transport, or in-band
 }
 
-// verdict says what is wrong, nil if nothing is.
-func (s summary) verdict() error {
+// met says whether the joiner has heard a lie and refused it.
+func (s summary) met() bool { return s.ChunksRejected > 0 || s.PeersRejected > 0 }
+
+// verdict says what is wrong, nil if nothing is. provable: one of the liars did what can be proved.
+func (s summary) verdict(provable bool) error {
 	switch {
 	case s.JoinerHeight == 0:
 		return fmt.Errorf("the node did not join")
 	case !s.AppHashEqual:
 		return fmt.Errorf("the joiner's app hash differs from the validators'")
-	case s.Liars > 0 && s.ChunksRejected == 0:
-		return fmt.Errorf("no chunk was rejected although there were liars: they were not asked for any")
+	case provable && !s.met():
+		return fmt.Errorf("nothing was rejected although there were liars: they were not asked for anything")
 	}
 	return nil
 }
@@ -50,8 +54,17 @@ func (s summary) write(path string) error {
 type details struct {
 	SnapshotHeight int64
 	SnapshotBytes  int64
+	RestoreSeconds string  // of JoinSeconds, for the state alone; "": not known
 	Compared       []int64 // heights at which app hashes were compared
 	VerifiedKey    string  // read from the joiner with a proof
+}
+
+// restore says what a part of the time was for.
+func (d details) restore() string {
+	if d.RestoreSeconds == "" {
+		return "5 s of it CometBFT's discovery of snapshots"
+	}
+	return d.RestoreSeconds + " s of it for the state: headers, manifest and chunks"
 }
 
 func (s summary) table(out io.Writer, d details) {
@@ -62,8 +75,8 @@ func (s summary) table(out io.Writer, d details) {
 	row("network", "%s, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Liars, "lying peer", "lying peers"))
 	row("keys", "%s", group(int64(s.Keys)))
 	row("snapshot", "height %d, %s chunks, %s KB, each chunk verified on arrival", d.SnapshotHeight, group(s.Chunks), group(d.SnapshotBytes/1000))
-	row("rejected", "%s from %s", count(int(s.ChunksRejected), "damaged chunk", "damaged chunks"), count(int(s.PeersRejected), "peer", "peers"))
-	row("joined in", "%.1f s (5 s of it CometBFT's discovery of snapshots)", s.JoinSeconds)
+	row("rejected", "%s, and %s for good", count(int(s.ChunksRejected), "damaged chunk", "damaged chunks"), count(int(s.PeersRejected), "peer", "peers"))
+	row("joined in", "%.1f s from command to following the head (%s)", s.JoinSeconds, d.restore())
 	row("heights", "network %d, joiner %d", s.Height, s.JoinerHeight)
 	if s.AppHashEqual {
 		row("app hash", "equal at heights %s", list(d.Compared))

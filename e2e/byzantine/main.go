@@ -1,6 +1,6 @@
 // Command byzantine is a full node that follows the chain like any other and lies to whoever joins from it.
 //
-//	home of `starlingd init` ──► node.New(WithApp(liar.Wrap)) ──► offers what honest nodes offer, serves something else
+//	home of `starlingd init` ──► node.New(WithApp(liar.Wrap), WithTransport(liar.Over)) ──► offers what honest nodes offer, serves something else
 //
 // It exists to be tried against: cmd/localnet and the end-to-end tests start it. It is never linked into starlingd.
 package main
@@ -75,11 +75,15 @@ func run(ctx context.Context, home string, mode liar.Mode, seed uint64, logs io.
 	if err != nil {
 		return err
 	}
-	n, err := node.New(ctx, config, logger, node.WithApp(func(honest abci.Application) abci.Application {
-		return liar.Wrap(honest, mode, seed, func(mode liar.Mode, height uint64, chunk uint32) {
-			logger.Info("Lying about a chunk", "how", string(mode), "height", height, "chunk", chunk)
-		})
-	}))
+	if mode == liar.Drip {
+		config.App.Transport.SendRatePerPeer = liar.DripRate
+	}
+	told := func(lie liar.Lie) {
+		logger.Info("Lying about a "+lie.About, "how", string(lie.How), "height", lie.Height, "chunk", lie.Chunk, "to", string(lie.To))
+	}
+	n, err := node.New(ctx, config, logger,
+		node.WithApp(func(honest abci.Application) abci.Application { return liar.Wrap(honest, mode, seed, told) }),
+		node.WithTransport(liar.Over(mode, seed, told)))
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -29,9 +30,12 @@ const (
 type Home struct {
 	Name  string
 	Dir   string
+	Power int64 // as a validator of Genesis; 0: defaultPower
 	ports *Ports
 	id    p2p.ID
 }
+
+const defaultPower = 10
 
 // NewHome lets the program of a node (starlingd, or cometbft) make a home folder, by running it with args, and sets in its
 // configuration what a network on loopback needs.
@@ -85,7 +89,12 @@ func (h *Home) Configure(edit func(*cfg.Config)) error {
 	}
 	config.SetRoot(h.Dir)
 	edit(config)
-	if err := config.ValidateBasic(); err != nil {
+	checked, sync := *config, *config.StateSync
+	if len(sync.RPCServers) == 0 { // starlingd needs none, see its [join]
+		sync.Enable = false
+		checked.StateSync = &sync
+	}
+	if err := checked.ValidateBasic(); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	cfg.WriteConfigFile(path, config)
@@ -116,8 +125,8 @@ func Peers(homes ...*Home) string {
 	return strings.Join(names, ",")
 }
 
-// Genesis makes one genesis file out of the first validator's and writes it into all homes: all validators have the same power,
-// consensus parameters are those that the program wrote.
+// Genesis makes one genesis file out of the first validator's and writes it into all homes; consensus parameters are those that the
+// program wrote.
 func Genesis(validators, others []*Home, chainID string, appState any) (*types.GenesisDoc, error) {
 	doc, err := types.GenesisDocFromFile(validators[0].genesisFile())
 	if err != nil {
@@ -136,7 +145,7 @@ func Genesis(validators, others []*Home, chainID string, appState any) (*types.G
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
 		doc.Validators = append(doc.Validators, types.GenesisValidator{
-			Address: public.Address(), PubKey: public, Power: 10, Name: h.Name,
+			Address: public.Address(), PubKey: public, Power: cmp.Or(h.Power, defaultPower), Name: h.Name,
 		})
 	}
 	if doc.AppState, err = json.Marshal(appState); err != nil {
@@ -153,6 +162,11 @@ func Genesis(validators, others []*Home, chainID string, appState any) (*types.G
 		}
 	}
 	return doc, nil
+}
+
+// SigningState is the file in which a validator keeps what it has signed.
+func (h *Home) SigningState() string {
+	return filepath.Join(h.Dir, "data", "priv_validator_state.json")
 }
 
 func (h *Home) genesisFile() string { return filepath.Join(h.Dir, "config", "genesis.json") }

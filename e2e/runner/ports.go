@@ -13,6 +13,8 @@ import (
 const (
 	firstPort = 20000
 	lastPort  = 32000
+
+	transportOffset = 10
 )
 
 // Ports are free TCP ports on loopback, held until they are let go.
@@ -36,7 +38,13 @@ func HoldPorts(n int) (*Ports, error) {
 		if err != nil {
 			continue // taken
 		}
-		p.numbers, p.held = append(p.numbers, number), append(p.held, listener)
+		// A node's transport listens on its p2p port + 10, unless it is told otherwise.
+		beside, err := new(net.ListenConfig).Listen(context.Background(), "tcp", loopback(number+transportOffset))
+		if err != nil {
+			_ = listener.Close()
+			continue
+		}
+		p.numbers, p.held = append(p.numbers, number), append(p.held, listener, beside)
 	}
 	if len(p.numbers) == n {
 		return p, nil

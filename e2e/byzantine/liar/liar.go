@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	abci "github.com/cometbft/cometbft/abci/types"
+
+	"github.com/starling-kv/starling/transport"
 )
 
 // maxOversize bounds what Oversize adds: CometBFT drops a peer whose message exceeds 16 MB, and a liar that is dropped is none.
@@ -19,14 +21,23 @@ type Liar struct {
 	mode             Mode
 	seed             uint64
 	lies             atomic.Int64
-	onLie            func(mode Mode, height uint64, chunk uint32)
+	onLie            func(Lie)
+}
+
+// Lie is what was told.
+type Lie struct {
+	How    Mode // one that says what was done; never Mix
+	About  string
+	Height uint64
+	Chunk  uint32       // where it is about one
+	To     transport.ID // who heard it; "": CometBFT does not tell
 }
 
 // Wrap makes honest lie in one way. The same seed tells the same lies. onLie, if not nil, hears of every chunk lied about; it may be
 // called concurrently.
-func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(mode Mode, height uint64, chunk uint32)) *Liar {
+func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(Lie)) *Liar {
 	if onLie == nil {
-		onLie = func(Mode, uint64, uint32) {}
+		onLie = func(Lie) {}
 	}
 	return &Liar{Application: honest, mode: mode, seed: seed, onLie: onLie}
 }
@@ -75,11 +86,15 @@ func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnaps
 		return honest, err // it has no such chunk: no lie is needed
 	}
 	mode := l.mode
-	if mode == Mix || mode == Alias || mode == Lone {
+	switch mode {
+	case Corrupt, Truncate, Swap, Oversize, Junk, Empty, Withhold:
+	case Gone:
+		mode = Withhold
+	default:
 		mode = mixed[(l.seed+uint64(req.Chunk))%uint64(len(mixed))]
 	}
 	l.lies.Add(1)
-	l.onLie(mode, req.Height, req.Chunk)
+	l.onLie(Lie{How: mode, About: "chunk", Height: req.Height, Chunk: req.Chunk})
 	switch mode {
 	case Withhold:
 		return &abci.ResponseLoadSnapshotChunk{}, nil

@@ -35,7 +35,12 @@ func (h *honest) LoadSnapshotChunk(_ context.Context, req *abci.RequestLoadSnaps
 
 func tree(t *testing.T, leaves int) *honest {
 	t.Helper()
-	version, err := avlstar.Empty(300)
+	return treeOf(t, leaves, 300)
+}
+
+func treeOf(t *testing.T, leaves int, chunkBytes uint64) *honest {
+	t.Helper()
+	version, err := avlstar.Empty(chunkBytes)
 	require.NoError(t, err)
 	var changes []avlstar.Change
 	for i := range leaves {

@@ -1,0 +1,270 @@
+package liar
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"hash/fnv"
+	"math/rand/v2"
+	"time"
+
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// slowest bounds, and half of it is the least, by how much an answer is late in mode Slow.
+const slowest = 4 * time.Second
+
+// Server is a transport's handler that lies. Safe for concurrent use where the honest one is.
+type Server struct {
+	honest transport.Handler
+	mode   Mode
+	seed   uint64
+	onLie  func(Lie)
+}
+
+// Over returns what makes an honest handler lie in one way. The same seed tells the same lies. onLie, if not nil, hears of every lie; it may
+// be called concurrently.
+func Over(mode Mode, seed uint64, onLie func(Lie)) func(honest transport.Handler) transport.Handler {
+	if onLie == nil {
+		onLie = func(Lie) {}
+	}
+	return func(honest transport.Handler) transport.Handler { return &Server{honest, mode, seed, onLie} }
+}
+
+// names of what can be lied about.
+var names = map[transport.Method]string{
+	transport.MethodStatus: "status", transport.MethodCommitment: "commitment", transport.MethodManifest: "manifest",
+	transport.MethodChunk: "chunk", transport.MethodSubManifest: "manifest of a chunk", transport.MethodLightBlock: "light block",
+}
+
+// Serve implements transport.Handler. The layouts of the bodies are those of docs/spec/transport.md.
+func (s *Server) Serve(ctx context.Context, r transport.Request) ([]byte, error) {
+	truth, err := s.honest.Serve(ctx, r)
+	if err != nil || len(truth) == 0 {
+		return truth, err // it has no such thing: no lie is needed
+	}
+	switch r.Method {
+	case transport.MethodStatus:
+		return s.status(r, truth), nil
+	case transport.MethodLightBlock:
+		return s.lightBlock(ctx, r, truth), nil
+	case transport.MethodCommitment, transport.MethodManifest, transport.MethodChunk, transport.MethodSubManifest:
+		return s.snapshot(ctx, r, truth)
+	}
+	return truth, nil
+}
+
+// told notes a lie.
+func (s *Server) told(how Mode, r transport.Request) {
+	lie := Lie{How: how, About: names[r.Method], To: r.Peer}
+	if len(r.Body) >= 8 {
+		lie.Height = binary.BigEndian.Uint64(r.Body)
+	}
+	if chunk, is := chunkOf(r); is {
+		lie.Chunk = chunk
+	}
+	s.onLie(lie)
+}
+
+// chunkOf returns the number of the chunk that a request is about.
+func chunkOf(r transport.Request) (uint32, bool) {
+	if r.Method != transport.MethodChunk && r.Method != transport.MethodSubManifest || len(r.Body) < 12 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(r.Body[8:]), true
+}
+
+// random is the seed's for a request; two nodes that ask the same hear the same.
+func (s *Server) random(r transport.Request) *rand.Rand {
+	return rand.New(rand.NewPCG(s.seed, hashOf([]byte{byte(r.Method)}, r.Body)))
+}
+
+func hashOf(parts ...[]byte) uint64 {
+	h := fnv.New64a()
+	for _, part := range parts {
+		h.Write(part) //nolint:errcheck // it never fails
+	}
+	return h.Sum64()
+}
+
+// status changes what the node says of itself:
+//
+//	version:u8 ‖ first block:u64be ‖ last block:u64be ‖ n:u16be ‖ snapshot height:u64be × n, ascending
+func (s *Server) status(r transport.Request, truth []byte) []byte {
+	const count, heights = 1 + 8 + 8, 1 + 8 + 8 + 2
+	if len(truth) < heights+8 {
+		return truth // it has no snapshots yet: it would be gone before it could do harm
+	}
+	switch s.mode {
+	case Status:
+		s.told(Truncate, r)
+		return bytes.Clone(truth[:len(truth)-1])
+	case Lone:
+		s.told(Lone, r)
+		lie := bytes.Clone(truth)
+		binary.BigEndian.PutUint16(lie[count:], binary.BigEndian.Uint16(lie[count:])+1)
+		return binary.BigEndian.AppendUint64(lie, binary.BigEndian.Uint64(truth[len(truth)-8:])+1)
+	}
+	return truth
+}
+
+// snapshot lies, or keeps silent, about what a snapshot consists of.
+func (s *Server) snapshot(ctx context.Context, r transport.Request, truth []byte) ([]byte, error) {
+	chunk, piece := chunkOf(r)
+	switch s.mode {
+	case Withhold:
+		return s.never(ctx, r)
+	case Gone:
+		if piece {
+			s.told(Gone, r)
+			return nil, transport.ErrGone
+		}
+	case Slow:
+		return s.late(ctx, r, truth)
+	case Last:
+		if piece && s.isLast(ctx, r, chunk) {
+			return s.never(ctx, r)
+		}
+	case Stale:
+		return s.stale(ctx, r, truth), nil
+	case Manifest:
+		if r.Method == transport.MethodManifest || r.Method == transport.MethodSubManifest {
+			return s.damaged(ctx, r, mixed[s.random(r).IntN(len(mixed))], truth), nil
+		}
+	case Commitment:
+		if r.Method == transport.MethodCommitment {
+			return s.damaged(ctx, r, mixed[s.random(r).IntN(len(mixed))], truth), nil
+		}
+	}
+	if how := s.way(r, chunk); piece && how != "" {
+		return s.damaged(ctx, r, how, truth), nil
+	}
+	return truth, nil
+}
+
+// way says how to damage a chunk, "": not.
+func (s *Server) way(r transport.Request, chunk uint32) Mode {
+	switch s.mode {
+	case Corrupt, Truncate, Swap, Oversize, Junk, Empty:
+		return s.mode
+	case Equivocate:
+		return mixed[hashOf([]byte(r.Peer), binary.BigEndian.AppendUint64(nil, s.seed))%uint64(len(mixed))]
+	case Gone, Slow, Drip, Last, Withhold:
+		return ""
+	}
+	return mixed[(s.seed+uint64(chunk))%uint64(len(mixed))]
+}
+
+// damaged returns something else than the truth.
+func (s *Server) damaged(ctx context.Context, r transport.Request, how Mode, truth []byte) []byte {
+	if how == Swap {
+		if other := s.other(ctx, r, truth); other != nil {
+			s.told(Swap, r)
+			return other
+		}
+		how = Corrupt // there is no other
+	}
+	s.told(how, r)
+	if how == Empty {
+		return []byte{}
+	}
+	return damage(how, truth, s.random(r))
+}
+
+// other returns what belongs to a neighbouring chunk; nil: there is none, or it is the same.
+func (s *Server) other(ctx context.Context, r transport.Request, truth []byte) []byte {
+	chunk, is := chunkOf(r)
+	if !is {
+		return nil
+	}
+	for _, number := range []uint32{chunk + 1, chunk - 1} { // past the end, and -1 wrapped around: there is no such chunk
+		ask := r
+		ask.Body = bytes.Clone(r.Body)
+		binary.BigEndian.PutUint32(ask.Body[8:], number)
+		if other, err := s.honest.Serve(ctx, ask); err == nil && len(other) > 0 && !bytes.Equal(other, truth) {
+			return other
+		}
+	}
+	return nil
+}
+
+// stale answers from the snapshot of another height. Where that says the same, or there is none, the answer is damaged.
+func (s *Server) stale(ctx context.Context, r transport.Request, truth []byte) []byte {
+	status, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: transport.MethodStatus})
+	for heights := 1 + 8 + 8 + 2; err == nil && len(status) >= heights+8; status = status[:len(status)-8] {
+		ask := r
+		ask.Body = append(bytes.Clone(status[len(status)-8:]), r.Body[8:]...)
+		if other, err := s.honest.Serve(ctx, ask); err == nil && len(other) > 0 && !bytes.Equal(other, truth) {
+			s.told(Stale, r)
+			return other
+		}
+	}
+	return s.damaged(ctx, r, Corrupt, truth)
+}
+
+// never answers: the caller has to give up first.
+func (s *Server) never(ctx context.Context, r transport.Request) ([]byte, error) {
+	s.told(Withhold, r)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// late answers with the truth, after a while.
+func (s *Server) late(ctx context.Context, r transport.Request, truth []byte) ([]byte, error) {
+	s.told(Slow, r)
+	timer := time.NewTimer(slowest/2 + time.Duration(s.random(r).Int64N(int64(slowest/2))))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return truth, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// isLast says whether a chunk is the last one of its snapshot, as the commitment has it: chunk limit:u64be ‖ chunks:u32be ‖ …
+func (s *Server) isLast(ctx context.Context, r transport.Request, chunk uint32) bool {
+	c, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: transport.MethodCommitment, Body: r.Body[:8]})
+	return err == nil && len(c) >= 12 && chunk+1 == binary.BigEndian.Uint32(c[8:])
+}
+
+// lightBlock changes headers. Which block is the newest is nothing that a peer could lie about provably: it is told the truth.
+func (s *Server) lightBlock(ctx context.Context, r transport.Request, truth []byte) []byte {
+	if s.mode != Header || len(r.Body) != 8 || binary.BigEndian.Uint64(r.Body) == 0 {
+		return truth
+	}
+	height := binary.BigEndian.Uint64(r.Body)
+	switch how := []Mode{Corrupt, Truncate, Stale}[(s.seed+height)%3]; how {
+	case Stale:
+		ask := r
+		ask.Body = binary.BigEndian.AppendUint64(nil, height-1)
+		if other, err := s.honest.Serve(ctx, ask); err == nil && height > 1 && len(other) > 0 {
+			s.told(Stale, r)
+			return other
+		}
+	case Corrupt:
+		if forged := forge(truth); forged != nil {
+			s.told(Corrupt, r)
+			return forged
+		}
+	}
+	s.told(Truncate, r)
+	return bytes.Clone(truth[:len(truth)-1])
+}
+
+// forge changes the app hash in a light block, which nobody signed then; nil: it is no light block.
+func forge(truth []byte) []byte {
+	var block cmtproto.LightBlock
+	if err := block.Unmarshal(truth); err != nil || block.SignedHeader == nil || block.SignedHeader.Header == nil ||
+		len(block.SignedHeader.Header.AppHash) == 0 {
+		return nil
+	}
+	block.SignedHeader.Header.AppHash[0] ^= 1
+	forged, err := block.Marshal()
+	if err != nil {
+		return nil
+	}
+	return forged
+}

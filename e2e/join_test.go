@@ -1,0 +1,188 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/tx"
+)
+
+const (
+	joinChain  = "join"
+	joinPrefix = "join/"
+	// joinKeys and joinValue make some 4 MB, which two validators send at joinRate: a join takes some ten seconds, and it is killed early.
+	joinKeys, joinValue = 4000, 1000
+	joinRate            = 160_000 // bytes a second of each peer
+	joinChunk           = 8 << 10
+)
+
+// joinLies are how the peers that are no validators treat the joiner: one is proved wrong, one never answers, one keeps the last chunk.
+var joinLies = []string{"equivocate", "withhold", "last"}
+
+// A validator that joins over the transport is killed twice in the midst of it, among peers that lie in different ways. Nothing that it had
+// verified is fetched again, what it has signed stays as it is until it signs again, and then it has the network's state.
+func TestKilledJoin(t *testing.T) {
+	p, ctx := processes(t, 3*time.Minute)
+	homes := make([]*runner.Home, 0, 6)
+	for _, name := range []string{"validator-0", "validator-1", "joiner", "liar-0", "liar-1", "liar-2"} {
+		dir := filepath.Join(t.TempDir(), name)
+		home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", joinChain, "--home", dir)
+		require.NoError(t, err)
+		homes = append(homes, home)
+	}
+	validators, joiner, liars := homes[:2:2], homes[2], homes[3:]
+	joiner.Power = 1 // the others do without it
+	_, err := runner.Genesis(homes[:3], liars, joinChain, map[string]any{
+		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},
+		"grants": []map[string]any{{"grantee": "*", "prefix": joinPrefix}},
+	})
+	require.NoError(t, err)
+	for i, home := range homes {
+		require.NoError(t, home.Configure(func(c *cfg.Config) {
+			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
+			c.P2P.PersistentPeers = runner.Peers(validators[:min(i, len(validators))]...)
+		}))
+	}
+	env := []string{fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", joinRate), "STARLINGD_SNAPSHOTS_KEEP=10"}
+	for _, home := range validators {
+		home.Release()
+		start(t, p, runner.Spec{Name: home.Name, Path: starlingd, Args: []string{"start", "--home", home.Dir}, Env: env, Log: home.Log()})
+	}
+	for i, home := range liars {
+		home.Release()
+		args := []string{"--home", home.Dir, "--lie", joinLies[i], "--seed", fmt.Sprint(i)}
+		start(t, p, runner.Spec{Name: home.Name, Path: byzantine, Args: args, Env: env, Log: home.Log()})
+	}
+	await(t, ctx, validators[0], 1)
+	written := fillState(t, ctx, validators[0])
+	snapshot := (written + 9) / 10 * 10
+	for _, home := range append(validators, liars...) {
+		await(t, ctx, home, snapshot+2)
+	}
+
+	trusted, err := validators[0].Header(ctx, snapshot)
+	require.NoError(t, err)
+	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
+		c.P2P.PersistentPeers = runner.Peers(append(liars, validators...)...)
+		c.StateSync.Enable = true
+		c.StateSync.TrustHeight = trusted.Height
+		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
+	}))
+	// It has signed before, as far as it knows: a validator that lost its data and kept its keys.
+	const signedBefore = 3
+	signing := fmt.Appendf(nil, `{"height": "%d", "round": 0, "step": 3}`, signedBefore)
+	require.NoError(t, os.WriteFile(joiner.SigningState(), signing, 0o600))
+	joiner.Release()
+	var process *runner.Process
+	begin := func() {
+		process, err = p.Start(runner.Spec{Name: joiner.Name, Path: starlingd, Args: []string{"start", "--home", joiner.Dir}, Log: joiner.Log()})
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, line := range runner.Tail(joiner.Log(), 60) {
+				t.Log(line)
+			}
+		}
+	})
+	var verified, total int64 // chunks that it had verified when it was killed, as far as anybody saw
+	for kills, tries := 0, 0; kills < 2; {
+		begin()
+		var values runner.MetricValues
+		require.NoError(t, runner.Poll(ctx, "a part of the chunks", func() bool {
+			values, err = joiner.Scrape(ctx)
+			total = values.Starling("statesync_chunks_total")
+			return err == nil && total > 0 && values.Starling("statesync_chunks_verified") >= total/5
+		}))
+		process.Kill()
+		now, err := os.ReadFile(joiner.SigningState())
+		require.NoError(t, err)
+		if len(runner.Logged(joiner.Log(), runner.LogRestored)) > 0 { // this process had no turn for seconds
+			tries++
+			require.Less(t, tries, 5, "the join is always over before it can be killed")
+			out, err := exec.CommandContext(ctx, starlingd, "unsafe-reset-all", "--yes", "--home", joiner.Dir).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.NoError(t, os.Remove(joiner.Log()))
+			kills, verified, signing = 0, 0, now
+			continue
+		}
+		kills++
+		verified += values.Starling("statesync_bytes_verified")
+		t.Logf("kill %d: %d chunks of %d verified since the start", kills, values.Starling("statesync_chunks_verified"), total)
+		require.Equal(t, string(signing), string(now), "what it has signed is nobody's business")
+	}
+	begin()
+	require.NoError(t, runner.Poll(ctx, "the joiner to have the state", func() bool {
+		return len(runner.Logged(joiner.Log(), runner.LogRestored)) > 0
+	}))
+	said := runner.Logged(joiner.Log(), runner.LogRestored)[0]
+	t.Logf("%v", said.Fields)
+	require.GreaterOrEqual(t, said.Int("reused"), verified, "what had been verified is fetched again")
+	require.Less(t, said.Int("reused"), said.Int("bytes"))
+	require.Equal(t, total, said.Int("chunks"))
+	require.NotEmpty(t, runner.Logged(joiner.Log(), runner.LogBanned), "nobody was asked who damages everything")
+
+	requireFollows(t, ctx, joiner, validators)
+	require.NoError(t, runner.Poll(ctx, "the joiner to sign again", func() bool {
+		now, err := os.ReadFile(joiner.SigningState())
+		return err == nil && signedHeight(t, now) > snapshot
+	}))
+	banned := map[string]bool{}
+	for _, line := range runner.Logged(joiner.Log(), runner.LogBanned) {
+		banned[line.Fields["peer"]] = true
+	}
+	require.Len(t, banned, 1, "only one of them can be proved wrong")
+	require.NoError(t, process.Stop(20*time.Second))
+}
+
+// fillState writes the keys, and returns the height of the last.
+func fillState(t *testing.T, ctx context.Context, to *runner.Home) (height int64) {
+	t.Helper()
+	c, err := client.Dial(ctx, []string{to.RPC()}, client.WithChainID(joinChain), client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("join"))))
+	require.NoError(t, err)
+	const perTx = 500
+	random := rand.New(rand.NewPCG(1, 1))
+	for from := 0; from < joinKeys; from += perTx {
+		var operations []tx.Operation
+		for i := from; i < from+perTx; i++ {
+			value := make([]byte, joinValue/2)
+			for j := range value {
+				value[j] = byte(random.Uint32())
+			}
+			operations = append(operations, tx.NewPut(fmt.Appendf(nil, "%s%08x", joinPrefix, random.Uint32()), hex.AppendEncode(nil, value)))
+		}
+		result, err := c.Submit(ctx, operations...)
+		require.NoError(t, err)
+		height = result.Height
+	}
+	return height
+}
+
+// requireFollows holds three app hashes of a joiner that reaches its network's height to what the network's headers say.
+func requireFollows(t *testing.T, ctx context.Context, joiner *runner.Home, network []*runner.Home) {
+	t.Helper()
+	at, err := network[0].AppInfo(ctx)
+	require.NoError(t, err)
+	for height := at.Height; height < at.Height+3; height++ {
+		await(t, ctx, joiner, height)
+		mine, err := joiner.AppInfo(ctx)
+		require.NoError(t, err)
+		await(t, ctx, network[0], mine.Height+1)
+		header, err := network[0].Header(ctx, mine.Height+1)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("%X", header.AppHash), fmt.Sprintf("%X", mine.Hash), "height %d", mine.Height)
+	}
+}
