@@ -37,15 +37,15 @@ var arrows = map[string]struct {
 	"transport/tcp":           {[]string{"transport"}, "an implementation knows its interface only"},
 	"transport/transporttest": {[]string{"transport"}, "one suite for every implementation"},
 	"client":                  {[]string{"tx", "avlstar"}, "a client must not link a node"},
-	"node":                    {[]string{"tx", "app", "avlstar", "storage", "storage/blocks", "storage/sgc", "statesync",
+	"node": {[]string{"tx", "app", "avlstar", "storage", "storage/blocks", "storage/sgc", "statesync",
 		"statesync/archive", "statesync/fastsync", "lightblocks", "transport", "transport/tcp"}, "node wires the parts together"},
-	"cmd/starlingd":           {[]string{"node", "client", "tx", "app"}, "commands are thin over node and client"},
-	"cmd/localnet":            {[]string{"client", "tx", "app", "avlstar", "e2e/runner", "e2e/byzantine/liar"}, "the demonstration drives processes from outside"},
-	"e2e":                     {nil, "end-to-end tests are black-box"},
-	"internal/hexruns":        {nil, "it is for the vectors of any package"},
-	"e2e/runner":              {nil, "it starts and watches processes, whatever they are"},
-	"e2e/byzantine":           {[]string{"node", "e2e/byzantine/liar"}, "the liar is a node whose application is wrapped"},
-	"e2e/byzantine/liar":      {[]string{"transport"}, "it damages bytes and must not know how to make good ones"},
+	"cmd/starlingd":      {[]string{"node", "client", "tx", "app"}, "commands are thin over node and client"},
+	"cmd/localnet":       {[]string{"client", "tx", "app", "avlstar", "e2e/runner", "e2e/byzantine/liar"}, "the demonstration drives processes from outside"},
+	"e2e":                {nil, "end-to-end tests are black-box"},
+	"internal/hexruns":   {nil, "it is for the vectors of any package"},
+	"e2e/runner":         {nil, "it starts and watches processes, whatever they are"},
+	"e2e/byzantine":      {[]string{"node", "e2e/byzantine/liar"}, "the liar is a node whose application is wrapped"},
+	"e2e/byzantine/liar": {[]string{"transport"}, "it damages bytes and must not know how to make good ones"},
 }
 
 type goPackage struct {

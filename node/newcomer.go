@@ -94,7 +94,7 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	if err != nil {
 		return Newcomer{}, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }() // a copy of the genesis file, which nobody else needs
 	genesis := filepath.Join(dir, "genesis.json")
 	if err := os.WriteFile(genesis, s.genesis, 0o600); err != nil {
 		return Newcomer{}, err

@@ -146,7 +146,19 @@ func (n *network) startValidators(ctx context.Context) error {
 			return err
 		}
 	}
-	return n.reach(ctx, n.validators, 1)
+	if err := n.reach(ctx, n.validators, 1); err != nil {
+		return err
+	}
+	for _, h := range n.validators { // one that is still looking for blocks takes no transaction
+		err := runner.Poll(ctx, h.Name+" to take part", func() bool {
+			status, err := h.Status(ctx)
+			return err == nil && !status.CatchingUp
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (n *network) startLiars() error {
