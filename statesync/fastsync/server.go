@@ -3,6 +3,7 @@ package fastsync
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -20,8 +21,10 @@ type ServerOptions struct {
 
 // Server answers what joining nodes ask. It reads pinned snapshots only, so that it never waits for a block, nor a block for it.
 type Server struct {
-	o    ServerOptions
-	last struct { // ranges of a chunk are asked for one after another
+	o ServerOptions
+	// making has a place for each chunk that is encoded at a time: one processor is left to blocks.
+	making chan struct{}
+	last   struct { // ranges of a chunk are asked for one after another
 		sync.Mutex
 		height int64
 		k      uint32
@@ -30,18 +33,31 @@ type Server struct {
 }
 
 // NewServer returns a Server.
-func NewServer(o ServerOptions) *Server { return &Server{o: o} }
+func NewServer(o ServerOptions) *Server {
+	return &Server{o: o, making: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))}
+}
 
 // Register makes the server the handler of its methods.
 func (s *Server) Register(mux *transport.Mux) {
 	handle := func(method transport.Method, f func(body []byte) ([]byte, error)) {
 		mux.Handle(method, transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) { return f(r.Body) }))
 	}
+	costly := func(method transport.Method, f func(body []byte) ([]byte, error)) {
+		mux.Handle(method, transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
+			select {
+			case s.making <- struct{}{}:
+				defer func() { <-s.making }()
+				return f(r.Body)
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}))
+	}
 	handle(transport.MethodStatus, s.status)
 	handle(transport.MethodCommitment, s.commitment)
 	handle(transport.MethodManifest, s.manifest)
-	handle(transport.MethodChunk, s.chunk)
-	handle(transport.MethodSubManifest, s.subManifest)
+	costly(transport.MethodChunk, s.chunk)
+	costly(transport.MethodSubManifest, s.subManifest)
 	handle(transport.MethodPeers, s.peers)
 	handle(transport.MethodGenesis, s.genesis)
 }
