@@ -199,6 +199,10 @@ func TestCatchUpKilled(t *testing.T) {
 	require.NoError(t, j.Stop())
 
 	config := load(t, joiner)
+	found, err := Inspect(t.Context(), config, false, nil)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, found.State.Joining)
+	require.Zero(t, found.State.Height)
 	config.CometBFT.StateSync.Enable = false
 	_, err = New(t.Context(), config, log.NewNopLogger())
 	require.ErrorContains(t, err, "start it with --statesync.enable")

@@ -24,6 +24,7 @@ type InspectedState struct {
 	AppHash   string              `json:"app_hash"`
 	ChainID   string              `json:"chain_id"`
 	Restored  bool                `json:"restored"` // by state sync, and no block since
+	Joining   int64               `json:"joining"`  // height that an interrupted join was restoring, 0: none
 	Keys      uint64              `json:"keys"`
 	Exact     bool                `json:"keys_exact"` // else they are estimated
 	Bytes     uint64              `json:"bytes"`
@@ -103,6 +104,7 @@ func (d *offline) inspectState(ctx context.Context, count bool, progress func(do
 		}
 		s.Snapshots = append(s.Snapshots, InspectedSnapshot{pin.Height, bytes})
 	}
+	s.Joining, _, _ = unfinishedJoin(d.state)
 	meta, ok := d.state.Meta()
 	if !ok {
 		return s, nil

@@ -98,7 +98,12 @@ func restoreLabel(height int64, m *avlstar.Manifest) []byte {
 
 // Unfinished implements fastsync.Target.
 func (r *restoring) Unfinished() (int64, *avlstar.Manifest, bool) {
-	label, ok := r.zone.state.Interrupted()
+	return unfinishedJoin(r.zone.state)
+}
+
+// unfinishedJoin reads the label of a restore that was interrupted.
+func unfinishedJoin(state *storage.State) (int64, *avlstar.Manifest, bool) {
+	label, ok := state.Interrupted()
 	if !ok || len(label) < 9 || label[0] != 1 {
 		return 0, nil, false
 	}

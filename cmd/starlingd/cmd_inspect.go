@@ -47,6 +47,9 @@ func showInspection(env *cliEnv, r node.Inspection) error {
 	row("state", "%s", s.Folder)
 	if s.Height == 0 {
 		row("  height", "there is no state")
+		if s.Joining > 0 {
+			row("  joining", "height %d: interrupted, `starlingd start` goes on with it", s.Joining)
+		}
 	} else {
 		from := ""
 		if s.Restored {
