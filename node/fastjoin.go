@@ -38,14 +38,16 @@ type JoinProgress = fastsync.Progress
 // errNoTransport: the fast way in is closed.
 var errNoTransport = errors.New("no transport of a peer can be reached")
 
-// catchUpAge is how old the last block must be before a node asks how far the others are. Tests change it.
-var catchUpAge = 5 * time.Minute
+// How a node finds out whether it is worth catching up. Tests change it.
+var (
+	// catchUpAge is how old the last block must be before a node asks how far the others are.
+	catchUpAge = 5 * time.Minute
+	// catchUpAsk is how long it waits for a peer, and catchUpNewest how long those that are there may take to show how far the chain is.
+	catchUpAsk    = 10 * time.Second
+	catchUpNewest = 3 * time.Second
+)
 
 const (
-	// catchUpNewest is how long the peers that are there may take to show how far the chain is.
-	catchUpNewest = 3 * time.Second
-	// catchUpAsk is how long it waits for an answer.
-	catchUpAsk = 10 * time.Second
 	// bootstrapTimeout is for the few headers that belong to a height.
 	bootstrapTimeout = time.Minute
 	// oldSnapshots is how many snapshots before the trusted header one may be that a new node joins at: they may lie somewhat below it.

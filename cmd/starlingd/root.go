@@ -105,7 +105,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 			return err
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := env.V.BindPFlags(cmd.Flags()); err != nil {
+			if err := bindFlags(env.V, cmd.Flags()); err != nil {
 				return fmt.Errorf("flags: %w", err)
 			}
 			if err := fromEnvironment(cmd.Flags()); err != nil {
@@ -141,6 +141,16 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 		wrapArgs(cmd)
 	}
 	return root
+}
+
+// bindFlags makes v know the flags: but not `abci --transport`, which is no setting, and would hide the section of that name in app.toml.
+func bindFlags(v *viper.Viper, flags *pflag.FlagSet) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if err == nil && f.Name != "transport" {
+			err = v.BindPFlag(f.Name, f)
+		}
+	})
+	return err
 }
 
 // wrapArgs makes wrong arguments of cmd and its subcommands usage errors.
