@@ -151,7 +151,10 @@ func (w *world) add(meddle meddler, heights ...int64) *testNode {
 	mux := new(transport.Mux)
 	i := len(w.nodes)
 	NewServer(ServerOptions{
-		Snapshots: n.manager, Blocks: func() (int64, int64) { return 1, w.chain.newest }, Genesis: []byte("{}"),
+		Snapshots: n.manager, Blocks: func() (int64, int64) {
+			newest, _ := w.chain.Newest(context.Background())
+			return 1, newest
+		}, Genesis: []byte("{}"),
 		Peers: func() []transport.Address {
 			var list []transport.Address
 			for j := range w.nodes {

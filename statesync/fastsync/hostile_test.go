@@ -4,18 +4,20 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
-	"github.com/stretchr/testify/require"
 )
 
-// slowDisk: the write of the last missing chunk takes 5 s (below: d).
+// slowDisk takes its time over a chunk.
 type slowDisk struct {
 	*disk
 	d time.Duration
@@ -31,10 +33,10 @@ func TestSecondCopyWhileTheFirstIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.chain.set(10, stateOf(t, newRNG(t), 20, 100_000)) // one chunk
-		n, second := 0, make(chan struct{})
+		n, second := new(atomic.Int64), make(chan struct{})
 		slow := func(nn *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
 			if r.Method == transport.MethodChunk {
-				switch n++; n {
+				switch n.Add(1) {
 				case 1:
 					<-second
 				case 2:
@@ -221,12 +223,12 @@ func TestStalledManifestsWhileRetargeting(t *testing.T) {
 		for h := int64(10); h <= 300; h += 10 {
 			w.chain.set(h, v)
 		}
-		served, on := 0, false
+		var served atomic.Int64
+		var on atomic.Bool
 		prune := func(n *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
 			if r.Method == transport.MethodChunk {
-				if served++; served > 5 {
-					if !on {
-						on = true
+				if served.Add(1) > 5 {
+					if on.CompareAndSwap(false, true) {
 						n.manager.Committed(20, v)
 					}
 					if c, _ := decodeChunkRequest(r.Body); c.height == 10 {
@@ -234,7 +236,7 @@ func TestStalledManifestsWhileRetargeting(t *testing.T) {
 					}
 				}
 			}
-			if r.Method == transport.MethodStatus && on {
+			if r.Method == transport.MethodStatus && on.Load() {
 				return Status{Base: 1, Height: 500, Snapshots: []int64{20}}.encode(), nil
 			}
 			return answer, err
@@ -244,7 +246,7 @@ func TestStalledManifestsWhileRetargeting(t *testing.T) {
 			switch r.Method {
 			case transport.MethodStatus:
 				s := Status{Base: 1, Height: 1000}
-				for h := int64(30); on && h <= 300; h += 10 {
+				for h := int64(30); on.Load() && h <= 300; h += 10 {
 					s.Snapshots = append(s.Snapshots, h)
 				}
 				return s.encode(), nil
