@@ -83,7 +83,7 @@ func (n *Node) fastWayOf(have progress) fastWay {
 	return noJoin
 }
 
-// joining is a join over the transport under way.
+// fastJoin is a join over the transport under way.
 type fastJoin struct {
 	n        *Node
 	log      log.Logger
