@@ -74,8 +74,9 @@ func TestCutFindsWhatIsTheSame(t *testing.T) {
 	r := newRand(t)
 	v := cutTree(t, r, 64<<10, 8000, 200)
 	var changes []Change
+	i, which := 0, r.IntN(1000)
 	for key, value := range v.Ascend(nil, nil) {
-		if r.IntN(1000) == 0 {
+		if i++; i%1000 == which {
 			changes = append(changes, Change{Key: key, Value: append(value[:len(value):len(value)], 1)})
 		}
 	}

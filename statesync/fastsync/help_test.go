@@ -73,8 +73,9 @@ func applied(t *testing.T, v *avlstar.Version, changes []avlstar.Change) *avlsta
 func touched(t *testing.T, rng *mathrand.Rand, v *avlstar.Version, oneIn int) *avlstar.Version {
 	t.Helper()
 	var changes []avlstar.Change
+	i, which := 0, rng.IntN(oneIn) // not each by chance: then there might be none
 	for key := range v.Ascend(nil, nil) {
-		if rng.IntN(oneIn) == 0 {
+		if i++; i%oneIn == which {
 			changes = append(changes, avlstar.Change{Key: append([]byte(nil), key...), Value: randomValue(rng)})
 		}
 	}
