@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 
 	"github.com/starling-kv/starling/transport"
@@ -49,7 +50,7 @@ func (d *dialer) dial(ctx context.Context, a transport.Address) (*Conn, error) {
 	c, err := d.greet(ctx, raw, a)
 	if err != nil {
 		raw.Close()
-		if ctx.Err() != nil && errors.Is(err, net.ErrClosed) { // it was closed because of ctx
+		if ctx.Err() != nil && (errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe)) { // it was closed because of ctx
 			err = ctx.Err()
 		}
 		return nil, err
