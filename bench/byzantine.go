@@ -1,8 +1,8 @@
 package main
 
 import (
+	"context"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -31,17 +31,9 @@ peers are in one process over one state, each with a key and an address of its o
 			if err := o.Check(); err != nil {
 				return fmt.Errorf("%w; 'starling-bench byzantine --help' shows examples", err)
 			}
-			discard, err := reserve(file)
-			if err != nil {
-				return err
-			}
-			result, err := syncbench.RunByzantine(cmd.Context(), o, harness.NewProgress(os.Stderr))
-			if err != nil {
-				discard()
-				return err
-			}
-			result.Print(cmd.OutOrStdout())
-			return save(file, result)
+			return measure(cmd, file, func(ctx context.Context, p *harness.Progress) (*syncbench.ByzantineResult, error) {
+				return syncbench.RunByzantine(ctx, o, p)
+			})
 		},
 	}
 	flags := cmd.Flags()

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"context"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -31,17 +31,9 @@ ten blocks.`,
 			if err := o.Check(); err != nil {
 				return fmt.Errorf("%w; 'starling-bench hiccup --help' shows examples", err)
 			}
-			discard, err := reserve(file)
-			if err != nil {
-				return err
-			}
-			result, err := syncbench.RunHiccup(cmd.Context(), o, harness.NewProgress(os.Stderr))
-			if err != nil {
-				discard()
-				return err
-			}
-			result.Print(cmd.OutOrStdout())
-			return save(file, result)
+			return measure(cmd, file, func(ctx context.Context, p *harness.Progress) (*syncbench.HiccupResult, error) {
+				return syncbench.RunHiccup(ctx, o, p)
+			})
 		},
 	}
 	flags := cmd.Flags()

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/json"
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -48,7 +48,9 @@ Each contestant has a process of its own, one works at a time, in turns.`,
 			if err := o.Check(); err != nil {
 				return fmt.Errorf("%w; 'starling-bench storage --help' shows examples", err)
 			}
-			return measureStorage(cmd, o, file)
+			return measure(cmd, file, func(ctx context.Context, p *harness.Progress) (*storagebench.Result, error) {
+				return storagebench.Run(ctx, o, p)
+			})
 		},
 	}
 	flags := cmd.Flags()
@@ -77,36 +79,6 @@ func list(names string) (l []string) {
 		}
 	}
 	return l
-}
-
-func measureStorage(cmd *cobra.Command, o storagebench.Options, file string) error {
-	// A file that cannot be written shows now, not after a quarter of an hour.
-	discard, err := reserve(file)
-	if err != nil {
-		return err
-	}
-	result, err := storagebench.Run(cmd.Context(), o, harness.NewProgress(os.Stderr))
-	if err != nil {
-		discard()
-		return err
-	}
-	result.Print(cmd.OutOrStdout())
-	return save(file, result)
-}
-
-// save writes a result as JSON; no file: nowhere.
-func save(file string, result any) error {
-	if file == "" {
-		return nil
-	}
-	b, err := json.MarshalIndent(result, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(file, append(b, '\n'), 0o644); err != nil { //nolint:gosec // a result is for everybody to read
-		return fmt.Errorf("--json: %w", err)
-	}
-	return nil
 }
 
 // newStorageContestant is a child of storage: it talks to its parent, not to people.

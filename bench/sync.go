@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -36,7 +37,9 @@ keys in two minutes; --against memiavl does without.`,
 			if err := o.Check(); err != nil {
 				return fmt.Errorf("%w; 'starling-bench sync --help' shows examples", err)
 			}
-			return measureSync(cmd, o, file)
+			return measure(cmd, file, func(ctx context.Context, p *harness.Progress) (*syncbench.Result, error) {
+				return syncbench.Run(ctx, o, p)
+			})
 		},
 	}
 	flags := cmd.Flags()
@@ -49,21 +52,6 @@ keys in two minutes; --against memiavl does without.`,
 	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
 	flags.StringVar(&o.SDK, "sdkstore", "", "the built program of bench/sdkstore (default: it is built)")
 	return cmd
-}
-
-func measureSync(cmd *cobra.Command, o syncbench.Options, file string) error {
-	// A file that cannot be written shows now, not after minutes.
-	discard, err := reserve(file)
-	if err != nil {
-		return err
-	}
-	result, err := syncbench.Run(cmd.Context(), o, harness.NewProgress(os.Stderr))
-	if err != nil {
-		discard()
-		return err
-	}
-	result.Print(cmd.OutOrStdout())
-	return save(file, result)
 }
 
 // newSyncContestant is a child of sync: it talks to its parent, not to people.

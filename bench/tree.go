@@ -1,7 +1,7 @@
 package main
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"os"
 
@@ -37,7 +37,9 @@ without it, --against memiavl, some four minutes. Peers keep their files in --di
 			if err := o.Check(); err != nil {
 				return fmt.Errorf("%w; 'starling-bench tree --help' shows examples", err)
 			}
-			return measureTree(cmd, o, file)
+			return measure(cmd, file, func(ctx context.Context, p *harness.Progress) (*treebench.Result, error) {
+				return treebench.Run(ctx, o, p)
+			})
 		},
 	}
 	flags := cmd.Flags()
@@ -52,40 +54,6 @@ without it, --against memiavl, some four minutes. Peers keep their files in --di
 	flags.Float64Var(&o.ExportRate, "export-rate", 32, "MB/s of leaf records that an export beside commits makes")
 	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
 	return cmd
-}
-
-func measureTree(cmd *cobra.Command, o treebench.Options, file string) error {
-	// A file that cannot be written shows now, not after half an hour.
-	discard, err := reserve(file)
-	if err != nil {
-		return err
-	}
-	result, err := treebench.Run(cmd.Context(), o, harness.NewProgress(os.Stderr))
-	if err != nil {
-		discard()
-		return err
-	}
-	result.Print(cmd.OutOrStdout())
-	return save(file, result)
-}
-
-// reserve makes sure that file can be written. discard removes it again, unless it was there before.
-func reserve(file string) (discard func(), err error) {
-	if file == "" {
-		return func() {}, nil
-	}
-	_, err = os.Stat(file)
-	isNew := errors.Is(err, os.ErrNotExist)
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644) //nolint:gosec // a result is for everybody to read
-	if err != nil {
-		return nil, fmt.Errorf("--json: the result could not be written, name a file in a folder that exists: %w", err)
-	}
-	f.Close()
-	return func() {
-		if isNew {
-			_ = os.Remove(file) // an empty file harms nobody
-		}
-	}, nil
 }
 
 // newTreeContestant is a child of tree: it talks to its parent, not to people.

@@ -104,7 +104,7 @@ func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Pro
 		if err != nil {
 			return err
 		}
-		defer server.end()
+		defer server.End()
 		progress.Begin("join", "joins", len(o.Lying)*o.Repeat)
 		joins := make([][]joined, len(o.Lying))
 		for round := range o.Repeat {
@@ -130,14 +130,14 @@ func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Pro
 }
 
 // joinLiars opens new peers, so that nobody is known to have lied. Honest ones and liars are mixed by the seed in the joiner's list.
-func (r *runner) joinLiars(ctx context.Context, server *process, o ByzantineOptions, lying int) (j joined, err error) {
+func (r *runner) joinLiars(ctx context.Context, server *harness.Process, o ByzantineOptions, lying int) (j joined, err error) {
 	r.progress.Working(fmt.Sprintf("%d of %d lie", lying, o.Peers))
 	q := request{Op: opServe, Peers: o.Peers}
 	for i := range lying {
 		q.Lies = append(q.Lies, o.Lies[i%len(o.Lies)])
 	}
 	var serving answer
-	if err := server.ask(q, nil, &serving); err != nil {
+	if err := server.Ask(q, &serving); err != nil {
 		return j, err
 	}
 	t := serving.Target

@@ -135,30 +135,30 @@ func (h *hiccups) starling(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer validator.end()
+	defer validator.End()
 	var serving answer
-	if err := validator.ask(request{Op: opServe, Rate: int64(h.o.Rate * 1e6)}, nil, &serving); err != nil {
+	if err := validator.Ask(request{Op: opServe, Rate: int64(h.o.Rate * 1e6)}, &serving); err != nil {
 		return err
 	}
 	downloads, err := startSelf(ctx, begin{Role: roleDownload, Spec: specOf(h.o.Keys, h.o.Seed)})
 	if err != nil {
 		return err
 	}
-	defer downloads.end()
+	defer downloads.End()
 	times, served, seconds := map[int][]int64{}, map[int]int64{}, map[int]float64{}
 	h.progress.Begin("commits", "blocks", h.o.Blocks*len(h.o.Joiners))
 	err = harness.InTurns(h.slices(), h.o.Joiners, func(round, joiners int) error {
 		h.progress.Working(fmt.Sprintf("%d joiners", joiners))
 		ask := func() (answer, error) {
 			var a answer
-			return a, downloads.ask(request{Op: opDownload, N: joiners, Target: serving.Target}, nil, &a)
+			return a, downloads.Ask(request{Op: opDownload, N: joiners, Target: serving.Target}, &a)
 		}
 		if _, err := ask(); err != nil {
 			return err
 		}
 		var a answer
 		n := h.o.Blocks*(round+1)/h.slices() - h.o.Blocks*round/h.slices()
-		if err := validator.ask(request{Op: opBlocks, N: warmBlocks, PauseMS: h.o.PauseMS}, nil, &a); err != nil {
+		if err := validator.Ask(request{Op: opBlocks, N: warmBlocks, PauseMS: h.o.PauseMS}, &a); err != nil {
 			return err
 		}
 		before, err := ask()
@@ -166,7 +166,7 @@ func (h *hiccups) starling(ctx context.Context) error {
 			return err
 		}
 		a = answer{}
-		if err := validator.ask(request{Op: opBlocks, N: n, PauseMS: h.o.PauseMS}, nil, &a); err != nil {
+		if err := validator.Ask(request{Op: opBlocks, N: n, PauseMS: h.o.PauseMS}, &a); err != nil {
 			return err
 		}
 		after, err := ask()
@@ -201,7 +201,7 @@ func (h *hiccups) sdk(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer store.end()
+	defer store.End()
 	w, err := workload.New(specOf(h.o.Keys, h.o.Seed), 2*h.o.SDKBlocks*stepsABlock)
 	if err != nil {
 		return err

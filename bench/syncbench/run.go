@@ -100,8 +100,13 @@ func (r *runner) folder(name string) (string, error) {
 	return dir, nil
 }
 
+// startSelf runs this program as a child in a role. It is never stopped: a server serves while the parent waits for the joiner.
+func startSelf(ctx context.Context, b begin) (*harness.Process, error) {
+	return harness.StartRunning(ctx, ChildCommand, b.Role, b, new(answer))
+}
+
 // startLoaded starts a child in a role and lets it load all keys.
-func (r *runner) startLoaded(ctx context.Context, role string) (*process, error) {
+func (r *runner) startLoaded(ctx context.Context, role string) (*harness.Process, error) {
 	dir, err := r.folder(role)
 	if err != nil {
 		return nil, err
@@ -115,8 +120,8 @@ func (r *runner) startLoaded(ctx context.Context, role string) (*process, error)
 	r.progress.Working(role)
 	for done := 0; done < spec.LoadSteps(); {
 		var a answer
-		if err := p.ask(request{Op: opLoad, N: loadSlice}, nil, &a); err != nil {
-			p.end()
+		if err := p.Ask(request{Op: opLoad, N: loadSlice}, &a); err != nil {
+			p.End()
 			return nil, err
 		}
 		done += a.Done
@@ -137,18 +142,18 @@ func (r *runner) turns(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer server.end()
+	defer server.End()
 	var serving answer
-	if err := server.ask(request{Op: opServe, Peers: 1}, nil, &serving); err != nil {
+	if err := server.Ask(request{Op: opServe, Peers: 1}, &serving); err != nil {
 		return err
 	}
 	contestants := []string{"starling"}
-	var memiavl *process
+	var memiavl *harness.Process
 	if slices.Contains(r.o.Against, nameMemiavl) {
 		if memiavl, err = r.startLoaded(ctx, roleMemiavl); err != nil {
 			return err
 		}
-		defer memiavl.end()
+		defer memiavl.End()
 		contestants = append(contestants, nameMemiavl)
 	}
 	r.progress.Begin("join", "joins", r.o.Repeat*len(contestants))
@@ -160,7 +165,7 @@ func (r *runner) turns(ctx context.Context) error {
 		if name == nameMemiavl {
 			syncDisk()
 			var a answer
-			err := memiavl.ask(request{Op: opJoin}, nil, &a)
+			err := memiavl.Ask(request{Op: opJoin}, &a)
 			imports = append(imports, a)
 			return err
 		}
@@ -172,7 +177,7 @@ func (r *runner) turns(ctx context.Context) error {
 		return err
 	}
 	var usage answer
-	if err := server.ask(request{Op: opUsage}, nil, &usage); err != nil {
+	if err := server.Ask(request{Op: opUsage}, &usage); err != nil {
 		return err
 	}
 	r.setStarling(joins, usage.RSS)
@@ -182,7 +187,7 @@ func (r *runner) turns(ctx context.Context) error {
 	return nil
 }
 
-func (r *runner) join(ctx context.Context, server *process, q request, name string) (j joined, err error) {
+func (r *runner) join(ctx context.Context, server *harness.Process, q request, name string) (j joined, err error) {
 	dir, err := r.folder("joiner-" + name)
 	if err != nil {
 		return j, err
@@ -192,16 +197,16 @@ func (r *runner) join(ctx context.Context, server *process, q request, name stri
 	if err != nil {
 		return j, err
 	}
-	defer joiner.end()
+	defer joiner.End()
 	syncDisk()
 	var before, after answer
-	if err := server.ask(request{Op: opUsage}, nil, &before); err != nil {
+	if err := server.Ask(request{Op: opUsage}, &before); err != nil {
 		return j, err
 	}
-	if err := joiner.ask(q, nil, &j.answer); err != nil {
+	if err := joiner.Ask(q, &j.answer); err != nil {
 		return j, err
 	}
-	if err := server.ask(request{Op: opUsage}, nil, &after); err != nil {
+	if err := server.Ask(request{Op: opUsage}, &after); err != nil {
 		return j, err
 	}
 	j.serverCPU = after.CPU - before.CPU
@@ -253,7 +258,7 @@ func (r *runner) sdk(ctx context.Context, program string) error {
 	if err != nil {
 		return err
 	}
-	defer store.end()
+	defer store.End()
 	w, err := workload.New(specOf(r.o.Keys, r.o.Seed), 0)
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
@@ -49,22 +50,22 @@ func sdkSource() (string, error) {
 }
 
 // sdkStore is bench/sdkstore, seen from the parent.
-type sdkStore struct{ *process }
+type sdkStore struct{ *harness.Process }
 
 func startSDK(ctx context.Context, program, dir string) (sdkStore, error) {
-	p, err := start(ctx, nameSDK, program, "--dir", dir)
+	p, err := harness.StartProgram(ctx, nameSDK, program, "--dir", dir)
 	return sdkStore{p}, err
 }
 
 // commit makes a block of changes; snapshot begins one of its state.
 func (s sdkStore) commit(changes []workload.Change, snapshot bool) (a sdkAnswer, err error) {
 	r := sdkRequest{Op: "commit", N: len(changes), Snapshot: snapshot}
-	err = s.ask(r, func(w *bufio.Writer) error { return writeChanges(w, changes) }, &a)
+	err = s.AskWith(r, func(w *bufio.Writer) error { return writeChanges(w, changes) }, &a)
 	return a, err
 }
 
 func (s sdkStore) join() (a sdkAnswer, err error) {
-	err = s.ask(sdkRequest{Op: "join"}, nil, &a)
+	err = s.Ask(sdkRequest{Op: "join"}, &a)
 	return a, err
 }
 

@@ -5,17 +5,10 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// attributes gives each child a process group of its own, so that Ctrl-C reaches it only through us. Where this process itself is killed, the
-// kernel ends the child (prctl(2), PR_SET_PDEATHSIG).
-func attributes() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-}
 
 // syncDisk waits until what was written lies on the disk, whoever wrote it: it is not the next one's to wait for.
 func syncDisk() { unix.Sync() }
