@@ -204,9 +204,8 @@ func (j *fastJoin) connect(addresses []transport.Address) error {
 		j.verifier.Add(own)
 	}
 	peers.Watch(fastsync.Watcher{
-		Up:     func(c transport.Conn) { j.verifier.Add(lightblocks.NewProvider(n.genesis.ChainID, c)) },
-		Status: func(transport.ID, fastsync.Status) {},
-		Down:   func(id transport.ID) { j.verifier.Remove(id) },
+		Up:   func(c transport.Conn) { j.verifier.Add(lightblocks.NewProvider(n.genesis.ChainID, c)) },
+		Down: j.verifier.Remove,
 	})
 	return nil
 }
@@ -293,7 +292,6 @@ func (j *fastJoin) reach(ctx context.Context, timeout time.Duration) error {
 			default:
 			}
 		},
-		Status: func(transport.ID, fastsync.Status) {}, Down: func(transport.ID) {},
 	})
 	defer stop()
 	select {
@@ -332,6 +330,8 @@ func (j *fastJoin) fetch(ctx context.Context) error {
 	switch n.way {
 	case joinNew:
 		o.MinHeight = n.config.CometBFT.StateSync.TrustHeight - oldSnapshots*max(o.Interval, 1)
+	case mustJoin: // not at a snapshot from before the blocks that the node had: there was a newer one when it began
+		o.MinHeight = n.have.block + 1
 	case catchUp: // blocks are a way, too
 		o.ChooseTimeout = n.config.App.Join.ReachTimeout
 	}

@@ -241,9 +241,6 @@ func (r pagedRestoring) Build() (*avlstar.Version, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.keepOnly(m, restore); err != nil {
-		return nil, err
-	}
 	if err := restore.Readable(); err != nil {
 		return nil, err
 	}
@@ -261,7 +258,7 @@ func storageLeaves(leaves iter.Seq[avlstar.Leaf]) iter.Seq[storage.Leaf] {
 }
 
 func (r *restoring) Commit(height int64, v *avlstar.Version) error {
-	m, restore, err := r.current()
+	_, restore, err := r.current()
 	if err != nil {
 		return err
 	}
@@ -278,11 +275,6 @@ func (r *restoring) Commit(height int64, v *avlstar.Version) error {
 	meta, err := metaOf(height, v)
 	if err != nil {
 		return err
-	}
-	if r.zone.pages == nil { // else Build did, before it read them
-		if err := r.keepOnly(m, restore); err != nil {
-			return err
-		}
 	}
 	if err := restore.Commit(meta); err != nil {
 		return err

@@ -72,7 +72,6 @@ func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*cho
 	began, said := time.Now(), time.Now()
 	heard := make(chan struct{}, 1) // of a peer: no need to wait for the next look
 	stop := j.o.Peers.Watch(Watcher{
-		Up: func(transport.Conn) {}, Down: func(transport.ID) {},
 		Status: func(transport.ID, Status) {
 			select {
 			case heard <- struct{}{}:

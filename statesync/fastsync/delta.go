@@ -91,7 +91,7 @@ func (j *joiner) copyLocal(r *round, local locals) error {
 	if err := failed.Load(); err != nil {
 		return *err
 	}
-	j.count.reused(r)
+	j.count.there(r.manifest, r.restorer)
 	return r.ctx.Err()
 }
 

