@@ -59,7 +59,10 @@ type Options struct {
 	KeepRecent   int        // how many committed versions answer queries; 1 at least
 	RetainBlocks int64      // how many blocks CometBFT keeps; 0: all
 	Version      string     // of the program, for Info
-	Metrics      *Metrics   // default: none
+	// NewestVersion is the newest app version whose blocks are executed, 0: NewestVersion(). A version that no rules exist for has those of
+	// the newest: so an upgrade can be rehearsed before there is one.
+	NewestVersion uint64
+	Metrics       *Metrics // default: none
 }
 
 // App is the application. Its methods may be called concurrently; none that reads waits for a block in the making.
@@ -144,6 +147,9 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 	if want := a.options.ChainID; want != "" && params.ChainId != want {
 		return fmt.Errorf("%w: it is of %q, genesis says %q: use another home folder or the genesis file that belongs to it",
 			ErrOtherChain, params.ChainId, want)
+	}
+	if err := a.mayExecute(v, &params); err != nil {
+		return err
 	}
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -245,11 +251,15 @@ func (a *App) Oldest() int64 {
 
 // Info tells CometBFT from where to replay blocks: after the state in memory, which after a start is the one that was durable.
 func (a *App) Info(context.Context, *abci.RequestInfo) (*abci.ResponseInfo, error) {
-	info := &abci.ResponseInfo{Data: "starling", Version: a.options.Version, AppVersion: AppVersion}
+	info := &abci.ResponseInfo{Data: "starling", Version: a.options.Version, AppVersion: GenesisVersion}
 	if height, v := a.Latest(); v != nil {
 		defer v.Release()
+		params, err := ReadParams(v)
+		if err != nil {
+			return nil, err
+		}
 		hash := v.AppHash()
-		info.LastBlockHeight, info.LastBlockAppHash = height, hash[:]
+		info.LastBlockHeight, info.LastBlockAppHash, info.AppVersion = height, hash[:], params.AppVersion
 	}
 	return info, nil
 }

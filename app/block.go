@@ -18,6 +18,7 @@ import (
 type pending struct {
 	height    int64
 	version   *avlstar.Version // holds a reference, until commit hands it to App.block or giveUp releases it
+	params    *Params          // of version
 	changes   []avlstar.Change // refer to the transactions, not to a version
 	results   []*abci.ExecTxResult
 	rewritten map[[sha256.Size]byte]struct{}
@@ -44,8 +45,12 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 		return nil, fmt.Errorf("block %d does not follow the state, which waits for block %d", req.Height, next)
 	}
 
-	x := newExecutor(newOverlay(a.block.version), a.block.params)
-	done := &pending{height: req.Height, rewritten: make(map[[sha256.Size]byte]struct{})}
+	if err := a.mayExecute(a.block.version, a.block.params); err != nil {
+		return nil, err
+	}
+
+	x := newExecutor(newOverlay(a.block.version), a.block.params, req.Height)
+	done := &pending{height: req.Height, params: a.block.params, rewritten: make(map[[sha256.Size]byte]struct{})}
 	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(req.Txs))}
 	for i, t := range a.decoder.decodeAll(req.Txs, a.block.params.ChainId) {
 		if t.err != nil {
@@ -59,6 +64,10 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 		}
 	}
 
+	if params := x.beginUpgrade(); params != nil {
+		done.params = params
+		res.ConsensusParamUpdates = versionUpdate(params.AppVersion)
+	}
 	done.changes = x.changes()
 	err := a.block.version.Err() // what could not be read was taken for absent
 	if err != nil {
@@ -146,7 +155,10 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	a.options.Metrics.CommitSeconds.Observe(time.Since(start).Seconds())
 	a.options.Metrics.executed(p.results)
 	a.block.pending = nil // its reference is the state's now
-	a.replace(p.height, p.version, a.block.params)
+	if p.params.AppVersion != a.block.params.AppVersion {
+		a.logger.Info("the blocks from here on are of another app version", "after", p.height, "version", p.params.AppVersion)
+	}
+	a.replace(p.height, p.version, p.params)
 	a.publish(p.rewritten, !changeRights(p.changes))
 	p.version.Retain()
 	return p.height, p.version, nil
@@ -159,7 +171,7 @@ func changeRights(changes []avlstar.Change) bool {
 			return false
 		}
 		switch c.Key[1] {
-		case tagNonce, tagValidator: // give nobody a right
+		case tagNonce, tagValidator, tagUpgrade: // give nobody a right
 		default:
 			return true
 		}

@@ -28,12 +28,15 @@ const (
 	KindRevoke    = "revoke"
 	KindValidator = "validator"
 	KindAdmin     = "admin"
+	KindUpgrade   = "upgrade"
 )
 
 // executor runs the transactions of one block, one after another, on an overlay.
 type executor struct {
 	*overlay
 	params     *Params
+	rules      *rules      // of the version that params name
+	height     int64       // of the block
 	reads      reads       // of this block, those of transactions that failed not counted
 	validators *validators // counted when first needed
 }
@@ -49,7 +52,10 @@ type outcome struct {
 	events []abci.Event
 }
 
-func newExecutor(o *overlay, params *Params) *executor { return &executor{overlay: o, params: params} }
+// newExecutor begins the block at height, by the rules of the version that params name.
+func newExecutor(o *overlay, params *Params, height int64) *executor {
+	return &executor{overlay: o, params: params, rules: rulesOf(params.AppVersion), height: height}
+}
 
 // run executes a transaction: all of it, or its nonce alone, or nothing.
 func (x *executor) run(t *tx.Tx) outcome {
@@ -70,7 +76,7 @@ func (x *executor) run(t *tx.Tx) outcome {
 	result := &tx.Result{Results: make([]tx.OperationResult, 0, len(body.Operations))}
 	var events []abci.Event
 	for i := range body.Operations {
-		found, value, event, err := x.operation(body.Account, &body.Operations[i])
+		found, value, event, err := x.rules.operation(x, body.Account, &body.Operations[i])
 		if err != nil {
 			x.undo(mark)
 			x.reads, x.validators = before, counted
@@ -85,11 +91,8 @@ func (x *executor) run(t *tx.Tx) outcome {
 }
 
 func (x *executor) runText(t *tx.Text) outcome {
-	if !x.params.Open {
-		return outcome{err: tx.Errorf(tx.CodeTextClosed, "this chain takes no text transactions: send a signed one")}
-	}
-	if x.covered(t.Key) {
-		return outcome{err: tx.Errorf(tx.CodeTextClosed, "a grant covers key %q, so only signed transactions may write it", shorten(t.Key))}
+	if err := x.refuseText(x.params, t); err != nil {
+		return outcome{err: err}
 	}
 	event := x.write(t.Key, t.Value, KindPut)
 	done := outcome{trace: true}
@@ -97,6 +100,17 @@ func (x *executor) runText(t *tx.Text) outcome {
 		done.events = []abci.Event{*event}
 	}
 	return done
+}
+
+// refuseText returns why a text transaction may not write its key, nil if it may.
+func (o *overlay) refuseText(params *Params, t *tx.Text) *tx.Error {
+	if !params.Open {
+		return tx.Errorf(tx.CodeTextClosed, "this chain takes no text transactions: send a signed one")
+	}
+	if o.covered(t.Key) {
+		return tx.Errorf(tx.CodeTextClosed, "a grant covers key %q, so only signed transactions may write it", shorten(t.Key))
+	}
+	return nil
 }
 
 // nonce returns the nonce of account's next transaction.
@@ -134,6 +148,8 @@ func (x *executor) operation(account []byte, operation *tx.Operation) (found boo
 		found, event, err = x.setValidator(account, op.SetValidator)
 	case *tx.Operation_SetAdmin:
 		found, event, err = x.setAdmin(account, op.SetAdmin)
+	case *tx.Operation_ScheduleUpgrade:
+		found, event, err = x.scheduleUpgrade(account, op.ScheduleUpgrade)
 	default:
 		err = tx.Errorf(tx.CodeMalformed, "unknown operation")
 	}

@@ -127,7 +127,7 @@ func FuzzSignedOperations(f *testing.F) {
 		a, other := startChain(t, store, fuzzGenesis), startChain(t, &memoryStore{}, fuzzGenesis)
 		require.Equal(t, runBlock(t, other), runBlock(t, a))
 		require.Equal(t, runBlock(t, other, txs...), runBlock(t, newTestApp(t, store), txs...))
-		x := newExecutor(newOverlay(other.block.version), other.block.params)
+		x := newExecutor(newOverlay(other.block.version), other.block.params, 3)
 		require.True(t, x.anyUnder(record(tagAdmin)))
 		require.Positive(t, x.countValidators().count)
 		require.LessOrEqual(t, x.countValidators().power, uint64(MaxTotalPower))

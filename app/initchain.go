@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	abci "github.com/cometbft/cometbft/abci/types"
-	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 
 	"github.com/starling-kv/starling/avlstar"
 )
@@ -33,9 +32,9 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 
 	hash := v.AppHash()
 	res := &abci.ResponseInitChain{AppHash: hash[:]}
-	if given := req.ConsensusParams.Version; given == nil || given.App != AppVersion {
+	if given := req.ConsensusParams.Version; given == nil || given.App != GenesisVersion {
 		// Else the headers would carry the genesis file's version, which Info contradicts.
-		res.ConsensusParams = &cmtproto.ConsensusParams{Version: &cmtproto.VersionParams{App: AppVersion}}
+		res.ConsensusParams = versionUpdate(GenesisVersion)
 	}
 	if !params.Open && !canWrite(v) {
 		a.logger.Error("nobody can ever write on this chain: genesis is not open and names neither admins nor grants")
@@ -68,7 +67,7 @@ func genesisState(req *abci.RequestInitChain) (*Params, *avlstar.Version, error)
 		ChunkBytes:       g.ChunkBytes,
 		SnapshotInterval: g.SnapshotInterval,
 		Open:             g.Open,
-		AppVersion:       AppVersion,
+		AppVersion:       GenesisVersion,
 		MaxValidators:    most,
 	}
 	value, err := params.Marshal()

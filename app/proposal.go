@@ -22,8 +22,11 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	v.Retain()
 	a.block.Unlock()
 	defer v.Release()
+	if err := a.mayExecute(v, params); err != nil {
+		return nil, err
+	}
 	res := &abci.ResponsePrepareProposal{}
-	x := newExecutor(newOverlay(v), params)
+	x := newExecutor(newOverlay(v), params, req.Height)
 	texts := make(map[string]struct{})
 	var size int64
 	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {
@@ -71,9 +74,13 @@ func (x *executor) propose(t *tx.Tx) bool {
 // ProcessProposal rejects a block only for transactions that no honest proposer can have put there, whatever the state: those that do
 // not decode. The others are executed, or refused one by one, by FinalizeBlock.
 func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
-	params := a.check.parameters()
-	if params == nil {
+	v, params := a.check.state()
+	if v == nil {
 		return nil, errNoGenesis
+	}
+	defer v.Release()
+	if err := a.mayExecute(v, params); err != nil {
+		return nil, err
 	}
 	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {
 		if t.err != nil {

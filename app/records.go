@@ -18,12 +18,10 @@ const (
 	tagAdmin     byte = 'a'
 	tagGrant     byte = 'g'
 	tagCover     byte = 'c'
+	tagUpgrade   byte = 'u'
 )
 
 const (
-	// AppVersion is the version of the state machine: the consensus parameter version.app.
-	AppVersion = 1
-
 	// AccountBytes is the length of an account, which is an ed25519 public key.
 	AccountBytes = 32
 
@@ -74,6 +72,10 @@ func GrantKey(grantee, prefix []byte) []byte {
 // CoverKey is the key of the number of grants with this very prefix (u64be); text transactions look here.
 func CoverKey(prefix []byte) []byte { return record(tagCover, prefix) }
 
+// UpgradeKey is the key of the upgrade that was scheduled last (a tx.ScheduleUpgrade). It is to come if its version is above that of the
+// parameters, else it has begun.
+func UpgradeKey() []byte { return record(tagUpgrade) }
+
 var adminValue = []byte{1}
 
 func encodeUint64(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
@@ -94,7 +96,7 @@ func decodeUint64(value []byte) uint64 {
 // ErrNoState says that a version holds no usable parameters record, so it is no state of Starling.
 var ErrNoState = errors.New("not a state of Starling")
 
-// ReadParams reads the parameters record of a state.
+// ReadParams reads the parameters record of a state, of whatever version that is.
 func ReadParams(v *avlstar.Version) (Params, error) {
 	value, ok := v.Get(ParamsKey())
 	if err := v.Err(); err != nil {
@@ -107,9 +109,8 @@ func ReadParams(v *avlstar.Version) (Params, error) {
 	if err := p.Unmarshal(value); err != nil {
 		return Params{}, fmt.Errorf("%w: its parameters record does not decode: %w", ErrNoState, err)
 	}
-	if p.AppVersion != AppVersion {
-		return Params{}, fmt.Errorf("the state was made by application version %d, this program is version %d: run the release that fits",
-			p.AppVersion, AppVersion)
+	if p.AppVersion < GenesisVersion {
+		return Params{}, fmt.Errorf("%w: its parameters name no app version", ErrNoState)
 	}
 	if p.ChunkBytes != v.ChunkBytes() {
 		return Params{}, fmt.Errorf("%w: its parameters say chunk_bytes %d, its tree %d", ErrNoState, p.ChunkBytes, v.ChunkBytes())

@@ -17,17 +17,17 @@ import (
 
 // TestScripts runs testdata/*.txt. Regenerate the outputs with -rewrite (and read the difference).
 //
-//	genesis [validators=(v1:10,v2:5)] [initial-height=n] [max-bytes=n] [app-version=n] [key-types=(t)] [chain=id]
+//	genesis [validators=(v1:10,v2:5)] [initial-height=n] [max-bytes=n] [app-version=n] [key-types=(t)] [chain=id] [newest=n]
 //	<app_state; "@name" is the account of name>
 //
 //	block | finalize [height=n] | prepare [max-bytes=n] | process | check | recheck
 //	<one transaction per line>
 //
-//	commit | restart | info | records | get KEY [height=n] | range [start=] [end=] [limit=n] | nonce NAME | query PATH
+//	commit | restart [newest=n] | info | records | get KEY [height=n] | range [start=] [end=] [limit=n] | nonce NAME | query PATH
 //
 // A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…", with the operations put K V, del K,
 // cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER,
-// admin NAME, unadmin NAME. "" is empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce it is the account's
+// admin NAME, unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION. "" is empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce it is the account's
 // committed nonce plus its earlier lines in the same command. What "[label] " stands before is sent once more by "again: label".
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -84,7 +84,9 @@ func (s *script) command(d *datadriven.TestData) string {
 		}
 		return res.Status.String()
 	case "restart":
-		s.app = newTestApp(s.t, s.store)
+		if err := s.restart(d); err != nil {
+			return "error: " + err.Error()
+		}
 		return s.info()
 	case "info":
 		return s.info()
@@ -135,7 +137,9 @@ func (s *script) genesis(d *datadriven.TestData) string {
 		d.ScanArgs(s.t, "chain", &req.ChainId)
 	}
 	s.store = &memoryStore{}
-	s.app = newTestApp(s.t, s.store)
+	if err := s.restart(d); err != nil {
+		d.Fatalf(s.t, "%v", err)
+	}
 	res, err := s.app.InitChain(ctx, req)
 	if err != nil {
 		return "error: " + err.Error()
@@ -145,6 +149,16 @@ func (s *script) genesis(d *datadriven.TestData) string {
 		out += fmt.Sprintf("version.app = %d\n", res.ConsensusParams.Version.App)
 	}
 	return out
+}
+
+// restart is a program that knows the app versions up to newest, on what the store holds.
+func (s *script) restart(d *datadriven.TestData) (err error) {
+	options := Options{Store: s.store, KeepRecent: 4, ChainID: testChain}
+	if d.HasArg("newest") {
+		d.ScanArgs(s.t, "newest", &options.NewestVersion)
+	}
+	s.app, err = New(options)
+	return err
 }
 
 func argument(d *datadriven.TestData, name string) []string {
@@ -176,6 +190,9 @@ func (s *script) finalize(d *datadriven.TestData) string {
 	}
 	for _, u := range res.ValidatorUpdates {
 		fmt.Fprintf(&out, "validator %x = %d\n", u.PubKey.GetEd25519(), u.Power)
+	}
+	if res.ConsensusParamUpdates != nil {
+		fmt.Fprintf(&out, "version.app = %d\n", res.ConsensusParamUpdates.Version.App)
 	}
 	fmt.Fprintf(&out, "block %d app hash %x\n", height, res.AppHash)
 	return out.String()
@@ -329,6 +346,14 @@ func (s *script) records() string {
 				s.t.Error(err)
 			}
 			fmt.Fprintf(&out, "0x00 'p' = %s\n", p.String())
+			continue
+		}
+		if k[1] == tagUpgrade {
+			u, err := readUpgrade(v)
+			if err != nil {
+				s.t.Error(err)
+			}
+			fmt.Fprintf(&out, "0x00 'u' = %s\n", u.String())
 			continue
 		}
 		fmt.Fprintf(&out, "%s = %s\n", printable(k), printable(value))

@@ -128,6 +128,14 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 		return revokeOp(who(1), w(2))
 	case "validator":
 		return validatorOp(who(1), number(2))
+	case "upgrade":
+		info := ""
+		if len(words) > 3 {
+			info = w(3)
+		}
+		return tx.NewScheduleUpgrade(number(1), number(2), info)
+	case "cancel":
+		return tx.NewCancelUpgrade(number(1))
 	case "admin", "unadmin":
 		return adminOp(who(1), words[0] == "unadmin")
 	}

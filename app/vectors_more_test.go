@@ -73,6 +73,8 @@ func moreChains(t *testing.T) []*vectorFile {
 			"grants": [{"grantee": "@alice", "prefix": "q", "quota": 40}, {"grantee": "@bob", "prefix": "b"}]}`, rightsChain),
 		chain("Validators and admins. Room for three validators.", "powers-1", roomForThree, `{"chunk_bytes": 1, "admins": ["@root"]}`, powersChain),
 		chain("What reads cost. Most of app_state left out.", "reads-1", -1, `{"grants": [{"grantee": "@alice", "prefix": ""}], "admins": null}`, readsChain),
+		chain("Upgrades. Versions 2 and 3 have the rules of version 1.", "upgrades-1", roomForThree, `{"chunk_bytes": 100, "admins": ["@root"],
+			"grants": [{"grantee": "@alice", "prefix": "a"}]}`, upgradesChain),
 	}
 }
 
@@ -179,4 +181,25 @@ func readsChain(s *chainScript) {
 		s.by("alice", append(many(ReadBudget-30_000), fails)...), s.by("alice", many(ReadBudget-30_000)...), s.by("alice", read("k")),
 		s.by("alice", put("d", "3")))
 	s.block("each block begins anew", "0", s.by("alice", read("c")))
+}
+
+func upgradesChain(s *chainScript) {
+	up, cancel := tx.NewScheduleUpgrade, tx.NewCancelUpgrade
+	s.block("only an admin; only the next version; only after this block, and not after the last that there can be", "10 11 11 11 11 11 11 0",
+		s.by("alice", up(2, 4, "")), s.by("root", up(1, 4, "")), s.by("root", up(3, 4, "")), s.by("root", up(0, 4, "")), s.by("root", up(2, 1, "")),
+		s.by("root", up(2, 1<<63-1, "")), s.by("root", cancel(2)), s.by("root", up(2, 1<<63-2, "")))
+	s.block("the last one counts; what changes nothing has no event; a failed transaction takes its own back", "0 0 11 11 10",
+		s.by("root", up(2, 4, "https://example.org/2")), s.by("root", up(2, 4, "https://example.org/2")), s.by("root", up(2, 9, ""), up(2, 2, "")),
+		s.by("root", cancel(3)), s.by("alice", cancel(2)))
+	s.block("taken back and scheduled anew", "0 11 0",
+		s.by("root", cancel(2)), s.by("root", cancel(2)), s.by("root", up(2, 7, ""), read("\x00u"), cancel(2), read("\x00u"), up(2, 5, "five")))
+	s.block("not yet", "0", s.by("alice", put("a", "4")))
+	s.block("the last block of version 1: it still executes by that, and its state is of version 2", "11 11 0",
+		s.by("root", up(2, 5, "")), s.by("root", up(3, 6, "")), s.by("alice", put("a", "5"), read(string(ParamsKey()))))
+	s.block("the first of version 2: the upgrade that has begun stays on record, and cannot be taken back", "11 11 0 0",
+		s.by("root", cancel(2)), s.by("root", up(2, 9, "")), s.by("alice", read(string(ParamsKey())), read("\x00u")), s.by("root", up(3, 7, "seven")))
+	s.block("the block itself takes it back", "0", s.by("root", cancel(3)))
+	s.block("the next one, by another admin", "0 0", s.by("root", adminOp(account("carol"), false)), s.by("carol", up(3, 9, "")))
+	s.block("an empty block is the last one of version 2", "")
+	s.block("the first of version 3", "0", s.by("alice", put("a", "10")))
 }

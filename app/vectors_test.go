@@ -51,6 +51,7 @@ type vectorBlock struct {
 	Txs              []string          `json:"txs"`
 	Results          []vectorResult    `json:"results"`
 	ValidatorUpdates []vectorValidator `json:"validator_updates"`
+	AppVersion       uint64            `json:"app_version,omitempty"` // of the blocks that follow, where that is new
 	AppHash          string            `json:"app_hash"`
 	State            []vectorRecord    `json:"state"`
 }
@@ -107,7 +108,7 @@ func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte)
 		req.Validators = append(req.Validators, abci.Ed25519ValidatorUpdate(publicKey, v.Power))
 	}
 	store := &memoryStore{}
-	a, err := New(Options{Store: store})
+	a, err := New(Options{Store: store, NewestVersion: vectorVersions})
 	require.NoError(t, err)
 	genesis, err := a.InitChain(ctx, req)
 	require.NoError(t, err)
@@ -132,6 +133,10 @@ func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte)
 		}
 		for _, u := range res.ValidatorUpdates {
 			b.ValidatorUpdates = append(b.ValidatorUpdates, vectorValidator{hex.EncodeToString(u.PubKey.GetEd25519()), u.Power})
+		}
+		b.AppVersion = 0
+		if u := res.ConsensusParamUpdates; u != nil {
+			b.AppVersion = u.Version.App
 		}
 		b.AppHash = hex.EncodeToString(res.AppHash)
 		_, v := a.Latest()
@@ -163,6 +168,9 @@ func (file *vectorFile) fill(t *testing.T, blocks []vectorInput, text func([]byt
 }
 
 const vectorChain = "vectors-1"
+
+// vectorVersions is the newest app version in the file: its versions differ in nothing but their number.
+const vectorVersions = 3
 
 // makeVectors writes a chain in which every code of a transaction occurs, and moreChains.
 func makeVectors(t *testing.T) *vectorFile {

@@ -1,5 +1,7 @@
 package tx
 
+import "unicode/utf8"
+
 // check holds a Body to the rules that need no state.
 func (b *Body) check() error {
 	if err := checkAccount("account", b.Account); err != nil {
@@ -63,8 +65,25 @@ func (o *Operation) check() *Error {
 			break
 		}
 		return checkAccount("admin's account", op.SetAdmin.Account)
+	case *Operation_ScheduleUpgrade:
+		if op.ScheduleUpgrade == nil {
+			break
+		}
+		return op.ScheduleUpgrade.check()
 	}
 	return Errorf(CodeMalformed, "empty, or of a kind that this version does not know")
+}
+
+func (u *ScheduleUpgrade) check() *Error {
+	switch {
+	case u.Height == 0 && u.Info != "":
+		return Errorf(CodeMalformed, "an upgrade is taken back, by height 0, without an info")
+	case len(u.Info) > MaxInfoBytes:
+		return Errorf(CodeTooLarge, "the info has %d bytes, at most %d are allowed", len(u.Info), MaxInfoBytes)
+	case !utf8.ValidString(u.Info):
+		return Errorf(CodeMalformed, "the info is not UTF-8")
+	}
+	return nil
 }
 
 func firstError(errs ...*Error) *Error {

@@ -35,6 +35,14 @@ func NewSetValidator(publicKey []byte, power uint64) Operation {
 	return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: publicKey, Power: power}}}
 }
 
+// NewScheduleUpgrade has blocks above height executed by version of the state machine. info tells operators where the program is to be had.
+func NewScheduleUpgrade(version, height uint64, info string) Operation {
+	return Operation{Op: &Operation_ScheduleUpgrade{ScheduleUpgrade: &ScheduleUpgrade{Version: version, Height: height, Info: info}}}
+}
+
+// NewCancelUpgrade takes back the upgrade to version, which is scheduled and has not begun.
+func NewCancelUpgrade(version uint64) Operation { return NewScheduleUpgrade(version, 0, "") }
+
 // NewSetAdmin makes account an admin, or takes that back.
 func NewSetAdmin(account []byte, remove bool) Operation {
 	return Operation{Op: &Operation_SetAdmin{SetAdmin: &SetAdmin{Account: account, Remove: remove}}}

@@ -21,7 +21,7 @@ import (
 //	forge …                     the same, but without Sign's own checks; account=BYTES sets another account
 //
 // An operation is a line: "put KEY VALUE", "delete KEY", "cas KEY EXPECTED VALUE", "read KEY", "grant GRANTEE PREFIX QUOTA",
-// "revoke GRANTEE PREFIX", "validator KEY POWER", "admin KEY [remove]", "none"; "times N LINE" repeats it.
+// "revoke GRANTEE PREFIX", "validator KEY POWER", "admin KEY [remove]", "upgrade VERSION HEIGHT INFO", "none"; "times N LINE" repeats it.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/script", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -157,6 +157,8 @@ func parseOperation(t *testing.T, words []string) Operation {
 		return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: arg(1), Power: parseUint(t, words[2])}}}
 	case "admin":
 		return Operation{Op: &Operation_SetAdmin{SetAdmin: &SetAdmin{Account: arg(1), Remove: len(words) > 2}}}
+	case "upgrade":
+		return NewScheduleUpgrade(parseUint(t, words[1]), parseUint(t, words[2]), string(arg(3)))
 	case "none":
 		return Operation{}
 	}
@@ -212,6 +214,9 @@ func describeOperation(op Operation) string {
 		return fmt.Sprintf("validator %s power %d", short(o.SetValidator.PublicKey), o.SetValidator.Power)
 	case *Operation_SetAdmin:
 		return fmt.Sprintf("admin %s remove %v", short(o.SetAdmin.Account), o.SetAdmin.Remove)
+	case *Operation_ScheduleUpgrade:
+		u := o.ScheduleUpgrade
+		return fmt.Sprintf("upgrade to version %d after block %d, info %s", u.Version, u.Height, short([]byte(u.Info)))
 	}
 	return "none"
 }

@@ -18,6 +18,9 @@ const (
 	// MaxPrefixBytes is the longest prefix of a grant: its record's key is 0x00 'g' ‖ grantee ‖ prefix, a key like any other.
 	MaxPrefixBytes = MaxKeyBytes - 2 - AccountBytes
 
+	// MaxInfoBytes is the longest info of an upgrade.
+	MaxInfoBytes = 256
+
 	// overhead covers tags, lengths, account, nonce and signature of a transaction of one operation, with room to spare (it is 150).
 	overhead = 256
 

@@ -49,6 +49,9 @@ type vectorOperation struct {
 	PublicKey string  `json:"public_key,omitempty"`
 	Power     uint64  `json:"power,omitempty"`
 	Remove    bool    `json:"remove,omitempty"`
+	Version   uint64  `json:"version,omitempty"`
+	Height    uint64  `json:"height,omitempty"`
+	Info      string  `json:"info,omitempty"`
 }
 
 func toVectorOperation(op Operation) vectorOperation {
@@ -71,6 +74,9 @@ func toVectorOperation(op Operation) vectorOperation {
 		return vectorOperation{Kind: "set_validator", PublicKey: h(o.SetValidator.PublicKey), Power: o.SetValidator.Power}
 	case *Operation_SetAdmin:
 		return vectorOperation{Kind: "set_admin", Key: h(o.SetAdmin.Account), Remove: o.SetAdmin.Remove}
+	case *Operation_ScheduleUpgrade:
+		u := o.ScheduleUpgrade
+		return vectorOperation{Kind: "schedule_upgrade", Version: u.Version, Height: u.Height, Info: h([]byte(u.Info))}
 	}
 	return vectorOperation{Kind: "none"}
 }
@@ -121,7 +127,17 @@ func makeVectors(t *testing.T) []vector {
 	last := bytes.Clone(good)
 	last[len(last)-1] ^= 1
 	raw("signature changed", "starling-1", last)
-	return append(all, moreVectors(t)...)
+	all = append(all, moreVectors(t)...)
+
+	signed("upgrades: scheduled, with and without an info, and taken back", "alice", "starling-1", 2,
+		"upgrade 2 1000 https://example.org/starling\nupgrade 2 18446744073709551615 EMPTY\nupgrade 2 0 EMPTY\nupgrade 0 0 EMPTY")
+	signed("upgrade, info of full length", "alice", "starling-1", 2, "upgrade 2 1000 i*256")
+	signed("upgrade, info too long", "alice", "starling-1", 2, "upgrade 2 1000 i*257")
+	signed("upgrade, info that is not UTF-8", "alice", "starling-1", 2, "upgrade 2 1000 0xff")
+	signed("upgrade, info too long that is not UTF-8", "alice", "starling-1", 2, "upgrade 2 1000 0xff*257")
+	signed("upgrade taken back, with an info", "alice", "starling-1", 2, "upgrade 2 0 i")
+	signed("upgrade taken back, with an info that is too long", "alice", "starling-1", 2, "upgrade 2 0 i*257")
+	return append(all, upgradeVectors(t)...)
 }
 
 func codeOf(t *testing.T, b []byte, chain string) Code {

@@ -276,6 +276,28 @@ func moreVectors(t *testing.T) []vector {
 	return all
 }
 
+// upgradeVectors are encodings of the operation that came after moreVectors, which they stand behind in the file.
+func upgradeVectors(t *testing.T) []vector {
+	var all []vector
+	for _, c := range []struct {
+		name string
+		code Code
+		op   []byte
+	}{
+		{"a height of wire type 2", CodeMalformed, field(9, []byte{0x08, 2}, field(2, []byte{1}))},
+		{"version 0 written", CodeMalformed, field(9, []byte{0x08, 0, 0x10, 7})},
+		{"an empty info written", CodeMalformed, field(9, []byte{0x08, 2, 0x10, 7}, field(3))},
+		{"an unknown field", CodeMalformed, field(9, []byte{0x08, 2, 0x10, 7, 0x20, 1})},
+		{"nothing but defaults", CodeOK, field(9)},
+	} {
+		b := signedBody(t, rawBody(alice, nil, c.op))
+		require.Equal(t, c.code, codeOf(t, b, vectorChain), c.name)
+		all = append(all, vector{Name: "encoding of an upgrade: " + c.name, ChainID: vectorChain, Tx: hexruns.Encode(b), Code: c.code})
+	}
+	b := signedBody(t, rawBody(alice, nil, field(10, []byte{0x08, 2})))
+	return append(all, vector{Name: "encoding: kind 10, which is unknown", ChainID: vectorChain, Tx: hexruns.Encode(b), Code: codeOf(t, b, vectorChain)})
+}
+
 func repeat(operation []byte, n int) [][]byte {
 	operations := make([][]byte, n)
 	for i := range operations {
