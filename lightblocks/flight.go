@@ -404,50 +404,56 @@ func send[T any](ctx context.Context, to chan<- T, what T) bool {
 	}
 }
 
-// fetch asks one peer, a busy one again. What it returns is consistent in itself and of that height (0: any); an error that is errLie says that
-// no honest peer answers so.
-func (v *Verifier) fetch(ctx context.Context, p *peer, height int64) (*types.LightBlock, error) {
+// fetch asks one peer for a light block. What it returns is consistent in itself and of that height (0: any).
+func (v *Verifier) fetch(ctx context.Context, p *peer, height int64) (lb *types.LightBlock, err error) {
+	err = v.ask(ctx, p, func(call context.Context) error {
+		if lb, err = p.LightBlock(call, height); err != nil {
+			return err
+		}
+		if err = checkBasic(lb, v.opts.ChainID, height); err != nil {
+			return provider.ErrBadLightBlock{Reason: err}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return lb, nil
+}
+
+// ask puts a question to one peer, a busy one again. An error that is errLie says that no honest peer answers so.
+func (v *Verifier) ask(ctx context.Context, p *peer, question func(context.Context) error) error {
 	for try := 1; ; try++ {
 		began := time.Now()
 		call, cancel := context.WithTimeout(ctx, v.opts.CallTimeout)
-		var lb *types.LightBlock
-		err := guard(func() error {
-			var err error
-			if lb, err = p.LightBlock(call, height); err != nil {
-				return err
-			}
-			if err = checkBasic(lb, v.opts.ChainID, height); err != nil {
-				return provider.ErrBadLightBlock{Reason: err}
-			}
-			return nil
-		})
+		err := guard(func() error { return question(call) })
 		late := call.Err() != nil
 		cancel()
 		var bad provider.ErrBadLightBlock
 		switch {
 		case err == nil:
 			v.answered(p, time.Since(began) <= v.opts.CompareWait)
-			return lb, nil
+			return nil
 		case errors.As(err, &bad):
-			return nil, fmt.Errorf("%w: %w", errLie, err)
+			return fmt.Errorf("%w: %w", errLie, err)
 		case ctx.Err() != nil:
-			return nil, ctx.Err()
+			return ctx.Err()
 		case late:
 			v.answered(p, false)
-			return nil, fmt.Errorf("no answer within %v: %w", v.opts.CallTimeout, err)
+			return fmt.Errorf("no answer within %v: %w", v.opts.CallTimeout, err)
 		case errors.Is(err, provider.ErrLightBlockNotFound), errors.Is(err, provider.ErrHeightTooHigh):
 			v.answered(p, time.Since(began) <= v.opts.CompareWait)
-			return nil, err
+			return err
 		case !errors.Is(err, provider.ErrNoResponse) || try == attempts:
 			v.answered(p, false)
-			return nil, err
+			return err
 		}
 		pause := time.NewTimer(retryAfter << (try - 1))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 	}
 }

@@ -73,6 +73,22 @@ func (p *Provider) translate(ctx context.Context, height int64, err error) error
 	return err
 }
 
+// Headers asks for the headers and commits of up to count heights (at most MaxHeaders), from downwards. Its errors are LightBlock's.
+func (p *Provider) Headers(ctx context.Context, from int64, count int) ([]*types.SignedHeader, error) {
+	if from < 1 || count < 1 || count > MaxHeaders {
+		return nil, fmt.Errorf("there are no %d headers from height %d", count, from)
+	}
+	body, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodHeaders, Body: encodeRange(from, count), Max: MaxLightBlock})
+	if err != nil {
+		return nil, p.translate(ctx, from, err)
+	}
+	headers, err := decodeHeaders(body, p.chainID, from, count)
+	if err != nil {
+		return nil, provider.ErrBadLightBlock{Reason: err}
+	}
+	return headers, nil
+}
+
 // ConsensusParams asks for CometBFT's parameters at a height. Its errors are LightBlock's.
 func (p *Provider) ConsensusParams(ctx context.Context, height int64) (types.ConsensusParams, error) {
 	if height <= 0 {

@@ -77,11 +77,12 @@ func (s *Server) SetStores(blocks Blocks, states States, evidence func(types.Evi
 	s.cache.clear()
 }
 
-// Register makes the server answer the methods of light blocks, consensus parameters and evidence.
+// Register makes the server answer the methods of light blocks, headers, consensus parameters and evidence.
 func (s *Server) Register(m *transport.Mux) {
 	m.Handle(transport.MethodLightBlock, transport.HandlerFunc(s.serveLightBlock))
 	m.Handle(transport.MethodConsensusParams, transport.HandlerFunc(s.serveParams))
 	m.Handle(transport.MethodEvidence, transport.HandlerFunc(s.serveEvidence))
+	m.Handle(transport.MethodHeaders, transport.HandlerFunc(s.serveHeaders))
 }
 
 // using calls f while the stores are held, at most cap(places) at a time: others hear ErrBusy. A panic of a store (CometBFT's panic when their database fails) is
@@ -167,6 +168,40 @@ func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte,
 		return answer, nil
 	}
 	return nil, fmt.Errorf("light block %d: %w", height, transport.ErrGone)
+}
+
+// serveHeaders answers with the headers and canonical commits of a height and those below it, as many as were asked for, fit and are there.
+func (s *Server) serveHeaders(ctx context.Context, r transport.Request) ([]byte, error) {
+	from, count, err := decodeRange(r.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
+	}
+	var answer []byte
+	err = s.using(ctx, s.reads, func(blocks Blocks, _ States) error {
+		for h := from; h > from-int64(count) && h >= max(blocks.Base(), 1); h-- {
+			meta, commit := blocks.LoadBlockMeta(h), blocks.LoadBlockCommit(h)
+			if meta == nil || commit == nil || ctx.Err() != nil {
+				break
+			}
+			sh := &types.SignedHeader{Header: &meta.Header, Commit: commit}
+			if err := sh.ValidateBasic(s.chainID); err != nil {
+				return fmt.Errorf("own header %d: %w", h, err) // never let a damaged store make this node look like a liar
+			}
+			longer, err := appendHeader(answer, sh)
+			if err != nil {
+				return fmt.Errorf("encode header %d: %w", h, err)
+			}
+			if len(longer) > headersBytes && answer != nil {
+				break
+			}
+			answer = longer
+		}
+		if answer == nil {
+			return fmt.Errorf("headers from %d downwards: %w", from, transport.ErrGone)
+		}
+		return nil
+	})
+	return answer, err
 }
 
 func (s *Server) serveParams(ctx context.Context, r transport.Request) ([]byte, error) {

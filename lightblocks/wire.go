@@ -15,6 +15,10 @@ import (
 const (
 	// MaxLightBlock: 10,000 validators, CometBFT's maximum, have some 2 MiB with their signatures.
 	MaxLightBlock = 4 << 20
+	// MaxHeaders is how many headers one answer holds. A server stops at headersBytes, but for the first: a commit of 10,000 validators alone
+	// has some 1.1 MiB.
+	MaxHeaders   = 256
+	headersBytes = 1 << 20
 	// MaxParams: consensus parameters have some hundred bytes.
 	MaxParams = 64 << 10
 	// MaxEvidence is what a request's body may hold.
@@ -89,6 +93,72 @@ func checkBasic(lb *types.LightBlock, chainID string, height int64) error {
 		return fmt.Errorf("it is of height %d, not %d", lb.Height, height)
 	}
 	return nil
+}
+
+// encodeRange is the body of a request for the headers of count heights, from downwards.
+func encodeRange(from int64, count int) []byte { return binary.BigEndian.AppendUint16(encodeHeight(from), uint16(count)) }
+
+func decodeRange(body []byte) (from int64, count int, err error) {
+	if len(body) != 10 {
+		return 0, 0, fmt.Errorf("a range of heights has 10 bytes, not %d", len(body))
+	}
+	if from, err = decodeHeight(body[:8]); err != nil {
+		return 0, 0, err
+	}
+	if count = int(binary.BigEndian.Uint16(body[8:])); from == 0 || count == 0 || count > MaxHeaders {
+		return 0, 0, fmt.Errorf("%d headers from height %d: it must be 1 to %d, from height 1 or above", count, from, MaxHeaders)
+	}
+	return from, count, nil
+}
+
+// appendHeader adds one to an answer: length u32 and protobuf.
+func appendHeader(to []byte, sh *types.SignedHeader) ([]byte, error) {
+	text, err := sh.ToProto().Marshal()
+	if err != nil {
+		return nil, err
+	}
+	return append(binary.BigEndian.AppendUint32(to, uint32(len(text))), text...), nil
+}
+
+// decodeHeaders reads an answer: headers of the heights from downwards, at least one and at most count, each consistent in itself. Whether
+// they hang together and who signed is not checked.
+func decodeHeaders(body []byte, chainID string, from int64, count int) ([]*types.SignedHeader, error) {
+	var headers []*types.SignedHeader
+	err := guard(func() error {
+		for len(body) > 0 {
+			if len(headers) == count {
+				return fmt.Errorf("there are more than %d", count)
+			}
+			if len(body) < 4 || uint64(len(body)-4) < uint64(binary.BigEndian.Uint32(body)) {
+				return errors.New("the last one is cut off")
+			}
+			end := 4 + int(binary.BigEndian.Uint32(body))
+			var pb cmtproto.SignedHeader
+			if err := pb.Unmarshal(body[4:end]); err != nil {
+				return err
+			}
+			body = body[end:]
+			sh, err := types.SignedHeaderFromProto(&pb)
+			if err != nil {
+				return err
+			}
+			if err := sh.ValidateBasic(chainID); err != nil {
+				return err
+			}
+			if wanted := from - int64(len(headers)); sh.Height != wanted {
+				return fmt.Errorf("one is of height %d, not %d", sh.Height, wanted)
+			}
+			headers = append(headers, sh)
+		}
+		if len(headers) == 0 {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("headers: %w", err)
+	}
+	return headers, nil
 }
 
 func encodeParams(params types.ConsensusParams) ([]byte, error) {

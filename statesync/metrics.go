@@ -11,9 +11,23 @@ const metricsSubsystem = "statesync"
 
 // Metrics are what operators watch. A nil *Metrics counts nothing.
 type Metrics struct {
-	offered, verified, bytes, rejected, peers, served, servedBytes prometheus.Counter
-	total                                                          prometheus.Gauge
+	offered, verified, bytes, rejected, served, servedBytes prometheus.Counter
+	banned                                                  *prometheus.CounterVec // by BanReason
+	chunks                                                  prometheus.Gauge
 }
+
+// BanReason is about what a peer has been proved to lie. There are only these, so that they can be a label.
+type BanReason string
+
+// The reasons.
+const (
+	BanChunk    BanReason = "chunk"    // bytes that are no part of the state
+	BanManifest BanReason = "manifest" // what does not lead to the app hash
+	BanMessage  BanReason = "message"  // an answer that cannot be read
+	BanHeader   BanReason = "header"   // a header that the validators did not sign
+)
+
+var banReasons = []BanReason{BanChunk, BanManifest, BanMessage, BanHeader}
 
 // NewMetrics registers the metrics. Those that are registered already are shared: they count for the whole process.
 func NewMetrics(namespace string, registry prometheus.Registerer) *Metrics {
@@ -22,18 +36,25 @@ func NewMetrics(namespace string, registry prometheus.Registerer) *Metrics {
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: name, Help: help,
 		}))
 	}
-	return &Metrics{
-		offered:     counter("snapshots_offered", "Snapshots that peers offered to this node while it joined."),
-		verified:    counter("chunks_verified", "Chunks received and verified."),
-		bytes:       counter("bytes_verified", "Bytes of the verified chunks."),
-		rejected:    counter("chunks_rejected", "Chunks received that were not what the manifest says."),
-		peers:       counter("peers_rejected", "Peers rejected for what proves that they lied."),
-		served:      counter("chunks_served", "Chunks handed out for joining nodes."),
-		servedBytes: counter("bytes_served", "Bytes of the chunks handed out for joining nodes."),
-		total: register(registry, prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: namespace, Subsystem: metricsSubsystem, Name: "chunks_total", Help: "Chunks of the snapshot that is or was last restored.",
+	m := &Metrics{
+		offered:     counter("snapshots_offered_total", "Snapshots that peers offered to this node in CometBFT's state sync."),
+		verified:    counter("chunks_verified_total", "Chunks that this node received and verified while it joined."),
+		bytes:       counter("bytes_verified_total", "Bytes of the chunks that were verified."),
+		rejected:    counter("chunks_rejected_total", "Chunks that this node received and that were not what the manifest says."),
+		served:      counter("chunks_served_total", "Chunks handed out to joining nodes."),
+		servedBytes: counter("bytes_served_total", "Bytes of the chunks handed out to joining nodes."),
+		banned: register(registry, prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Subsystem: metricsSubsystem, Name: "peers_banned_total",
+			Help: "Peers banned for what proves that they lied while this node joined, by what it was about: chunk, manifest, message or header.",
+		}, []string{"reason"})),
+		chunks: register(registry, prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: namespace, Subsystem: metricsSubsystem, Name: "snapshot_chunks", Help: "Chunks of the snapshot that is or was last restored.",
 		})),
 	}
+	for _, reason := range banReasons {
+		m.banned.WithLabelValues(string(reason)) // so that it is 0, not absent
+	}
+	return m
 }
 
 func register[C prometheus.Collector](registry prometheus.Registerer, c C) C {
@@ -65,16 +86,16 @@ func (m *Metrics) ChunkVerified(bytes int) { m.chunkVerified(bytes) }
 // ChunkRejected counts an answer that was no chunk.
 func (m *Metrics) ChunkRejected() { m.chunkRejected(false) }
 
-// PeerRejected counts a peer that was proved to lie, about whatever.
-func (m *Metrics) PeerRejected() {
+// PeerBanned counts a peer that was proved to lie.
+func (m *Metrics) PeerBanned(about BanReason) {
 	if m != nil {
-		m.peers.Inc()
+		m.banned.WithLabelValues(string(about)).Inc()
 	}
 }
 
 func (m *Metrics) restoring(chunks int) {
 	if m != nil {
-		m.total.Set(float64(chunks))
+		m.chunks.Set(float64(chunks))
 	}
 }
 
@@ -89,7 +110,7 @@ func (m *Metrics) chunkRejected(newPeer bool) {
 	if m != nil {
 		m.rejected.Inc()
 		if newPeer {
-			m.peers.Inc()
+			m.PeerBanned(BanChunk)
 		}
 	}
 }

@@ -176,8 +176,8 @@ func TestMetricsAndProgress(t *testing.T) {
 	require.Equal(t, chunks[0], load(t, m, 10, 1, 0))
 	size := len(bytes.Join(chunks, nil))
 	for name, want := range map[string]int{
-		"snapshots_offered": 1, "chunks_total": len(chunks), "chunks_verified": len(chunks), "bytes_verified": size,
-		"chunks_rejected": 2, "peers_rejected": 1, "chunks_served": 1, "bytes_served": len(chunks[0]),
+		"snapshots_offered_total": 1, "snapshot_chunks": len(chunks), "chunks_verified_total": len(chunks), "bytes_verified_total": size,
+		"chunks_rejected_total": 2, "peers_banned_total": 1, "chunks_served_total": 1, "bytes_served_total": len(chunks[0]),
 	} {
 		require.EqualValues(t, want, gathered(t, registry, "starling_statesync_"+name), name)
 	}

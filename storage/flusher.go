@@ -234,6 +234,7 @@ func (s *State) take() []waiting {
 	group, rest := s.mu.waiting[:n:n], s.mu.waiting[n:]
 	s.mu.waiting = append([]waiting(nil), rest...)
 	s.mu.busy, s.mu.flushing, s.mu.flushingFrom, s.mu.flushingBytes = true, n, group[0].Meta.Height, 0
+	s.mu.flushingSince = group[0].since
 	for _, w := range group {
 		s.mu.flushingBytes += w.bytes
 	}

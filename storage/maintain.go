@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -83,6 +84,7 @@ type Metrics struct {
 	SafeHeight         int64
 	LagBlocks          int // that are not durable yet
 	LagBytes           int64
+	LagSeconds         float64 // that the oldest of these blocks waits
 	Flushes            int64
 	FlushSeconds       float64 // spent in flushes
 	FlushedBytes       uint64  // of keys and values in blocks that became durable
@@ -124,6 +126,11 @@ func (s *State) Metrics() Metrics {
 		m.SafeHeight = s.mu.safe.Height
 	}
 	m.LagBlocks, m.LagBytes = len(s.mu.waiting)+s.mu.flushing, s.mu.waitingBytes+s.mu.flushingBytes
+	if s.mu.flushing > 0 {
+		m.LagSeconds = time.Since(s.mu.flushingSince).Seconds()
+	} else if len(s.mu.waiting) > 0 {
+		m.LagSeconds = time.Since(s.mu.waiting[0].since).Seconds()
+	}
 	m.Flushes, m.FlushSeconds, m.FlushedBytes = s.mu.flushes, s.mu.flushTime.Seconds(), s.mu.flushedBytes
 	m.WaitSeconds = s.mu.waited.Seconds()
 	if in := m.FlushedBytes + ingested; in > 0 {

@@ -25,9 +25,17 @@ type Meta struct {
 }
 
 var (
-	errMetaForm    = errors.New("malformed record")
-	errMetaVersion = errors.New("unknown format version")
+	errMetaForm = errors.New("malformed record")
 )
+
+// newerMeta is the layout of a state that a newer program wrote.
+type newerMeta byte
+
+func (v newerMeta) Error() string {
+	return fmt.Sprintf("layout %d, this program knows %d", byte(v), FormatVersion)
+}
+
+func (newerMeta) Is(target error) bool { return target == ErrNewerFormat }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -71,8 +79,11 @@ func decodeMeta(b []byte) (Meta, error) {
 	}
 	// The version is looked at after the checksum, so that a flipped bit is not mistaken for a newer format: every format
 	// begins with the version and ends with the checksum.
-	if body[0] != FormatVersion {
-		return Meta{}, fmt.Errorf("%w %d, this program knows %d", errMetaVersion, body[0], FormatVersion)
+	switch {
+	case body[0] > FormatVersion:
+		return Meta{}, newerMeta(body[0])
+	case body[0] < FormatVersion:
+		return Meta{}, fmt.Errorf("%w: layout %d", errMetaForm, body[0])
 	}
 	body = body[1:]
 	if len(body) < 1+8+8 {

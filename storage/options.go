@@ -22,6 +22,9 @@ var (
 	ErrDiskFull = engine.ErrDiskFull
 )
 
+// DatabaseFormat is the format major version of Pebble that both zones write.
+const DatabaseFormat = uint64(engine.Format)
+
 // Logger takes what the zone and the database under it have to say, as a message with pairs of keys and values. *slog.Logger
 // and CometBFT's logger are ones. It is called concurrently.
 type Logger = engine.Logger

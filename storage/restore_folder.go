@@ -93,9 +93,15 @@ func (s *State) loadRestore(hasState bool) error {
 				return nil
 			}
 			_, err := s.loadRuns()
+			if newer := newerRestore(0); errors.As(err, &newer) {
+				return s.folder.Newer("journal of an interrupted join, of format", uint64(newer), journalVersion)
+			}
 			return err
 		}
-		if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrNewerFormat) && !errors.Is(err, fs.ErrNotExist) {
+		if newer := newerRestore(0); errors.As(err, &newer) { // what it has fetched may be worth hours
+			return s.folder.Newer("interrupted join of format", uint64(newer), labelVersion)
+		}
+		if !errors.Is(err, ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		s.log.Error("an interrupted restore cannot go on", "folder", s.inZone(restoreName), "err", err)
@@ -134,6 +140,8 @@ func (s *State) replaceInRestore(name string, b []byte) error {
 func (s *State) loadRuns() (map[RunID]run, error) {
 	vfs, runs := s.opts.FS, map[RunID]run{}
 	switch journal, err := readAll(vfs, s.inRestore(journalFile), maxJournalBytes); {
+	case err == nil && len(journal) > 0 && journal[0] > journalVersion:
+		return nil, newerRestore(journal[0])
 	case err == nil:
 		var whole int
 		if runs, whole = decodeJournal(journal); whole < len(journal) {

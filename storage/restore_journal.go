@@ -155,11 +155,22 @@ func decodeLabel(b []byte) ([]byte, error) {
 	switch {
 	case crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]):
 		return nil, fmt.Errorf("label: wrong checksum: %w", ErrCorrupt)
-	case body[0] != labelVersion:
-		return nil, fmt.Errorf("label: version %d: %w", body[0], ErrNewerFormat)
+	case body[0] > labelVersion:
+		return nil, newerRestore(body[0])
+	case body[0] < labelVersion:
+		return nil, fmt.Errorf("label: version %d: %w", body[0], ErrCorrupt)
 	}
 	return body[1:], nil
 }
+
+// newerRestore is the version of a restore's label or journal that a newer program wrote.
+type newerRestore byte
+
+func (v newerRestore) Error() string {
+	return fmt.Sprintf("a restore of version %d: %v", byte(v), ErrNewerFormat)
+}
+
+func (newerRestore) Is(target error) bool { return target == ErrNewerFormat }
 
 // readAll reads a file of at most limit bytes.
 func readAll(fs vfs.FS, path string, limit int64) ([]byte, error) {

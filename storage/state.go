@@ -97,9 +97,10 @@ type State struct {
 		busy          bool // the flusher is in a flush, or telling of its end
 		flushing      int  // blocks that the flusher has taken and that are not durable
 		flushingFrom  int64
-		pinned        []int64 // that the last Trim named
-		trimmed       bool    // and what it did not name is still to be removed,
-		trimmedTo     int64   // up to this height
+		flushingSince time.Time // when the first of them was handed over
+		pinned        []int64   // that the last Trim named
+		trimmed       bool      // and what it did not name is still to be removed,
+		trimmedTo     int64     // up to this height
 		flushingBytes int64
 		last          int64         // height of the last block that was written
 		wanted        int64         // a flush is due up to this height
@@ -195,10 +196,10 @@ func (s *State) closeDB() error {
 // load reads meta, and wipes data that has none. A restore's folder stays, unless there is a state.
 func (s *State) load() error {
 	meta, ok, err := readMeta(s.db)
+	var newer newerMeta
 	switch {
-	case errors.Is(err, errMetaVersion):
-		return fmt.Errorf("state folder %s was %w: %w: install the newer starlingd, or `starlingd unsafe-reset-all` and join again by state sync",
-			s.dir, ErrNewerFormat, err)
+	case errors.As(err, &newer):
+		return s.folder.Newer("layout", uint64(newer), FormatVersion)
 	case err != nil && (pebble.IsCorruptionError(err) || errors.Is(err, errMetaForm)):
 		return s.folder.Corrupt(err)
 	case err != nil:

@@ -3,6 +3,7 @@ package storage
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -265,6 +266,9 @@ func TestOpenRefusesUnreadableMeta(t *testing.T) {
 				_, err := Open("zone", Options{FS: fs})
 				require.ErrorIs(t, err, c.want)
 				require.ErrorContains(t, err, "zone")
+				if errors.Is(c.want, ErrNewerFormat) {
+					require.ErrorContains(t, err, "layout 2, this program knows up to 1: use the starlingd that wrote it")
+				}
 				require.ErrorContains(t, err, "starlingd unsafe-reset-all")
 			}
 		})

@@ -74,6 +74,7 @@ const (
 	MethodEvidence        Method = 8  // evidence of misbehaviour, for the evidence pool
 	MethodPeers           Method = 9  // addresses of further nodes
 	MethodGenesis         Method = 10 // the genesis file; also for who does not know the chain id yet
+	MethodHeaders         Method = 11 // headers and commits of consecutive heights, downwards
 )
 
 // MaxBody is how long a request's body may be, in bytes.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -288,7 +289,7 @@ func (j *joiner) fetchManifest(ctx context.Context, height int64, appHash avlsta
 // manifestFrom asks one peer. What does not lead to the app hash is a proof that it lied.
 func (j *joiner) manifestFrom(ctx context.Context, height int64, appHash avlstar.Hash, conn transport.Conn, received *atomic.Int64) (*avlstar.Manifest, error) {
 	lied := func(err error) error {
-		j.o.Peers.Ban(conn.Remote().ID, err.Error())
+		j.o.Peers.Ban(conn.Remote().ID, statesync.BanManifest, err.Error())
 		return err
 	}
 	b, err := call(ctx, conn, transport.Call{Method: transport.MethodCommitment, Body: heightBody(height), Max: commitmentBytes})
@@ -378,7 +379,7 @@ func (j *joiner) probe(ctx context.Context, height int64, m *avlstar.Manifest, c
 		_, err = m.VerifyChunk(uint32(least), data)
 	}
 	if isLie(err) || errors.Is(err, avlstar.ErrInvalidChunk) {
-		j.o.Peers.Ban(conn.Remote().ID, err.Error())
+		j.o.Peers.Ban(conn.Remote().ID, statesync.BanChunk, err.Error())
 	}
 	return err
 }

@@ -57,6 +57,8 @@ type Options struct {
 	Metrics     *statesync.Metrics
 	// Progress is called now and then, one call at a time, with how far the join is; nil: not.
 	Progress func(Progress)
+	// View is for others to look at; nil: nobody does.
+	View *View
 	// LogEvery is the time between two lines of the log; default 5 s.
 	LogEvery time.Duration
 }
@@ -192,6 +194,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 		tried: map[int64]bool{},
 	}
 	j.attempts.failed = map[int64]int{}
+	o.View.Connecting(o.Peers)
 	defer j.wg.Wait()
 	defer cancel()
 	if height, m, ok := o.Target.Unfinished(); ok {
@@ -201,9 +204,9 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	summary := j.progress()
+	summary, peers := j.progress()
 	summary.Phase = PhaseDone
-	j.report(summary)
+	j.report(summary, peers)
 	j.log.Info("Joining: the state is restored", summary.keyvals()...)
 	return &Result{j.round.height, version, summary}, nil
 }
@@ -248,7 +251,8 @@ func (j *joiner) run(ctx context.Context) (*avlstar.Version, error) {
 			j.tick()
 			if time.Since(logged) >= j.o.LogEvery {
 				logged = time.Now()
-				j.log.Info("Joining: fetching the state", j.progress().keyvals()...)
+				p, _ := j.progress()
+				j.log.Info("Joining: fetching the state", p.keyvals()...)
 			}
 		}
 	}
@@ -258,9 +262,9 @@ func (j *joiner) run(ctx context.Context) (*avlstar.Version, error) {
 	if err := j.conflict(); err != nil { // somebody has shown another header since
 		return nil, err
 	}
-	summary := j.progress()
+	summary, peers := j.progress()
 	summary.Phase = PhaseWriting
-	j.report(summary)
+	j.report(summary, peers)
 	return j.round.restorer.Commit()
 }
 
@@ -279,8 +283,8 @@ func (j *joiner) begin(ctx context.Context, c *choice) error {
 	}
 	j.log.Info("Joining: restoring a snapshot", "height", c.height, "chunks", len(c.manifest.Entries), "retarget", old != nil)
 	restorer, err := statesync.ContinueRestore(ctx, j.o.Target, c.height, c.manifest, func(done int) {
-		if j.o.Progress != nil && done%64 == 0 {
-			j.o.Progress(Progress{Phase: PhaseVerifying, Height: c.height, Chunks: len(c.manifest.Entries), ChunksDone: done})
+		if done%64 == 0 {
+			j.report(Progress{Phase: PhaseVerifying, Height: c.height, Chunks: len(c.manifest.Entries), ChunksDone: done}, nil)
 		}
 	})
 	if err != nil {
@@ -296,6 +300,7 @@ func (j *joiner) begin(ctx context.Context, c *choice) error {
 	if err := j.copyLocal(r, local); err != nil {
 		return err
 	}
+	j.o.View.begin(r)
 	j.plan(r)
 	for peer, heights := range j.has {
 		j.tell(peer, heights)
@@ -351,7 +356,8 @@ func (j *joiner) tick() {
 		j.log.Error("Joining: chunks are missing that nothing is under way for: asking for them again", "missing", r.restorer.Missing())
 		j.plan(r)
 	}
-	j.report(j.progress())
+	p, peers := j.progress()
+	j.report(p, peers)
 }
 
 // lacks says that for a while nobody has said that he has the snapshot.
@@ -458,17 +464,17 @@ func (j *joiner) step(events ...scheduler.Event) {
 			case scheduler.Cancel:
 				if c := j.calls[a.Request]; c != nil {
 					c.cancel()
-					delete(j.calls, a.Request)
 				}
+				j.ended(a.Request)
 			case scheduler.Verify:
 				j.verifyAnswer(a.Request)
 			case scheduler.Write: // that is done already, see verifyAnswer
-				delete(j.calls, a.Request)
+				j.ended(a.Request)
 				delete(j.items, a.Item)
 				events = append(events, scheduler.Written{Item: a.Item})
 			case scheduler.Ban:
 				j.o.Metrics.ChunkRejected()
-				j.o.Peers.Ban(transport.ID(a.Peer), a.Reason)
+				j.o.Peers.Ban(transport.ID(a.Peer), statesync.BanChunk, a.Reason)
 			case scheduler.Starved: // see lacks: it comes before anybody was told of the round
 			case scheduler.Done:
 				j.done = j.round.restorer.Missing() == 0
@@ -486,6 +492,7 @@ func (j *joiner) ask(a scheduler.Ask) []scheduler.Event {
 	ctx, cancel := context.WithCancel(j.round.ctx)
 	c := &outstanding{item: it, peer: a.Peer, cancel: cancel}
 	j.calls[a.Request] = c
+	j.o.View.asked(it, a.Peer)
 	call := it.call(j.round.height)
 	call.Received = &c.received
 	j.wg.Go(func() {
@@ -510,11 +517,11 @@ func (j *joiner) answered(m mailAnswer) {
 		j.step(scheduler.Received{Request: m.request, Bytes: uint64(len(m.data))})
 		return
 	}
-	delete(j.calls, m.request)
 	reason := scheduler.Broken
 	switch {
 	case isLie(m.err):
 		reason = scheduler.Lied
+		j.o.View.lied(c.item)
 	case errors.Is(m.err, transport.ErrGone):
 		reason = scheduler.Gone
 	case errors.Is(m.err, transport.ErrBusy):
@@ -522,7 +529,16 @@ func (j *joiner) answered(m mailAnswer) {
 	case errors.Is(m.err, transport.ErrRefused):
 		reason = scheduler.Refused
 	}
+	j.ended(m.request)
 	j.step(scheduler.Failed{Request: m.request, Reason: reason, Detail: m.err.Error()})
+}
+
+// ended forgets a request.
+func (j *joiner) ended(id scheduler.RequestID) {
+	if c := j.calls[id]; c != nil {
+		j.o.View.ended(c.item)
+		delete(j.calls, id)
+	}
 }
 
 // verifyAnswer has an answer verified, and what it completes written, by a worker.
@@ -530,6 +546,7 @@ func (j *joiner) verifyAnswer(request scheduler.RequestID) {
 	c := j.calls[request]
 	data, it, peer := c.data, c.item, transport.ID(c.peer)
 	c.data = nil
+	j.o.View.arrived(it, c.peer)
 	j.wg.Go(func() {
 		j.verify <- struct{}{}
 		defer func() { <-j.verify }()
@@ -543,11 +560,12 @@ func (j *joiner) verifiedMail(m mailVerified) {
 	switch {
 	case m.err == nil:
 	case errors.Is(m.err, avlstar.ErrInvalidChunk), errors.Is(m.err, avlstar.ErrInvalidManifest):
-		delete(j.calls, m.request)
+		j.o.View.lied(m.item)
+		j.ended(m.request)
 		j.step(scheduler.Rejected{Request: m.request, Reason: m.err.Error()})
 		return
 	case errors.Is(m.err, statesync.ErrOver): // the round is, and its items were dropped
-		delete(j.calls, m.request)
+		j.ended(m.request)
 		j.step(scheduler.Verified{Request: m.request})
 		return
 	default:
@@ -560,6 +578,9 @@ func (j *joiner) verifiedMail(m mailVerified) {
 		j.count.verified(m.item)
 		if m.item.kind == wholeChunk {
 			j.o.Metrics.ChunkVerified(int(m.item.bytes))
+		}
+		if m.item.kind == wholeChunk || m.delta != nil && m.delta.done {
+			j.o.View.stored(m.item, m.peer)
 		}
 		if m.delta != nil {
 			j.deltaAnswer(m.item, m.delta)

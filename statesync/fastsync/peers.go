@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/cometbft/cometbft/libs/log"
 
+	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -37,9 +39,9 @@ const (
 type PeersOptions struct {
 	Logger    log.Logger
 	Dialer    transport.Dialer
-	Addresses []transport.Address // known from the start
-	Self      transport.ID        // not dialled
-	Banned    func(transport.ID)  // called once for each; nil: not
+	Addresses []transport.Address                     // known from the start
+	Self      transport.ID                            // not dialled
+	Banned    func(transport.ID, statesync.BanReason) // called once for each; nil: not
 }
 
 // Peers keeps connections to as many nodes as it finds. Watch tells who comes and goes. Close ends it.
@@ -171,8 +173,19 @@ func (p *Peers) Failures() []string {
 	return list
 }
 
-// Ban ends the connection to a peer that was proved to lie. It is not talked to again.
-func (p *Peers) Ban(id transport.ID, reason string) {
+// addresses returns the addresses of those that are connected, and why others were banned.
+func (p *Peers) addresses() (connected, banned map[transport.ID]string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	connected = make(map[transport.ID]string, len(p.mu.up))
+	for id, c := range p.mu.up {
+		connected[id] = c.Remote().HostPort
+	}
+	return connected, maps.Clone(p.mu.banned)
+}
+
+// Ban ends the connection to a peer that was proved to lie, about what, and by what. It is not talked to again.
+func (p *Peers) Ban(id transport.ID, about statesync.BanReason, reason string) {
 	p.mu.Lock()
 	conn := p.mu.up[id]
 	_, already := p.mu.banned[id]
@@ -181,7 +194,7 @@ func (p *Peers) Ban(id transport.ID, reason string) {
 	if !already {
 		p.o.Logger.Error("Banned a peer that lied", "peer", id, "reason", reason)
 		if p.o.Banned != nil {
-			p.o.Banned(id)
+			p.o.Banned(id, about)
 		}
 	}
 	if conn != nil {
@@ -374,14 +387,14 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) {
 			}
 			p.mu.Unlock()
 		} else if errors.Is(err, errMessage) {
-			p.Ban(id, err.Error())
+			p.Ban(id, statesync.BanMessage, err.Error())
 		}
 		if asked.IsZero() || time.Since(asked) > peersEvery {
 			asked = time.Now()
 			if list, err := askPeers(ctx, conn); err == nil {
 				p.told(id, list)
 			} else if errors.Is(err, errMessage) {
-				p.Ban(id, err.Error())
+				p.Ban(id, statesync.BanMessage, err.Error())
 			}
 		}
 		select {

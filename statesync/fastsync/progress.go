@@ -6,6 +6,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/scheduler"
 )
 
 // Phase is what a join is at.
@@ -13,6 +14,7 @@ type Phase string
 
 // The phases.
 const (
+	PhaseLooking   Phase = "looking"   // for peers, and a snapshot of theirs; only a View shows it
 	PhaseVerifying Phase = "verifying" // what an interrupted join left
 	PhaseFetching  Phase = "fetching"
 	PhaseWriting   Phase = "writing" // putting the tree together, making it durable
@@ -93,8 +95,8 @@ func (c *counters) verified(it *item) {
 	}
 }
 
-// progress describes the join.
-func (j *joiner) progress() Progress {
+// progress describes the join, and its peers.
+func (j *joiner) progress() (Progress, []scheduler.PeerStats) {
 	p := j.count.progress
 	stats := j.sched.Stats()
 	p.Phase, p.Height, p.Elapsed = PhaseFetching, j.round.height, time.Since(j.started)
@@ -105,10 +107,11 @@ func (j *joiner) progress() Progress {
 		p.Rate = uint64(rate)
 		p.Left = time.Duration(float64(p.Bytes-min(p.BytesDone, p.Bytes)) / rate * float64(time.Second))
 	}
-	return p
+	return p, stats.Peers
 }
 
-func (j *joiner) report(p Progress) {
+func (j *joiner) report(p Progress, peers []scheduler.PeerStats) {
+	j.o.View.report(p, peers)
 	if j.o.Progress != nil {
 		j.o.Progress(p)
 	}

@@ -116,8 +116,7 @@ func (z *Zone) checkFormat() error {
 	case found && len(value) == 1 && value[0] == FormatVersion:
 		return nil
 	case found && len(value) == 1 && value[0] > FormatVersion:
-		return fmt.Errorf("blocks folder %s: %w: layout %d, this program knows %d: use the version of starlingd that wrote it",
-			z.folder.Dir, ErrNewerFormat, value[0], FormatVersion)
+		return z.folder.Newer("layout", uint64(value[0]), FormatVersion)
 	case found:
 		return z.folder.Corrupt(fmt.Errorf("layout record %x", value))
 	}

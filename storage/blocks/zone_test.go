@@ -385,7 +385,9 @@ func TestFormat(t *testing.T) {
 		return err
 	}
 	require.NoError(t, alter([]byte{FormatVersion}))
-	require.ErrorIs(t, alter([]byte{FormatVersion + 1}), ErrNewerFormat)
+	newer := alter([]byte{FormatVersion + 1})
+	require.ErrorIs(t, newer, ErrNewerFormat)
+	require.ErrorContains(t, newer, "blocks folder other was written by a newer version: layout 2, this program knows up to 1: use the starlingd that wrote it")
 	require.ErrorIs(t, alter([]byte{}), ErrCorrupt)
 	require.ErrorIs(t, alter([]byte{0}), ErrCorrupt)
 	require.ErrorIs(t, alter(nil), ErrCorrupt)

@@ -12,11 +12,14 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strconv"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/atomicfs"
 )
 
 var (
@@ -104,12 +107,44 @@ func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 		listener = pebble.TeeEventListener(listener, *o.EventListener)
 	}
 	o.EventListener = &listener
+	if err := f.checkFormat(); err != nil {
+		return nil, f.Err("open", err)
+	}
 	db, err := open(f.Dir, o)
 	if err != nil {
 		return nil, f.Err("open", err)
 	}
 	ordered.opened.Store(true)
 	return db, nil
+}
+
+// checkFormat refuses a database of a newer format than the pinned one: Pebble's own error for what it does not know is of no kind, and what it
+// does know beyond ours was not written by this program.
+func (f Folder) checkFormat() error {
+	value, err := atomicfs.ReadMarker(f.FS, f.Dir, formatMarker)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && value == "" {
+		return nil // a new one
+	}
+	if err != nil {
+		return err
+	}
+	version, err := strconv.ParseUint(value, 10, 64)
+	if err != nil {
+		return f.Corrupt(fmt.Errorf("the database's format is %q, which is no number", value))
+	}
+	if version > uint64(Format) {
+		return f.Newer("database format", version, uint64(Format))
+	}
+	return nil
+}
+
+// formatMarker names the file in which Pebble keeps the format of a database (format_major_version.go).
+const formatMarker = "format-version"
+
+// Newer is an ErrNewerFormat about something in the folder.
+func (f Folder) Newer(what string, found, known uint64) error {
+	return fmt.Errorf("%s folder %s was %w: %s %d, this program knows up to %d: use the starlingd that wrote it, or a newer one (`starlingd version --long` "+
+		"shows what one knows), or remove the home's data with `starlingd unsafe-reset-all` and join again", f.Zone, f.Dir, ErrNewerFormat, what, found, known)
 }
 
 // open returns the errors that Pebble panics with.

@@ -1,0 +1,113 @@
+package tcp
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// replay is a connection whose other side has said all that it has to say.
+type replay struct {
+	in      *bytes.Reader
+	written int
+}
+
+func (r *replay) Read(b []byte) (int, error)         { return r.in.Read(b) }
+func (r *replay) Write(b []byte) (int, error)        { r.written += len(b); return len(b), nil }
+func (r *replay) Close() error                       { return nil }
+func (r *replay) LocalAddr() net.Addr                { return pipeAddr("here") }
+func (r *replay) RemoteAddr() net.Addr               { return pipeAddr("there") }
+func (r *replay) SetDeadline(time.Time) error        { return nil }
+func (r *replay) SetReadDeadline(t time.Time) error  { return r.SetDeadline(t) }
+func (r *replay) SetWriteDeadline(t time.Time) error { return r.SetDeadline(t) }
+
+// tap keeps what is written.
+type tap struct {
+	net.Conn
+	sent bytes.Buffer
+}
+
+func (t *tap) Write(b []byte) (int, error) {
+	t.sent.Write(b)
+	return t.Conn.Write(b)
+}
+
+// recorded is what an honest dialer says until it is greeted.
+func recorded(f *testing.F, s *Server) []byte {
+	f.Helper()
+	here, there := net.Pipe()
+	dialer := &tap{Conn: here}
+	served := make(chan error)
+	go func() {
+		n, err := s.greet(there, "host", "host")
+		if err == nil {
+			s.gate.leave(n.guest)
+		}
+		served <- err
+	}()
+	cfg, err := config(keyOf(2), func(transport.ID) error { return nil })
+	require.NoError(f, err)
+	t := tls.Client(dialer, cfg)
+	_, err = t.Write(helloHere)
+	require.NoError(f, err)
+	_, err = readHello(t)
+	require.NoError(f, err)
+	require.NoError(f, <-served)
+	return dialer.sent.Bytes()
+}
+
+// FuzzHandshake has a server read anything before the peer is authenticated, what an honest dialer once said among it: nobody gets in with it,
+// and neither side's bytes exceed the bound.
+func FuzzHandshake(f *testing.F) {
+	o, err := Options{Key: keyOf(1), ChainID: chain, Handler: echo}.withDefaults()
+	require.NoError(f, err)
+	cfg, err := config(o.Key, func(transport.ID) error { return nil })
+	require.NoError(f, err)
+	s := &Server{o: o, tls: cfg, ctx: f.Context()}
+	s.gate = newGate(&s.o)
+	require.NoError(f, s.gate.knock("host", time.Now()))
+	honest := recorded(f, s)
+	f.Add(honest)
+	f.Add(honest[:len(honest)/2])
+	f.Add([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+	f.Add([]byte{22, 3, 1, 0xff, 0xff, 1})
+	f.Add(helloHere)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := &replay{in: bytes.NewReader(b)}
+		_, err := s.greet(c, "host", "host")
+		require.Error(t, err, "the key exchange is a new one each time")
+		require.LessOrEqual(t, len(b)-c.in.Len(), maxHandshake)
+		require.LessOrEqual(t, c.written, maxHandshake)
+		require.Zero(t, s.gate.mu.conns)
+	})
+}
+
+// FuzzCertificate has any certificate shown: who is named has a small one of an Ed25519 key.
+func FuzzCertificate(f *testing.F) {
+	cfg, err := config(keyOf(1), func(transport.ID) error { return nil })
+	require.NoError(f, err)
+	der := cfg.Certificates[0].Certificate[0]
+	f.Add(der)
+	f.Add(bytes.Replace(der, []byte{6, 3, 43, 101, 112}, []byte{6, 3, 43, 101, 113}, 1)) // the OID of Ed448
+	f.Fuzz(func(t *testing.T, der []byte) {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return
+		}
+		id, err := peerID(tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}})
+		if err != nil {
+			require.ErrorIs(t, err, errCertificate)
+			return
+		}
+		require.NoError(t, id.Validate())
+		require.LessOrEqual(t, len(der), maxCertificate)
+	})
+}
