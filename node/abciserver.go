@@ -46,6 +46,7 @@ type ABCIOptions struct {
 // ABCIServer is the application, served to a CometBFT process.
 type ABCIServer struct {
 	application *Application
+	gate        *gate // what is served
 	server      service.Service
 	log         log.Logger
 	failed      chan error
@@ -90,7 +91,12 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.listen(ctx, o, network, address); err != nil {
+	s.gate = &gate{Application: s.application, halt: o.Config.HaltHeight, canGoOn: s.application.CanGoOn, stop: fail}
+	err = checkHalt(s.gate.halt, s.application.Height())
+	if err == nil {
+		err = s.listen(ctx, o, network, address)
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.application.Close())
 	}
 	watched, cancel := context.WithCancel(context.Background())
@@ -180,9 +186,9 @@ func (s *ABCIServer) listen(ctx context.Context, o ABCIOptions, network, address
 			return err
 		}
 	}
-	var served abci.Application = s.application
+	var served abci.Application = s.gate
 	if o.Transport == "grpc" {
-		served = grpcApplication{s.application, o.Logger}
+		served = grpcApplication{s.gate, o.Logger}
 	}
 	if s.server, err = server.NewServer(o.Address, o.Transport, served); err != nil {
 		return err

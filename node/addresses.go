@@ -14,14 +14,15 @@ import (
 // ErrAddress: an address to listen on cannot be had.
 var ErrAddress = errors.New("cannot listen")
 
-// checkAddresses tries every address that CometBFT will listen on, so that an occupied port is an error that names its setting
-// before anything is opened. (The metrics server would only log it.)
-func checkAddresses(ctx context.Context, c *cfg.Config) error {
+// checkAddresses tries every address that CometBFT and the status page will listen on, so that an occupied port is an error that names its
+// setting before anything is opened. (The metrics server would only log it.)
+func checkAddresses(ctx context.Context, c *cfg.Config, status string) error {
 	wanted := []struct{ setting, addresses string }{
 		{"rpc.laddr", c.RPC.ListenAddress},
 		{"rpc.grpc_laddr", c.RPC.GRPCListenAddress},
 		{"rpc.pprof_laddr", c.RPC.PprofListenAddress},
 		{"p2p.laddr", c.P2P.ListenAddress},
+		{"status.laddr", status},
 	}
 	if c.Instrumentation.Prometheus {
 		wanted = append(wanted, struct{ setting, addresses string }{"instrumentation.prometheus_listen_addr", c.Instrumentation.PrometheusListenAddr})

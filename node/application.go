@@ -96,6 +96,9 @@ func endProcess(err error) {
 const exitDiskFull = 5
 
 func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
+	if err := checkInterrupted(state); err != nil {
+		return nil, err
+	}
 	if meta, ok := state.Meta(); ok && o.NoBlocks {
 		if !meta.Restored {
 			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases beside it in %s are empty%s: put them back, or start over with `starlingd unsafe-reset-all`",
@@ -129,10 +132,14 @@ func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
 	if !o.Config.Storage.StateInMemory {
 		zone.pages = &pages{zone: state, cache: o.Cache, failed: o.Failed, log: zone.log}
 	}
+	newest, err := newestAppVersion()
+	if err != nil {
+		return nil, err
+	}
 	application, err := app.New(app.Options{
 		Logger: o.Logger.With("module", "app"), Store: zone, ChainID: zone.chainID,
 		KeepRecent: o.Config.State.KeepRecent, RetainBlocks: o.Config.State.RetainBlocks,
-		Version: BuildVersions().Starling, Metrics: appMetrics,
+		Version: BuildVersions().Starling, NewestVersion: newest, Metrics: appMetrics,
 	})
 	if err != nil {
 		return nil, err

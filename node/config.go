@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 
+	"github.com/starling-kv/starling/statuspage"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
@@ -30,11 +31,21 @@ type Config struct {
 
 // AppConfig is config/app.toml.
 type AppConfig struct {
+	HaltHeight int64 `mapstructure:"halt_height"` // the node stops after this block, 0: never
+
 	State     StateConfig     `mapstructure:"state"`
 	Snapshots SnapshotsConfig `mapstructure:"snapshots"`
 	Storage   StorageConfig   `mapstructure:"storage"`
 	Transport TransportConfig `mapstructure:"transport"`
 	Join      JoinConfig      `mapstructure:"join"`
+	Status    StatusConfig    `mapstructure:"status"`
+}
+
+// StatusConfig is the section [status].
+type StatusConfig struct {
+	ListenAddress string `mapstructure:"laddr"`  // of the status page, "": none
+	Public        bool   `mapstructure:"public"` // it may be an address that others can reach
+	Hosts         string `mapstructure:"hosts"`  // names that browsers may call this node by, beside localhost
 }
 
 // TransportConfig is the section [transport].
@@ -97,6 +108,8 @@ func DefaultAppConfig() AppConfig {
 
 func (c AppConfig) validate() error {
 	switch {
+	case c.HaltHeight < 0:
+		return fmt.Errorf("halt_height is %d, it must be 0 (never) or more", c.HaltHeight)
 	case c.State.KeepRecent < 1:
 		return fmt.Errorf("state.keep_recent is %d, it must be 1 or more", c.State.KeepRecent)
 	case c.State.RetainBlocks < 0:
@@ -107,7 +120,21 @@ func (c AppConfig) validate() error {
 	if err := c.Storage.validate(); err != nil {
 		return err
 	}
-	return errors.Join(c.Transport.validate(), c.Join.validate())
+	return errors.Join(c.Transport.validate(), c.Join.validate(), c.Status.validate())
+}
+
+func (c StatusConfig) validate() error {
+	if c.ListenAddress == "" {
+		return nil
+	}
+	err := statuspage.CheckAddress(c.ListenAddress, c.Public)
+	switch {
+	case errors.Is(err, statuspage.ErrNotLoopback):
+		return fmt.Errorf("status.laddr is %w: give it a loopback address, such as 127.0.0.1:26680, or set status.public = true", err)
+	case err != nil:
+		return fmt.Errorf("status.laddr is %w", err)
+	}
+	return nil
 }
 
 // autoAddress as transport.laddr follows p2p.laddr.
@@ -176,6 +203,10 @@ func (c StorageConfig) newCache() *sgc.Cache { return sgc.New(c.MemoryBytes - 2*
 // appTemplate is app.toml as init writes it.
 var appTemplate = template.Must(template.New("app.toml").Parse(`# Settings of Starling's application. Those of CometBFT are in config.toml beside this file.
 # Each can be overridden by a flag (--state.keep_recent) or an environment variable (STARLINGD_STATE_KEEP_RECENT).
+
+# The node commits this block, writes everything to disk and stops, with exit status 0: so can all nodes stop at one state. It does not
+# start again until this is higher, or 0, which is never.
+halt_height = {{ .HaltHeight }}
 
 [state]
 
@@ -251,6 +282,19 @@ reach_timeout = "{{ .Join.ReachTimeout }}"
 # With [statesync] enable, a node that was offline for so many blocks fetches what differs of the state instead of executing
 # the blocks: the blocks since are not in its store then. 0: never.
 catch_up_blocks = {{ .Join.CatchUpBlocks }}
+
+[status]
+
+# A web page that shows what the node does, and each chunk while it joins; also /livez and /readyz, and /status.json for programs.
+# Such as "127.0.0.1:26680"; "": none. It shows nothing secret, changes nothing, and needs no RPC.
+laddr = "{{ .Status.ListenAddress }}"
+
+# true: laddr may be an address that others can reach. Then whoever reaches it sees what the node shows.
+public = {{ .Status.Public }}
+
+# Names that browsers call this node by, comma-separated. A page asked for by another name is refused, so that no web site that lets its
+# own name lead here can read it; localhost and addresses are always right.
+hosts = "{{ .Status.Hosts }}"
 `))
 
 // Sizes that init writes into config.toml so that the largest transaction passes everywhere (limits.go checks them).
@@ -305,6 +349,7 @@ var shown = map[string]string{
 	"statesync.trust_hash":       "hash of that header, in hex",
 	"consensus.timeout_commit":   "pause between blocks",
 	"instrumentation.prometheus": "serve metrics for Prometheus",
+	"halt_height":                "stop after this block, 0: never",
 	"state.keep_recent":          "states that can be queried",
 	"state.retain_blocks":        "blocks that are kept, 0: all",
 	"snapshots.keep":             "snapshots served to joining nodes",
@@ -315,6 +360,8 @@ var shown = map[string]string{
 	"transport.send_rate":        "bytes a second for joining nodes, 0: no limit",
 	"join.fast":                  "join over the transport, from many peers at once",
 	"join.peers":                 "transports to join from: id@host:port or host:port, comma-separated",
+	"status.laddr":               "address for a web page that shows what the node does, empty: none",
+	"status.public":              "status.laddr may be an address that others can reach",
 }
 
 // AddFlags gives every setting of config.toml and app.toml a flag of the same name.

@@ -77,6 +77,8 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 		"out of range":         {app: "[state]\nkeep_recent = 0\n", want: "state.keep_recent is 0, it must be 1 or more"},
 		"too many":             {app: "[snapshots]\nkeep = 11\n", want: "snapshots.keep is 11"},
 		"little memory":        {app: "[storage]\nmemory_bytes = 1000\n", want: "storage.memory_bytes is 1000, it must be 16777216"},
+		"page for all":         {app: "[status]\nladdr = \"0.0.0.0:26680\"\n", want: "or set status.public = true"},
+		"page without a port":  {app: "[status]\nladdr = \"127.0.0.1\"\n", want: "status.laddr is"},
 		"no flush":             {app: "[storage]\nflush_blocks = 0\n", want: "storage.flush_blocks is 0"},
 		"no flush bytes":       {app: "[storage]\nflush_bytes = 0\n", want: "storage.flush_bytes is 0"},
 		"no interval":          {app: "[storage]\nflush_interval = \"0s\"\n", want: "storage.flush_interval is 0s"},

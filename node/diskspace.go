@@ -108,16 +108,20 @@ func mebibytes(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(byt
 // logs the panic and goes on as a shell (consensus/state.go, receiveRoutine).
 type consensusLog struct {
 	log.Logger
-	full func(error)
+	full  func(error)
+	ended func(error) // of whatever cause; nil: nobody
 }
 
 const consensusEnded = "CONSENSUS FAILURE!!!"
 
 func (l consensusLog) With(keyvals ...any) log.Logger {
-	return consensusLog{l.Logger.With(keyvals...), l.full}
+	return consensusLog{l.Logger.With(keyvals...), l.full, l.ended}
 }
 
 func (l consensusLog) Error(message string, keyvals ...any) {
+	if message == consensusEnded && isShut(keyvals) {
+		return // the node ended it, and says why
+	}
 	l.Logger.Error(message, keyvals...)
 	if message != consensusEnded {
 		return
@@ -131,6 +135,9 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 		err, _ := keyvals[i+1].(error)
 		if IsDiskFull(err) || strings.Contains(cause, syscall.ENOSPC.Error()) || strings.Contains(cause, syscall.EDQUOT.Error()) {
 			l.full(fmt.Errorf("%w: consensus has ended: %s", ErrDiskFull, lastLine(cause)))
+		}
+		if l.ended != nil {
+			l.ended(errors.New(lastLine(cause)))
 		}
 	}
 }

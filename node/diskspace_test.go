@@ -106,7 +106,7 @@ func TestConsensusThatEndsOnAFullDiskIsHeard(t *testing.T) {
 		{"cannot write", syscall.ENOSPC, false},
 	} {
 		var heard []error
-		logger := consensusLog{log.NewNopLogger(), func(err error) { heard = append(heard, err) }}
+		logger := consensusLog{log.NewNopLogger(), func(err error) { heard = append(heard, err) }, nil}
 		logger.With("module", "consensus").Error(c.message, "err", c.cause, "stack", "…")
 		if c.full {
 			require.Len(t, heard, 1)

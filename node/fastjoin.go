@@ -19,7 +19,9 @@ import (
 	"github.com/cometbft/cometbft/store"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
@@ -109,7 +111,26 @@ func (h headers) Newest(ctx context.Context) (int64, error) {
 
 func (h headers) AppHash(ctx context.Context, height int64) ([]byte, error) {
 	hash, err := h.Verifier.AppHash(ctx, height)
+	if err == nil {
+		err = h.mayExecute(ctx, height+1)
+	}
 	return hash, hopeless(err)
+}
+
+// mayExecute refuses a state before any of it is fetched, if the block after it is for a newer program than this one.
+func (h headers) mayExecute(ctx context.Context, height int64) error {
+	newest, err := newestAppVersion()
+	if err != nil {
+		return err
+	}
+	block, err := h.Verifier.LightBlock(ctx, height)
+	if err != nil {
+		return err
+	}
+	if version := block.Version.App; version > newest {
+		return fmt.Errorf("%w: block %d: %w", fastsync.ErrHopeless, height, &app.UpgradeError{Version: version, Newest: newest})
+	}
+	return nil
 }
 
 // joinFast brings the node to a height that CometBFT goes on from. errNoTransport: nothing was changed.
@@ -146,6 +167,9 @@ func (n *Node) joinFast(ctx context.Context) error {
 	default:
 		err = j.join(ctx)
 	}
+	if p, _ := n.joinView.Progress(); p.Phase != fastsync.PhaseDone {
+		n.joinView.Over() // it goes on by blocks, or not at all
+	}
 	var conflict error
 	if errors.Is(err, lightblocks.ErrConflict) {
 		conflict = fmt.Errorf("evidence is in %s: find out from the validators which chain is theirs before you join", j.evidenceDir())
@@ -171,18 +195,19 @@ func (j *fastJoin) connect(addresses []transport.Address) error {
 	trust.ChainID, trust.Logger, trust.EvidenceDir = n.genesis.ChainID, j.log, j.evidenceDir()
 	trust.Lied = func(id transport.ID, err error) {
 		if j.peers != nil && id.Validate() == nil { // an RPC server is no peer
-			j.peers.Ban(id, err.Error())
+			j.peers.Ban(id, statesync.BanHeader, err.Error())
 		}
 	}
 	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID})
 	peers := fastsync.NewPeers(fastsync.PeersOptions{Logger: j.log, Dialer: dialer, Addresses: addresses, Self: transport.ID(n.ID()),
-		Banned: func(transport.ID) {
+		Banned: func(_ transport.ID, about statesync.BanReason) {
 			if n.application != nil {
-				n.application.metrics.PeerRejected()
+				n.application.metrics.PeerBanned(about)
 			}
 		},
 	})
 	j.peers = peers
+	n.joinView.Connecting(peers)
 	if j.verifier, err = lightblocks.NewVerifier(trust); err != nil {
 		peers.Close()
 		return err
@@ -326,6 +351,7 @@ func (j *fastJoin) fetch(ctx context.Context) error {
 	o := fastsync.Options{
 		Logger: j.log, Peers: j.peers, Headers: headers{j.verifier}, Target: n.application.target, Interval: n.application.interval,
 		MemoryBytes: n.config.App.Join.MemoryBytes, Metrics: n.application.metrics, Progress: n.joinProgress,
+		View: &n.joinView,
 	}
 	switch n.way {
 	case joinNew:

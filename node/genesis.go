@@ -49,9 +49,9 @@ func parseGenesis(raw []byte) (*cmttypes.GenesisDoc, error) {
 	if _, err := app.ParseGenesis(doc.AppState); err != nil {
 		return nil, err
 	}
-	if doc.ConsensusParams.Version.App != app.AppVersion {
-		return nil, fmt.Errorf("consensus_params.version.app is %d, this program is application version %d: correct the file, or run the release that fits the network",
-			doc.ConsensusParams.Version.App, app.AppVersion)
+	if doc.ConsensusParams.Version.App != app.GenesisVersion {
+		return nil, fmt.Errorf("consensus_params.version.app is %d, every chain of Starling begins with %d (an admin's upgrade raises it later): correct the file, or run the release that fits the network",
+			doc.ConsensusParams.Version.App, app.GenesisVersion)
 	}
 	if err := checkBlockLimits(doc); err != nil {
 		return nil, err

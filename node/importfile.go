@@ -568,6 +568,13 @@ func (t *fileTarget) Commit(height int64, v *avlstar.Version) error {
 	if params.ChainId != t.chainID {
 		return fmt.Errorf("%w: the snapshot is of chain %q, its file says %q", ErrOtherChain, params.ChainId, t.chainID)
 	}
+	newest, err := newestAppVersion()
+	if err != nil {
+		return err
+	}
+	if params.AppVersion > newest {
+		return &app.UpgradeError{Version: params.AppVersion, Newest: newest}
+	}
 	meta, err := metaOf(height, v)
 	if err != nil {
 		return err

@@ -140,7 +140,7 @@ func initialGenesis(opts InitOptions) (*cmttypes.GenesisDoc, error) {
 	if doc.ChainID == "" {
 		doc.ChainID = "starling-" + randomLetters(6)
 	}
-	doc.ConsensusParams.Version.App = app.AppVersion
+	doc.ConsensusParams.Version.App = app.GenesisVersion
 	doc.ConsensusParams.Block.MaxBytes = defaultBlockBytes
 	if err := doc.ValidateAndComplete(); err != nil {
 		return nil, err

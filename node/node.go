@@ -25,6 +25,8 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statuspage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
 	"github.com/starling-kv/starling/transport"
@@ -43,6 +45,13 @@ type options struct {
 	wrap          func(abci.Application) abci.Application
 	wrapTransport func(transport.Handler) transport.Handler
 	progress      func(JoinProgress)
+	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
+}
+
+// WithPrivValidator puts a signer of the caller's before the one that config.toml and the home folder name, which is nil where a remote signer
+// holds the key. It is for tests and embedders: what protects a validator from signing twice is in the one that is wrapped.
+func WithPrivValidator(wrap func(cmttypes.PrivValidator) cmttypes.PrivValidator) Option {
+	return func(o *options) { o.wrapValidator = wrap }
 }
 
 // WithTransport puts a handler of the caller's between joining nodes and the real one.
@@ -69,21 +78,25 @@ type Node struct {
 	validator   cmttypes.PrivValidator
 	cache       *sgc.Cache // of the block zone and the state zone
 	application *Application
-	wrapped     abci.Application // what CometBFT sees
+	gate        *gate // what CometBFT sees
 	metrics     cometnode.MetricsProvider
 
 	serving          serving
 	transportMetrics *transportMetrics // nil: none
 	joinProgress     func(JoinProgress)
-	have             progress // of CometBFT, when the home was opened
-	way              fastWay  // what Start has to do over the transport, before there is a CometBFT
+	joinView         fastsync.View      // what others see of a join over the transport
+	status           *statuspage.Server // nil: none
+	have             progress           // of CometBFT, when the home was opened
+	way              fastWay            // what Start has to do over the transport, before there is a CometBFT
 
 	mu struct {
 		sync.Mutex
 		joining   bool                    // comet state-syncs, and another one takes its place afterwards
+		making    bool                    // a comet is being made, which executes the blocks that the state does not have
 		comet     *cometnode.Node         // replaced once, at the end of a state sync
 		databases *databases              // of comet
 		abort     context.CancelCauseFunc // ends the join under way; nil: there was none
+		failure   error                   // the first one, for Health
 	}
 
 	failed chan error // holds the first failure
@@ -121,7 +134,10 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 	if n.validator, err = loadValidator(comet); err != nil {
 		return err
 	}
-	if err := checkAddresses(ctx, comet); err != nil {
+	if o.wrapValidator != nil {
+		n.validator = o.wrapValidator(n.validator)
+	}
+	if err := checkAddresses(ctx, comet, n.config.App.Status.ListenAddress); err != nil {
 		return err
 	}
 	disk := newDiskWatch(n.config.App.Storage.MinFreeBytes, dataFolders(comet)...)
@@ -132,6 +148,9 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 	n.cache = n.config.App.Storage.newCache()
 	have, err := n.openDatabases()
 	if err != nil {
+		return err
+	}
+	if err := checkHalt(n.config.App.HaltHeight, have.state); err != nil {
 		return err
 	}
 	appOptions := ApplicationOptions{
@@ -147,9 +166,12 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 		return err
 	}
 	if appOptions.Metrics != nil {
-		if err := appOptions.Metrics.Register(newStorageMetrics(n.application.state, n.blockZone, n.cache)); err != nil {
+		if err := n.registerMetrics(appOptions.Metrics); err != nil {
 			return err
 		}
+	}
+	if err := n.serveStatus(ctx); err != nil {
+		return err
 	}
 	if have.unbased { // only now: the state zone has confirmed that no block led to its state
 		if err := n.mu.databases.forgetState(n.log.With("module", "databases")); err != nil {
@@ -157,7 +179,7 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 		}
 	}
 	n.mu.joining = comet.StateSync.Enable && have.none() && !n.onlyValidator() && n.way == noJoin
-	n.wrapped = o.wrap(n.application)
+	n.gate = &gate{Application: o.wrap(n.application), halt: n.config.App.HaltHeight, canGoOn: n.application.CanGoOn, stop: n.fail, leave: n.leaveComet}
 	n.metrics = onceMetrics(cometnode.DefaultMetricsProvider(comet.Instrumentation))
 	if err := n.serve(o.wrapTransport); err != nil {
 		return err
@@ -230,9 +252,13 @@ func (n *Node) newComet(ctx context.Context) (err error) {
 			err = fmt.Errorf("CometBFT cannot start from the data in %s: %w", n.config.CometBFT.DBDir(), panicked(cause))
 		}
 	}()
+	if err := checkHalt(n.gate.halt, n.application.Height()); err != nil {
+		return err
+	}
 	n.mu.Lock()
+	n.mu.making = true
 	provide, config := n.mu.databases.provide, n.config.CometBFT
-	var logger log.Logger = consensusLog{n.log, n.fail}
+	var logger log.Logger = consensusLog{n.log, n.fail, n.consensusFailed}
 	if n.mu.joining {
 		config, logger = withoutRPC(config), joinLog{logger, n.fail}
 	}
@@ -241,14 +267,20 @@ func (n *Node) newComet(ctx context.Context) (err error) {
 	if r := n.serving.reactor; r != nil {
 		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
 	}
-	comet, err := cometnode.NewNodeWithContext(ctx, config, n.validator, n.nodeKey, clientCreator{n.wrapped},
+	comet, err := cometnode.NewNodeWithContext(ctx, config, n.validator, n.nodeKey, clientCreator{n.gate},
 		func() (*cmttypes.GenesisDoc, error) { return n.genesis, nil }, provide, n.metrics, logger, opts...)
+	n.mu.Lock()
+	n.mu.making = false
+	if err == nil {
+		n.mu.comet = comet
+	}
+	n.mu.Unlock()
+	if cause := n.gate.cause(); cause != nil {
+		return cause
+	}
 	if err != nil {
 		return fmt.Errorf("CometBFT cannot start: %w", err)
 	}
-	n.mu.Lock()
-	n.mu.comet = comet
-	n.mu.Unlock()
 	return n.setStores(comet)
 }
 
@@ -385,6 +417,9 @@ func (n *Node) fail(err error) {
 	}
 	n.mu.Lock()
 	abort := n.mu.abort
+	if n.mu.failure == nil {
+		n.mu.failure = err
+	}
 	n.mu.Unlock()
 	if abort != nil {
 		abort(err) // a join under way would go on for hours
@@ -418,7 +453,7 @@ func (n *Node) Stop() error {
 // close stops what runs and releases what open opened.
 func (n *Node) close() error {
 	n.cancel()
-	errs := []error{n.stopServing()}
+	errs := []error{n.stopStatus(), n.stopServing()}
 	if n.application != nil {
 		errs = append(errs, n.application.StopJoining())
 	}

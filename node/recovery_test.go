@@ -463,7 +463,7 @@ func TestStorageMetrics(t *testing.T) {
 		"cache_target_bytes state", "cache_target_bytes blocks", "cache_hits_total blocks"} {
 		require.Positive(t, values[name], name)
 	}
-	for _, name := range []string{"lag_blocks", "lag_bytes", "wait_seconds_total", "compaction_bytes_total", "generations", "cache_moves_total",
+	for _, name := range []string{"lag_blocks", "lag_bytes", "lag_seconds", "wait_seconds_total", "compaction_bytes_total", "generations", "cache_moves_total",
 		"cache_moved_bytes_total", "write_amplification state", "write_amplification blocks", "cache_misses_total state", "cache_ghost_hits_total blocks",
 		"cache_entries blocks", "cache_bytes blocks"} {
 		require.Contains(t, values, name)

@@ -91,9 +91,21 @@ func (r *restoring) begun(m *avlstar.Manifest, restore *storage.Restore) {
 	}
 }
 
-// restoreLabel is what the zone keeps of a restore that can be resumed: version:u8 (1) ‖ height:u64be ‖ manifest.
+// restoreLabel is what the zone keeps of a restore that can be resumed: version:u8 ‖ height:u64be ‖ manifest.
 func restoreLabel(height int64, m *avlstar.Manifest) []byte {
-	return append(binary.BigEndian.AppendUint64([]byte{1}, uint64(height)), m.Encode()...)
+	return append(binary.BigEndian.AppendUint64([]byte{restoreVersion}, uint64(height)), m.Encode()...)
+}
+
+const restoreVersion = 1
+
+// checkInterrupted refuses a restore that a newer program has left: it would be lost.
+func checkInterrupted(state *storage.State) error {
+	label, ok := state.Interrupted()
+	if !ok || len(label) == 0 || label[0] <= restoreVersion {
+		return nil
+	}
+	return fmt.Errorf("an interrupted join in the home folder was %w: version %d, this program knows %d: go on with the starlingd that began it, "+
+		"or remove the home's data with `starlingd unsafe-reset-all` and join again", storage.ErrNewerFormat, label[0], restoreVersion)
 }
 
 // Unfinished implements fastsync.Target.
@@ -104,7 +116,7 @@ func (r *restoring) Unfinished() (int64, *avlstar.Manifest, bool) {
 // unfinishedJoin reads the label of a restore that was interrupted.
 func unfinishedJoin(state *storage.State) (int64, *avlstar.Manifest, bool) {
 	label, ok := state.Interrupted()
-	if !ok || len(label) < 9 || label[0] != 1 {
+	if !ok || len(label) < 9 || label[0] != restoreVersion {
 		return 0, nil, false
 	}
 	m, err := avlstar.DecodeManifest(label[9:])
@@ -268,6 +280,9 @@ func (r *restoring) Commit(height int64, v *avlstar.Version) error {
 	}
 	if want := r.zone.chainID; want != "" && params.ChainId != want {
 		return fmt.Errorf("%w: the snapshot is of chain %q, the genesis file of %q", ErrOtherChain, params.ChainId, want)
+	}
+	if err := r.app.MayExecute(v); err != nil {
+		return err
 	}
 	if params.SnapshotInterval > 0 && height%params.SnapshotInterval != 0 {
 		return fmt.Errorf("%w: height %d, interval %d", statesync.ErrWrongInterval, height, params.SnapshotInterval)

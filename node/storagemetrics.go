@@ -36,12 +36,12 @@ func newStorageMetrics(state *storage.State, zone func() *blocks.Zone, cache *sg
 	m := &storageMetrics{
 		state: state, blocks: zone, cache: cache,
 		hits:          desc("cache_hits_total", "Lookups in the shared cache that found what they asked for.", "zone"),
-		misses:        desc("cache_misses_total", "Lookups in the shared cache that did not.", "zone"),
-		ghostHits:     desc("cache_ghost_hits_total", "Of those, what the cache had let go of lately.", "zone"),
-		entries:       desc("cache_entries", "What the shared cache holds.", "zone"),
-		bytes:         desc("cache_bytes", "Memory of that.", "zone"),
-		target:        desc("cache_target_bytes", "Memory that the zone may have at the moment.", "zone"),
-		disk:          desc("disk_bytes", "Bytes on disk.", "zone"),
+		misses:        desc("cache_misses_total", "Lookups in the shared cache that did not find what they asked for.", "zone"),
+		ghostHits:     desc("cache_ghost_hits_total", "Lookups in the shared cache for what it had let go of lately: a larger share of it would have had them.", "zone"),
+		entries:       desc("cache_entries", "Entries that the shared cache holds.", "zone"),
+		bytes:         desc("cache_bytes", "Memory of what the shared cache holds.", "zone"),
+		target:        desc("cache_target_bytes", "Memory that a zone may have of the shared cache at the moment.", "zone"),
+		disk:          desc("disk_bytes", "Bytes that a zone has on disk.", "zone"),
 		amplification: desc("write_amplification", "Bytes written to disk for each byte that was to be kept.", "zone"),
 	}
 	add := func(kind prometheus.ValueType, name, help string, value func(storage.Metrics, sgc.Stats) float64) {
@@ -50,15 +50,16 @@ func newStorageMetrics(state *storage.State, zone func() *blocks.Zone, cache *sg
 	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
 	add(gauge, "safe_height", "Height of the state that is on disk.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.SafeHeight) })
 	add(gauge, "lag_blocks", "Blocks whose state is not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBlocks) })
-	add(gauge, "lag_bytes", "Bytes of their changes.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBytes) })
+	add(gauge, "lag_bytes", "Bytes of changes that are not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBytes) })
+	add(gauge, "lag_seconds", "Age of the oldest block whose state is not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.LagSeconds })
 	add(counter, "flushes_total", "Flushes of the state.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Flushes) })
-	add(counter, "flush_seconds_total", "Time that they took.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.FlushSeconds })
-	add(counter, "flush_bytes_total", "Bytes that they wrote.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.FlushedBytes) })
+	add(counter, "flush_seconds_total", "Time that flushes of the state took.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.FlushSeconds })
+	add(counter, "flush_bytes_total", "Bytes that flushes of the state wrote.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.FlushedBytes) })
 	add(counter, "wait_seconds_total", "Time that blocks waited because the disk was too far behind.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.WaitSeconds })
 	add(counter, "compaction_bytes_total", "Bytes that compactions of the state wrote.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.CompactionBytes) })
 	add(gauge, "generations", "States of earlier flushes that are kept for reading.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Generations) })
-	add(counter, "cache_moves_total", "How often memory moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.Moves) })
-	add(counter, "cache_moved_bytes_total", "How much.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.MovedBytes) })
+	add(counter, "cache_moves_total", "How often memory of the cache moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.Moves) })
+	add(counter, "cache_moved_bytes_total", "Memory of the cache that moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.MovedBytes) })
 	return m
 }
 

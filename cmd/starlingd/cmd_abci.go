@@ -76,7 +76,9 @@ func serveABCI(ctx context.Context, opts node.ABCIOptions) error {
 	select {
 	case <-ctx.Done():
 	case err = <-server.Failed():
-		err = fmt.Errorf("the application cannot go on: %w", err)
+		if err = unlessHalted(opts.Logger, err); err != nil {
+			err = fmt.Errorf("the application cannot go on: %w", err)
+		}
 	}
 	return errors.Join(err, server.Stop())
 }

@@ -7,7 +7,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/starling-kv/starling/node"
 )
@@ -37,6 +39,7 @@ starts it so.`,
 			return runNode(ctx, env)
 		},
 	}
+	cmd.Flags().SetNormalizeFunc(haltFlag)
 	node.AddFlags(cmd.Flags())
 	return cmd
 }
@@ -53,7 +56,7 @@ func runNode(ctx context.Context, env *cliEnv) error {
 	}
 	n, err := node.New(ctx, config, logger, joinProgress(env.Err)...)
 	if err != nil {
-		return unlessStopped(ctx, err)
+		return unlessHalted(logger, unlessStopped(ctx, err))
 	}
 	err = n.Start(ctx)
 	if err == nil {
@@ -62,7 +65,24 @@ func runNode(ctx context.Context, env *cliEnv) error {
 		case err = <-n.Failed():
 		}
 	}
-	return errors.Join(unlessStopped(ctx, err), n.Stop())
+	return errors.Join(unlessHalted(logger, unlessStopped(ctx, err)), n.Stop())
+}
+
+// unlessHalted drops the error of a node that halt_height ended.
+func unlessHalted(logger log.Logger, err error) error {
+	if errors.Is(err, node.ErrHalted) {
+		logger.Info("Halting", "reason", err)
+		return nil
+	}
+	return err
+}
+
+// haltFlag lets --halt-height, as the Cosmos SDK spells it, stand for --halt_height.
+func haltFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	if name == "halt-height" {
+		name = "halt_height"
+	}
+	return pflag.NormalizedName(name)
 }
 
 // untilSignal ends the context at the first SIGTERM or SIGINT; a second one ends the process as if it was not caught.

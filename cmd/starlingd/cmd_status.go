@@ -25,7 +25,8 @@ type status struct {
 	Moniker     string            `json:"moniker"`
 	NodeID      string            `json:"node_id"`
 	Version     string            `json:"version"` // of starlingd
-	Height      int64             `json:"height"`  // of the last block
+	AppVersion  uint64            `json:"app_version"`
+	Height      int64             `json:"height"` // of the last block
 	BlockTime   time.Time         `json:"block_time"`
 	AppHeight   int64             `json:"app_height"` // after which the application's state is
 	AppHash     string            `json:"app_hash"`   // of that state
@@ -92,7 +93,7 @@ func askStatus(ctx context.Context, address string) (status, error) {
 	}
 	s := status{
 		Address: address, ChainID: node.NodeInfo.Network, Moniker: node.NodeInfo.Moniker, NodeID: string(node.NodeInfo.ID()),
-		Version: info.Response.Version, Height: node.SyncInfo.LatestBlockHeight, BlockTime: node.SyncInfo.LatestBlockTime,
+		Version: info.Response.Version, AppVersion: info.Response.AppVersion, Height: node.SyncInfo.LatestBlockHeight, BlockTime: node.SyncInfo.LatestBlockTime,
 		AppHeight: info.Response.LastBlockHeight, AppHash: hex.EncodeToString(info.Response.LastBlockAppHash),
 		CatchingUp: node.SyncInfo.CatchingUp, Peers: net.NPeers, VotingPower: node.ValidatorInfo.VotingPower,
 		Validators: []statusValidator{},
@@ -125,6 +126,7 @@ func (s status) write(w io.Writer) error {
 	line("node", fmt.Sprintf("%s (%s) at %s", harmless(s.Moniker), harmless(s.NodeID), s.Address))
 	line("chain", harmless(s.ChainID))
 	line("version", harmless(s.Version))
+	line("app version", s.AppVersion)
 	line("height", s.Height)
 	if s.Height > 0 {
 		line("block time", s.BlockTime.UTC().Format(time.RFC3339))

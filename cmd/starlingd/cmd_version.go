@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -9,11 +11,18 @@ import (
 )
 
 func newVersionCmd(env *cliEnv) *cobra.Command {
-	return &cobra.Command{
+	var long bool
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of Starling, CometBFT and Go in this program",
-		Args:  cobra.NoArgs,
+		Long: `Prints the versions of Starling, CometBFT and Go in this program; with --long also how
+it was built, the app versions that it executes, and the formats of data on disk that it
+reads.`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			if long {
+				return longVersion(env)
+			}
 			v := node.BuildVersions()
 			if env.JSON() {
 				return writeJSON(env.Out, v)
@@ -22,4 +31,35 @@ func newVersionCmd(env *cliEnv) *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&long, "long", false, "also build, app versions and formats")
+	return cmd
+}
+
+func longVersion(env *cliEnv) error {
+	v, err := node.BuildLongVersions()
+	if err != nil {
+		return err
+	}
+	if env.JSON() {
+		return writeJSON(env.Out, v)
+	}
+	return writeLongVersion(env.Out, v)
+}
+
+func writeLongVersion(w io.Writer, v node.LongVersions) error {
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	line := func(name string, value any) { fmt.Fprintf(table, "%s\t%v\n", name, value) }
+	line("starlingd", v.Starling)
+	line("commit", v.Commit)
+	line("platform", v.Platform+map[bool]string{true: ", static", false: ""}[v.Static])
+	line("go", v.Go)
+	line("cometbft", v.CometBFT)
+	line("pebble", v.Pebble)
+	versions := fmt.Sprintf("%d to %d", v.OldestAppVersion, v.NewestAppVersion)
+	if v.Rehearsal {
+		versions += fmt.Sprintf(" (%d is a rehearsal: this program is for test networks only)", v.NewestAppVersion)
+	}
+	line("app versions", versions)
+	line("formats", fmt.Sprintf("state zone %d, block zone %d, database %d, snapshots %d", v.StateFormat, v.BlocksFormat, v.DatabaseFormat, v.SnapshotFormat))
+	return table.Flush()
 }

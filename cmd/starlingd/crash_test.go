@@ -39,7 +39,7 @@ func TestKilledNodeLosesNothing(t *testing.T) {
 		process := startProcess(t, home, rpc, p2p)
 		client, err := rpchttp.New("http://"+rpc, "/websocket")
 		require.NoError(t, err)
-		require.NoError(t, waitHeight("http://"+rpc, 1))
+		require.NoError(t, waitHeight("http://"+rpc, 2)) // the application has executed block 1
 		checkState(t, client, confirmed)
 		stop := time.After(time.Duration(300+random.IntN(700)) * time.Millisecond)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -56,7 +56,7 @@ func TestKilledNodeLosesNothing(t *testing.T) {
 	process := startProcess(t, home, rpc, p2p)
 	client, err := rpchttp.New("http://"+rpc, "/websocket")
 	require.NoError(t, err)
-	require.NoError(t, waitHeight("http://"+rpc, 1))
+	require.NoError(t, waitHeight("http://"+rpc, 2)) // the application has executed block 1
 	checkState(t, client, confirmed)
 	require.NotEmpty(t, confirmed, "nothing was written")
 	t.Logf("%d transactions were confirmed over %d kills", len(confirmed), kills)

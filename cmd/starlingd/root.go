@@ -25,6 +25,7 @@ const (
 	exitAbsent   = 4
 	exitDiskFull = 5
 	exitDamaged  = 6
+	exitTooOld   = 7
 )
 
 // usageError is a command line that makes no sense: exit status 2.
@@ -79,7 +80,8 @@ Every flag can also be set by an environment variable: --rpc.laddr is
 STARLINGD_RPC_LADDR. Flags go before variables, variables before files.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 refused by the chain or by a
-proof, 4 the key is absent, 5 the disk is full, 6 data on disk is damaged.`
+proof, 4 the key is absent, 5 the disk is full, 6 data on disk is damaged, 7 this
+program is too old for the chain or for the data on disk.`
 
 const rootExample = `  starlingd init alice --chain-id demo-1 --open
   starlingd start
@@ -133,7 +135,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 
 	root.AddCommand(
 		newInitCmd(env), newStartCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
-		newStatusCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
+		newStatusCmd(env), newHealthCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
 	)
 	root.AddCommand(offlineCommands(env)...)
 	root.AddCommand(clientCommands(env)...)
@@ -233,6 +235,10 @@ func exitStatus(err error) int {
 		return exitDiskFull
 	case errors.Is(err, node.ErrDamaged):
 		return exitDamaged
+	case node.IsTooOld(err):
+		return exitTooOld
+	case errors.Is(err, node.ErrPastHalt):
+		return exitUsage
 	default:
 		return exitFailed
 	}

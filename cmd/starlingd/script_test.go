@@ -16,6 +16,8 @@ import (
 
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/starling-kv/starling/node"
 )
 
 // patience bounds every wait for a node.
@@ -24,7 +26,11 @@ const patience = 60 * time.Second
 // programVariable makes the test binary behave as starlingd, for tests that start it by hand.
 const programVariable = "STARLING_TEST_PROGRAM"
 
+// versionVariable makes it one that knows app versions up to this one.
+const versionVariable = "STARLING_TEST_APP_VERSION"
+
 func TestMain(m *testing.M) {
+	node.RehearsedAppVersion = os.Getenv(versionVariable)
 	if os.Getenv(programVariable) != "" {
 		main()
 	}

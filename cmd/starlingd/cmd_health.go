@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/health"
+	"github.com/starling-kv/starling/node"
+)
+
+// healthTimeout bounds the question to the node of this home: a node that takes longer is not well.
+const healthTimeout = 3 * time.Second
+
+func newHealthCmd(env *cliEnv) *cobra.Command {
+	var live bool
+	cmd := &cobra.Command{
+		Use:   "health",
+		Short: "Ask the node of this home whether it is ready, for supervisors: exit status 0 or 1",
+		Long: `Asks the node of the home folder whether it is ready: it follows the chain, its last
+block is not old, and its disk has room. With --live only whether it is alive: it runs
+and its consensus has not failed, so that there is no reason to restart it; a node that
+joins is alive and not ready.
+
+It asks [status] laddr of app.toml (GET /readyz, /livez) where there is one, else RPC,
+which does not tell everything: a node whose consensus has failed still answers there.`,
+		Example: `  starlingd health
+  starlingd health --live --home ~/.starling`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := node.LoadConfig(env.Home, env.V)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), healthTimeout)
+			defer cancel()
+			report, err := askHealth(ctx, config)
+			if err != nil {
+				return err
+			}
+			if env.JSON() {
+				if err := writeJSON(env.Out, report); err != nil {
+					return err
+				}
+			}
+			if good := report.Ready || live && report.Live; !good {
+				return errors.New(report.Line(live))
+			}
+			if !env.JSON() {
+				fmt.Fprintln(env.Out, report.Line(live))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&live, "live", false, "only whether it is alive")
+	return cmd
+}
+
+func askHealth(ctx context.Context, config *node.Config) (health.Report, error) {
+	local := config.Local()
+	if local.Status != "" {
+		return askStatusServer(ctx, local.Status)
+	}
+	facts := node.HealthFacts(config)
+	err := askRPC(ctx, local.RPC, &facts)
+	if err == nil {
+		return health.Of(facts), nil
+	}
+	for _, address := range local.Otherwise { // while a node joins, RPC is not there yet
+		if conn, refused := new(net.Dialer).DialContext(ctx, "tcp", address); refused == nil {
+			_ = conn.Close()
+			facts.Joining = "RPC is not there yet"
+			return health.Of(facts), nil
+		}
+	}
+	return health.Report{}, fmt.Errorf("not live: %w", err)
+}
+
+// askStatusServer takes the node's own report.
+func askStatusServer(ctx context.Context, address string) (report health.Report, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+health.PathReady, nil)
+	if err != nil {
+		return report, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return report, fmt.Errorf("not live: %w", err)
+	}
+	defer answer.Body.Close()
+	const most = 1 << 20
+	if err := json.NewDecoder(io.LimitReader(answer.Body, most)).Decode(&report); err != nil {
+		return report, fmt.Errorf("%s answered with status %d and no health report: is it another program's address? %w", request.URL, answer.StatusCode, err)
+	}
+	return report, nil
+}
+
+// askRPC adds what RPC tells.
+func askRPC(ctx context.Context, address string, facts *health.Facts) error {
+	rpc, err := client.NewHTTP(address)
+	if err != nil {
+		return err
+	}
+	status, err := rpc.Status(ctx)
+	if err != nil {
+		return err
+	}
+	facts.Started, facts.CatchingUp = true, status.SyncInfo.CatchingUp
+	facts.Height, facts.BlockTime = status.SyncInfo.LatestBlockHeight, status.SyncInfo.LatestBlockTime
+	return nil
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/tx"
+)
+
+func newUpgradeCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "upgrade",
+		RunE:  group,
+		Short: "Raise the chain's app version at a height (for admins)",
+		Long: `The app version says by which rules blocks are executed. An admin schedules the next
+one: the block at the height is the last one of the old version. A node whose program
+knows the new version goes on; any other commits that block, stops with exit status 7
+and says which version it needs. So every operator installs the new program before,
+at any time: until the height it executes the old version.`,
+	}
+	schedule := &cobra.Command{
+		Use:   "schedule",
+		Short: "Schedule the next version; one that is scheduled already is replaced",
+		Example: `  starlingd upgrade schedule --version 2 --at-height 250000 --from root \
+      --info https://example.org/starling-2`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			version, height := env.V.GetUint64("version"), env.V.GetUint64("at-height")
+			if version == 0 || height == 0 {
+				return usagef("--version and --at-height are missing: which version, after which block?")
+			}
+			return submit(cmd, env, tx.NewScheduleUpgrade(version, height, env.V.GetString("info")))
+		},
+	}
+	addSignFlags(schedule.Flags())
+	schedule.Flags().Uint64("version", 0, "version of the blocks after the height: one more than now")
+	schedule.Flags().Uint64("at-height", 0, "last block of the old version")
+	schedule.Flags().String("info", "", "where operators find the program, up to 256 bytes")
+	cancel := &cobra.Command{
+		Use:     "cancel",
+		Short:   "Take back the version that is scheduled",
+		Example: "  starlingd upgrade cancel --version 2 --from root",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			version := env.V.GetUint64("version")
+			if version == 0 {
+				return usagef("--version is missing: which one is taken back? (`starlingd upgrade show`)")
+			}
+			return submit(cmd, env, tx.NewCancelUpgrade(version))
+		},
+	}
+	addSignFlags(cancel.Flags())
+	cancel.Flags().Uint64("version", 0, "version that is scheduled")
+	show := &cobra.Command{
+		Use:     "show",
+		Short:   "Show the chain's version, and the one that is scheduled",
+		Example: "  starlingd upgrade show --verify",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return showUpgrade(cmd, env) },
+	}
+	addReadFlags(show.Flags())
+	cmd.AddCommand(schedule, cancel, show)
+	return cmd
+}
+
+type upgradeJSON struct {
+	stateJSON
+	Version   uint64         `json:"version"`             // of the blocks after this state
+	Since     uint64         `json:"since,omitempty"`     // first block of it; left out: not on record
+	Scheduled *scheduledJSON `json:"scheduled,omitempty"` // the next one
+}
+
+type scheduledJSON struct {
+	Version   uint64 `json:"version"`
+	LastBlock uint64 `json:"last_block"` // of the version before
+	Blocks    uint64 `json:"blocks"`     // until then
+	Info      string `json:"info,omitempty"`
+}
+
+func showUpgrade(cmd *cobra.Command, env *cliEnv) error {
+	ctx, cancel := callContext(cmd, env)
+	defer cancel()
+	c, options, err := reader(ctx, env)
+	if err != nil {
+		return explain(err)
+	}
+	value, err := c.Get(ctx, app.ParamsKey(), options...)
+	if err != nil {
+		return explain(err)
+	}
+	var params app.Params
+	if err := params.Unmarshal(value.Value); err != nil || !value.Found {
+		return errors.New("the node's answer is no state of Starling: it has no parameters record that decodes")
+	}
+	upgrade, err := c.ScheduledUpgrade(ctx, append(options, client.AtHeight(value.Height))...)
+	if err != nil {
+		return explain(err)
+	}
+	out := upgradeJSON{stateJSON: toStateJSON(upgrade.State), Version: params.AppVersion}
+	switch u := upgrade.Upgrade; {
+	case upgrade.Pending():
+		out.Scheduled = &scheduledJSON{u.Version, u.Height, u.Height - uint64(upgrade.Height), u.Info}
+	case u != nil:
+		out.Since = u.Height + 1
+	}
+	if env.JSON() {
+		return writeJSON(env.Out, out)
+	}
+	noteState(env, upgrade.State, 0)
+	since := ""
+	if out.Since > 0 {
+		since = fmt.Sprintf(" since block %d", out.Since)
+	}
+	fmt.Fprintf(env.Out, "height %d: app version %d%s\n", upgrade.Height, out.Version, since)
+	if s := out.Scheduled; s != nil {
+		fmt.Fprintf(env.Out, "scheduled: version %d after block %d, in %d blocks\n", s.Version, s.LastBlock, s.Blocks)
+		if s.Info != "" {
+			fmt.Fprintf(env.Out, "info: %s\n", harmless(s.Info))
+		}
+		return nil
+	}
+	fmt.Fprintln(env.Out, "scheduled: none")
+	return nil
+}

@@ -1,0 +1,103 @@
+package node
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statuspage"
+)
+
+func TestStatusPageIsOffByDefault(t *testing.T) {
+	require.Empty(t, DefaultAppConfig().Status)
+	home, _ := testHome(t, nil)
+	require.Empty(t, load(t, home).App.Status)
+	n := start(t, home, log.NewNopLogger())
+	require.Nil(t, n.status)
+	require.NoError(t, n.Stop())
+}
+
+func TestStatusOfANode(t *testing.T) {
+	home, _ := testHome(t, func(o *InitOptions) {
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *AppConfig) {
+			edit(c, a)
+			a.Status.ListenAddress = "127.0.0.1:0"
+		}
+	})
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	page := "http://" + n.status.Addr()
+	get := func(path string) (int, []byte) {
+		resp, err := http.Get(page + path) //nolint:noctx // a test
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return resp.StatusCode, body
+	}
+	var s statuspage.Status
+	until(t, "the node runs, and its second block shows the time between two", func() bool {
+		code, body := get("/status.json")
+		require.Equal(t, 200, code)
+		require.NoError(t, json.Unmarshal(body, &s))
+		return s.Phase == statuspage.PhaseRunning && s.Chain.BlockSeconds > 0
+	})
+	height, v := n.application.Latest()
+	defer v.Release()
+	require.GreaterOrEqual(t, height, s.Chain.Height)
+	require.Equal(t, statuspage.Node{
+		Moniker: "test", ID: n.ID(), ChainID: "test-chain", Version: BuildVersions().Starling, CometBFT: BuildVersions().CometBFT, AppVersion: 1,
+	}, s.Node)
+	require.Len(t, s.Chain.AppHash, 64)
+	require.Equal(t, v.Root().Bytes, s.Tree.Bytes)
+	require.Equal(t, int64(v.Len()), s.Tree.Keys)
+	require.Positive(t, s.Tree.Height)
+	require.Positive(t, s.Tree.MemoryBytes)
+	require.Len(t, s.Caches, 2)
+	require.True(t, s.Disk.Known)
+	require.Positive(t, s.Disk.FreeBytes)
+	require.Nil(t, s.Join, "it has not joined")
+	for path, want := range map[string]int{"/": 200, "/chunks": 200, "/livez": 200, "/readyz": 200, "/other": 404} {
+		code, _ := get(path)
+		require.Equal(t, want, code, path)
+	}
+	require.NoError(t, n.Stop())
+	_, err := net.Dial("tcp", strings.TrimPrefix(page, "http://"))
+	require.Error(t, err, "nobody listens any more")
+}
+
+// Of a thousand peers those are listed that matter.
+func TestListedPeers(t *testing.T) {
+	peers := func(good, banned int) (list []fastsync.PeerView) {
+		for i := range good + banned {
+			p := fastsync.PeerView{Index: uint16(i + 1)}
+			if i >= good {
+				p.Reason = "a lie"
+			}
+			list = append(list, p)
+		}
+		return list
+	}
+	for _, c := range []struct{ good, banned, wantGood, wantBanned int }{
+		{3, 2, 3, 2}, {1000, 1000, 100, 100}, {1000, 5, 195, 5}, {5, 1000, 5, 195}, {1000, 0, 200, 0}, {0, 1000, 0, 200}, {150, 60, 140, 60},
+	} {
+		good, banned := 0, 0
+		for _, p := range listed(peers(c.good, c.banned)) {
+			if p.Reason != "" {
+				banned++
+			} else {
+				good++
+			}
+		}
+		require.Equal(t, []int{c.wantGood, c.wantBanned}, []int{good, banned}, "%+v", c)
+	}
+}

@@ -1,0 +1,372 @@
+"use strict";
+
+// Everything that comes from the node goes into the page as text (textContent), never as markup: names are chosen by strangers.
+
+const byId = (id) => document.getElementById(id);
+const count = new Intl.NumberFormat("en");
+const phases = {
+  starting: "starting", joining: "joining", state_sync: "state sync", catching_up: "catching up", running: "running",
+};
+
+function bytes(n) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let u = 0;
+  while (n >= 999.5 && u < units.length - 1) { n /= 1000; u++; }
+  return (u === 0 ? String(Math.round(n)) : n.toPrecision(3)) + " " + units[u];
+}
+
+function duration(seconds) {
+  if (seconds < 10) return seconds.toFixed(1) + " s";
+  if (seconds < 120) return Math.round(seconds) + " s";
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 120) return minutes + " min";
+  return Math.floor(minutes / 60) + " h " + (minutes % 60) + " min";
+}
+
+function element(name, text, className) {
+  const e = document.createElement(name);
+  if (text !== undefined) e.textContent = text;
+  if (className) e.className = className;
+  return e;
+}
+
+// setText leaves alone what is there already, so that a selection stays and screen readers are not told twice.
+function setText(e, text) { if (e.textContent !== text) e.textContent = text; }
+
+// list fills a <dl> with [name, value, class] of which the value is not undefined.
+function list(id, rows) {
+  const dl = byId(id), wanted = rows.filter((r) => r[1] !== undefined);
+  const same = dl.children.length === 2 * wanted.length && wanted.every((r, i) => dl.children[2 * i].textContent === r[0]);
+  if (!same) dl.replaceChildren(...wanted.flatMap((r) => [element("dt", r[0]), element("dd")]));
+  wanted.forEach((r, i) => {
+    setText(dl.children[2 * i + 1], r[1]);
+    dl.children[2 * i + 1].className = r[2] || "";
+  });
+}
+
+// ---- The figures
+
+function show(s) {
+  const running = s.phase === "running", early = s.phase === "joining" || s.phase === "starting"; // CometBFT is not there yet
+  setText(byId("moniker"), s.node.moniker || s.node.id);
+  setText(byId("chain-id"), s.node.chain_id);
+  setText(byId("phase"), phases[s.phase] || s.phase);
+  byId("phase").classList.toggle("running", running);
+  document.title = (s.node.moniker || "Starling") + " · " + (phases[s.phase] || s.phase);
+
+  const blockAge = (Date.parse(s.time) - Date.parse(s.chain.block_time)) / 1000;
+  const hasBlock = Date.parse(s.chain.block_time) > 0;
+  list("card-chain", [
+    ["Height", count.format(s.chain.height)],
+    ["Last block", hasBlock ? duration(Math.max(blockAge, 0)) + " ago" : "none yet"],
+    ["Between blocks", s.chain.block_seconds > 0 ? duration(s.chain.block_seconds) : undefined],
+    ["Peers", early ? undefined : count.format(s.chain.peers)],
+    ["Catching up", early ? undefined : s.chain.catching_up ? "yes" : "no"],
+    ["App hash", s.chain.app_hash || "none yet", "hash"],
+  ]);
+  list("card-tree", [
+    ["Keys", count.format(s.tree.keys)],
+    ["Data", bytes(s.tree.bytes)],
+    ["Chunks", count.format(s.tree.chunks)],
+    ["Height of the tree", String(s.tree.height)],
+    ["In memory", bytes(s.tree.memory_bytes)],
+    ["Versions in use", count.format(s.tree.versions)],
+    ["Nodes of old versions", count.format(s.tree.held_nodes)],
+    ["Snapshots to join from", s.snapshots && s.snapshots.length ? s.snapshots.map((h) => count.format(h)).join(", ") : "none"],
+  ]);
+  const low = s.disk.known && s.disk.min_free_bytes > 0 && s.disk.free_bytes < 2 * s.disk.min_free_bytes;
+  list("card-disk", [
+    ["Free", s.disk.known ? bytes(s.disk.free_bytes) : "not known", low ? "bad" : ""],
+    ["Stops below", s.disk.min_free_bytes > 0 ? bytes(s.disk.min_free_bytes) : "never"],
+    ["State on disk at height", count.format(s.flusher.safe_height)],
+    ["Blocks behind", count.format(s.flusher.lag_blocks)],
+    ["Bytes behind", bytes(s.flusher.lag_bytes)],
+    ["Time behind", duration(s.flusher.lag_seconds)],
+  ]);
+  list("card-node", [
+    ["Version", s.node.version || "not known"],
+    ["App version", String(s.node.app_version)],
+    ["CometBFT", s.node.cometbft_version],
+    ["Node id", s.node.id, "hash"],
+  ]);
+  showCaches(s.caches || []);
+  showJoin(s.join, s.phase);
+}
+
+function showCaches(caches) {
+  const rate = (c) => c.hits + c.misses === 0 ? "–" : (100 * c.hits / (c.hits + c.misses)).toFixed(1) + " %";
+  const rows = [
+    ["Hit rate", rate],
+    ["Hits", (c) => count.format(c.hits)],
+    ["Misses", (c) => count.format(c.misses)],
+    ["of these ghost hits", (c) => count.format(c.ghost_hits)],
+    ["Memory", (c) => bytes(c.bytes)],
+    ["may have", (c) => bytes(c.target_bytes)],
+    ["On disk", (c) => bytes(c.disk_bytes)],
+  ];
+  const head = element("tr");
+  head.append(element("td"), ...caches.map((c) => heading(c.zone, "col")));
+  byId("caches").tHead.replaceChildren(head);
+  byId("caches").tBodies[0].replaceChildren(...rows.map(([name, value]) => {
+    const row = element("tr");
+    row.append(heading(name, "row"), ...caches.map((c) => element("td", value(c))));
+    return row;
+  }));
+}
+
+function heading(text, scope) {
+  const th = element("th", text);
+  th.scope = scope;
+  return th;
+}
+
+// ---- The join
+
+let peers = new Map(); // by the index that cells have
+
+function showJoin(join, phase) {
+  byId("join").hidden = !join;
+  if (!join) return;
+  const over = join.phase === "done", going = phase === "joining";
+  byId("join").classList.toggle("over", over && !going);
+  const titles = {
+    looking: "Joining: looking for peers and a snapshot", verifying: "Joining: verifying what an interrupted join has left",
+    fetching: "Joining at height " + count.format(join.height), writing: "Joining: making the state durable",
+    done: "Joined at height " + count.format(join.height) + " in " + duration(join.seconds),
+  };
+  setText(byId("join-title"), titles[join.phase] || join.phase);
+  const bar = byId("join-bar");
+  bar.hidden = over || join.chunks === 0;
+  bar.max = Math.max(join.bytes || join.chunks, 1);
+  bar.value = join.bytes ? join.bytes_done : join.chunks_done;
+
+  const line = [];
+  if (join.chunks) line.push(count.format(join.chunks_done) + " of " + count.format(join.chunks) + " chunks");
+  if (join.bytes) line.push(bytes(join.bytes_done) + " of " + bytes(join.bytes));
+  if (join.rate) line.push(bytes(join.rate) + "/s");
+  if (join.seconds_left > 0) line.push(duration(join.seconds_left) + " left");
+  setText(byId("join-line"), line.join(" · "));
+  const more = [plural(join.connected, "peer"), count.format(join.banned) + " banned"];
+  if (join.rejected) more.push(plural(join.rejected, "lie") + " rejected");
+  if (join.refetched) more.push(count.format(join.refetched) + " asked for again");
+  if (join.reused_bytes) more.push(bytes(join.reused_bytes) + " were here already");
+  if (join.wasted_bytes) more.push(bytes(join.wasted_bytes) + " for nothing");
+  if (join.retargets) more.push(plural(join.retargets, "change") + " of snapshot");
+  if (!over) more.push(duration(join.seconds) + " so far");
+  setText(byId("join-more"), more.join(" · "));
+
+  peers = new Map(join.peers.filter((p) => p.index > 0).map((p) => [p.index, p]));
+  byId("peers").replaceChildren(...join.peers.flatMap(peerRows));
+  wantMap(join.map_version);
+}
+
+const plural = (n, what) => count.format(n) + " " + what + (n === 1 ? "" : "s");
+
+function peerRows(p) {
+  const row = element("tr"), name = element("th");
+  name.scope = "row";
+  const swatch = element("span", undefined, "swatch");
+  swatch.style.background = p.index > 0 ? peerColour(p.index) : "transparent";
+  const id = element("code", p.id.slice(0, 12));
+  id.title = p.id;
+  name.append(swatch, id);
+  if (p.address) name.append(element("span", " " + p.address, "dim"));
+  const state = element("td", p.state, p.state === "banned" ? "bad" : "");
+  row.append(name, state, element("td", p.rate ? bytes(p.rate) + "/s" : "–"), element("td", count.format(p.chunks)),
+    element("td", bytes(p.bytes)), element("td", count.format(p.in_flight)), element("td", p.wasted_bytes ? bytes(p.wasted_bytes) : "–"));
+  if (!p.reason) return [row];
+  const why = element("tr"), reason = element("td", p.reason, "reason");
+  reason.colSpan = 7;
+  why.append(reason);
+  return [row, why];
+}
+
+// ---- The map: see Map.encode in status.go
+
+const states = ["waiting", "asked", "checking", "stored", "here", "partly"];
+const labels = {
+  waiting: "waiting", asked: "in flight", checking: "being verified", stored: "stored", here: "was here already",
+  partly: "stored in part", lied: "asked for again after a lie", mended: "stored after a lie",
+};
+const order = ["waiting", "asked", "checking", "stored", "partly", "here", "lied", "mended"];
+
+let map = null; // {chunks, perCell, kinds: Uint8Array of places in order, peer: Uint16Array}
+let drawn = null; // what is on the canvas: the geometry, and a colour for each cell
+let mapVersion = -1, wanted = -1, fetching = false;
+
+function wantMap(version) {
+  wanted = version;
+  if (!fetching && wanted !== mapVersion) fetchMap();
+}
+
+async function fetchMap() {
+  fetching = true;
+  try {
+    const answer = await fetch("/chunks");
+    if (!answer.ok) throw new Error(answer.statusText);
+    decode(new DataView(await answer.arrayBuffer()));
+    draw();
+  } catch (error) {
+    console.warn("the chunk map cannot be had:", error);
+  }
+  // One at a time, and not too often: a slow browser asks less.
+  setTimeout(() => {
+    fetching = false;
+    if (wanted !== mapVersion) fetchMap();
+  }, 400);
+}
+
+function decode(view) {
+  if (view.getUint8(0) !== 1) throw new Error("unknown format " + view.getUint8(0));
+  mapVersion = Number(view.getBigUint64(1));
+  const cells = Math.floor((view.byteLength - 25) / 3);
+  map = { chunks: view.getUint32(17), perCell: view.getUint32(21), kinds: new Uint8Array(cells), peer: new Uint16Array(cells) };
+  for (let i = 0; i < cells; i++) {
+    const b = view.getUint8(25 + 3 * i), state = states[b & 0x7f] || "waiting";
+    const there = state === "stored" || state === "here";
+    const kind = b & 0x80 ? (there ? "mended" : "lied") : state;
+    map.kinds[i] = order.indexOf(kind);
+    map.peer[i] = view.getUint16(26 + 3 * i);
+  }
+}
+
+let palette = {}, peerLight = "50%";
+
+function readPalette() {
+  const style = getComputedStyle(document.documentElement);
+  for (const kind of order) palette[kind] = style.getPropertyValue("--" + kind).trim();
+  peerLight = style.getPropertyValue("--peer-light").trim();
+}
+
+// peerColour turns the golden angle, so that neighbours differ.
+const peerColour = (index, share = 1) => "hsl(" + Math.round(index * 137.508) % 360 + " 65% " + peerLight + " / " + share + ")";
+
+const byPeer = () => document.querySelector("input[name=colour]:checked").value === "peer";
+
+function draw() {
+  byId("map").hidden = !map || map.kinds.length === 0;
+  if (!map || map.kinds.length === 0) { drawn = null; return; }
+  // Drawn by the processor: small squares are no work for a graphics card, which may also forget them (contextrestored).
+  const canvas = byId("cells"), n = map.kinds.length, width = byId("canvas-box").clientWidth, scale = window.devicePixelRatio || 1;
+  const size = Math.min(20, Math.max(2, Math.floor(Math.sqrt(width * 420 / n))));
+  const columns = Math.max(1, Math.floor(width / size)), rows = Math.ceil(n / columns);
+  const context = canvas.getContext("2d", { willReadFrequently: true }), peerColours = byPeer();
+  if (!drawn || drawn.n !== n || drawn.size !== size || drawn.columns !== columns || drawn.scale !== scale) {
+    canvas.width = Math.round(columns * size * scale);
+    canvas.height = Math.round(rows * size * scale);
+    canvas.style.width = columns * size + "px";
+    canvas.style.height = rows * size + "px";
+    drawn = { n, size, columns, scale, colours: new Array(n) };
+  }
+  const inner = (size >= 4 ? size - 1 : size) * scale;
+  const counts = new Array(order.length).fill(0);
+  for (let i = 0; i < n; i++) {
+    const kind = map.kinds[i];
+    counts[kind]++;
+    let colour = palette[order[kind]];
+    if (peerColours && map.peer[i] > 0 && order[kind] !== "waiting" && order[kind] !== "lied") {
+      colour = peerColour(map.peer[i], order[kind] === "asked" || order[kind] === "checking" ? 0.4 : 1);
+    }
+    if (drawn.colours[i] === colour) continue;
+    drawn.colours[i] = colour;
+    const x = (i % columns) * size * scale, y = Math.floor(i / columns) * size * scale;
+    context.clearRect(x, y, inner, inner);
+    context.fillStyle = colour;
+    context.fillRect(x, y, inner, inner);
+  }
+  const unit = map.perCell === 1 ? "" : " cells";
+  legend(counts, unit);
+  setText(byId("map-note"), (map.perCell === 1 ? "Each cell is a chunk" : "Each cell is " + count.format(map.perCell) + " chunks") +
+    ", in the order of the keys." + (peerColours ? " What a peer is asked for is pale." : ""));
+  canvas.setAttribute("aria-label", "Chunk map: " + order.map((kind, k) => [counts[k], labels[kind]]).filter((c) => c[0] > 0)
+    .map((c) => count.format(c[0]) + unit + " " + c[1]).join(", "));
+}
+
+function legend(counts, unit) {
+  const ul = byId("legend");
+  if (ul.children.length === 0) {
+    for (const kind of order) {
+      const item = element("li"), swatch = element("span", undefined, "swatch"), number = element("b");
+      number.id = "count-" + kind;
+      swatch.dataset.kind = kind;
+      item.append(swatch, number, " " + labels[kind]);
+      ul.append(item);
+    }
+  }
+  order.forEach((kind, k) => {
+    const number = byId("count-" + kind);
+    setText(number, count.format(counts[k]) + unit);
+    number.parentElement.hidden = counts[k] === 0 && kind !== "waiting" && kind !== "stored";
+    number.parentElement.firstChild.style.background = palette[kind];
+  });
+}
+
+function tip(event) {
+  const box = byId("tip");
+  if (!drawn || !map) return;
+  const area = byId("cells").getBoundingClientRect();
+  const x = Math.floor((event.clientX - area.left) / drawn.size), y = Math.floor((event.clientY - area.top) / drawn.size);
+  const i = y * drawn.columns + x;
+  if (x < 0 || y < 0 || x >= drawn.columns || i >= drawn.n) { box.hidden = true; return; }
+  const first = i * map.perCell, last = Math.min(first + map.perCell, map.chunks) - 1;
+  let text = (first === last ? "Chunk " + count.format(first) : "Chunks " + count.format(first) + " to " + count.format(last)) +
+    ": " + labels[order[map.kinds[i]]];
+  if (map.peer[i] > 0) {
+    const peer = peers.get(map.peer[i]);
+    text += peer ? ", peer " + peer.id.slice(0, 12) + (peer.rate ? " (" + bytes(peer.rate) + "/s)" : "") + (peer.reason ? ", banned" : "") :
+      ", peer " + map.peer[i];
+  }
+  setText(box, text);
+  box.hidden = false;
+  const left = event.clientX - area.left + 12, room = byId("canvas-box").clientWidth - box.offsetWidth;
+  box.style.left = Math.max(0, Math.min(left, room)) + "px";
+  box.style.top = event.clientY - area.top + 18 + "px";
+}
+
+// ---- News
+
+let heard = 0, source = null, timer = 0;
+
+function news(text) {
+  heard = Date.now();
+  byId("stale").hidden = true;
+  show(JSON.parse(text));
+}
+
+// listen has the node push its status; where it has no place for another browser, or is away, it is asked every two seconds.
+function listen() {
+  source = new EventSource("/events");
+  source.onmessage = (event) => news(event.data);
+  source.onerror = () => {
+    if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+    clearTimeout(timer);
+    timer = setTimeout(poll, 2000);
+  };
+}
+
+async function poll() {
+  try {
+    const answer = await fetch("/status.json");
+    if (answer.ok) news(await answer.text());
+  } catch (error) {
+    console.warn("no status:", error);
+  }
+  timer = setTimeout(poll, 2000);
+}
+
+function repaint() {
+  readPalette();
+  drawn = null;
+  draw();
+}
+
+readPalette();
+listen();
+setInterval(() => { byId("stale").hidden = heard > 0 && Date.now() - heard < 6000; }, 2000);
+window.addEventListener("resize", draw);
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+for (const radio of document.querySelectorAll("input[name=colour]")) radio.addEventListener("change", draw);
+byId("cells").addEventListener("contextrestored", repaint);
+byId("cells").addEventListener("pointermove", tip);
+byId("cells").addEventListener("pointerdown", tip);
+byId("cells").addEventListener("pointerleave", () => { byId("tip").hidden = true; });

@@ -1,0 +1,107 @@
+package statuspage_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/e2e/browser"
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/statuspage"
+)
+
+// large is a join with many chunks and peers, whose names are as bad as names can be.
+type large struct{ chunks, perCell int }
+
+func (l large) Map() statuspage.Map {
+	random := rand.New(rand.NewPCG(1, 1))
+	m := statuspage.Map{Version: 1, Height: 1000, Chunks: l.chunks, PerCell: l.perCell}
+	for i := range (l.chunks + l.perCell - 1) / l.perCell {
+		c := statuspage.Cell{Peer: uint16(1 + random.IntN(100))}
+		switch {
+		case i < l.chunks/l.perCell/2:
+			c.State, c.Lied = statuspage.CellStored, random.IntN(500) == 0
+		case random.IntN(40) == 0:
+			c.State, c.Lied = statuspage.CellState(random.IntN(5)), random.IntN(5) == 0
+		default:
+			c.Peer = 0
+		}
+		m.Cells = append(m.Cells, c)
+	}
+	return m
+}
+
+func (l large) Status() statuspage.Status {
+	bad := `"><script>document.title='marked'</script><img src=x onerror=document.title='marked'>&amp;`
+	s := statuspage.Status{
+		Time: time.Now(), Phase: statuspage.PhaseJoining, Node: statuspage.Node{Moniker: bad, ChainID: bad, ID: bad, Version: bad, CometBFT: bad},
+		Chain: statuspage.Chain{AppHash: bad}, Caches: []statuspage.Cache{{Zone: bad}},
+		Join: &statuspage.Join{Phase: "fetching", Height: 1000, Chunks: l.chunks, ChunksDone: l.chunks / 2, MapVersion: 1},
+	}
+	for i := range statuspage.MaxPeers {
+		s.Join.Peers = append(s.Join.Peers, statuspage.Peer{Index: uint16(i + 1), ID: fmt.Sprintf("%d%s", i, bad), Address: bad, State: bad, Reason: bad})
+	}
+	return s
+}
+
+// The largest map that has a cell for each chunk, and one with more chunks than cells, both among peers whose names are markup.
+func TestLargeMapInABrowser(t *testing.T) {
+	chromium, found := browser.Path()
+	if !found {
+		t.Skip("NOT RUN: TestLargeMapInABrowser: there is no chromium (Debian: apt-get install chromium)")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	t.TempDir() // removed after the browser has ended
+	processes := runner.NewProcesses(ctx)
+	t.Cleanup(func() { require.NoError(t, processes.Stop(10*time.Second)) })
+	profile := filepath.Join(t.TempDir(), "profile")
+	_, err := processes.Start(runner.Spec{Name: "chromium", Path: chromium, Args: browser.Flags(profile), Log: filepath.Join(t.TempDir(), "log")})
+	require.NoError(t, err)
+	tab, err := browser.Attach(ctx, profile)
+	require.NoError(t, err)
+	defer tab.Close()
+	for _, l := range []large{{statuspage.MaxCells, 1}, {5_000_000, 77}} {
+		s, err := statuspage.Listen(ctx, "127.0.0.1:0", statuspage.Options{Logger: log.NewNopLogger(), Source: l})
+		require.NoError(t, err)
+		require.NoError(t, tab.Look(ctx, 1280, 800, false))
+		require.NoError(t, tab.Open(ctx, "http://"+s.Addr()+"/"))
+		cells := (l.chunks + l.perCell - 1) / l.perCell
+		var drawn int
+		require.NoError(t, runner.Poll(ctx, "the map", func() bool {
+			return tab.Eval(ctx, "typeof drawn === 'object' && drawn ? drawn.colours.filter(Boolean).length : 0", &drawn) == nil && drawn == cells
+		}))
+		var drawing float64
+		require.NoError(t, tab.Eval(ctx, "(() => { drawn = null; const t = performance.now(); draw(); return performance.now() - t; })()", &drawing))
+		t.Logf("%d cells drawn anew in %.0f ms", cells, drawing)
+		var text, title string
+		require.NoError(t, tab.Eval(ctx, "document.getElementById('cells').getAttribute('aria-label')", &text))
+		require.Contains(t, text, "stored")
+		if l.perCell > 1 {
+			require.NoError(t, tab.Eval(ctx, "document.getElementById('map-note').textContent", &text))
+			require.Contains(t, text, fmt.Sprintf("Each cell is %d chunks", l.perCell))
+		}
+		require.NoError(t, tab.Eval(ctx, "document.title", &title))
+		require.NotEqual(t, "marked", title)
+		var foreign int
+		require.NoError(t, tab.Eval(ctx, "document.images.length - 1 + document.scripts.length - 1", &foreign))
+		require.Zero(t, foreign, "a name became markup")
+		require.NoError(t, tab.Eval(ctx, "document.body.innerText", &text))
+		require.Equal(t, true, strings.Contains(text, `"><script>document.title='marked'</script>`), "the name is shown as it is")
+		if dir := os.Getenv("STARLING_SCREENSHOTS"); dir != "" {
+			require.NoError(t, tab.Screenshot(ctx, filepath.Join(dir, fmt.Sprintf("status-large-%d.png", l.perCell))))
+		}
+		require.NoError(t, s.Close())
+	}
+	for _, problem := range tab.Problems() {
+		require.Contains(t, problem, "/events", "the server has gone, and that is all: %s", problem)
+	}
+}

@@ -1,0 +1,295 @@
+package statuspage
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cometbft/cometbft/libs/log"
+)
+
+const (
+	// fresh is how old an answer may be: the Source is asked so often at most.
+	fresh = 250 * time.Millisecond
+	// eventsEvery is the time between two events.
+	eventsEvery = time.Second
+
+	maxConns  = 64
+	maxEvents = 16 // connections of /events
+
+	readTimeout  = 5 * time.Second
+	writeTimeout = 10 * time.Second // for an answer, and for each event
+	idleTimeout  = 30 * time.Second
+	maxHeader    = 8 << 10
+)
+
+// Options of a Server.
+type Options struct {
+	Logger log.Logger
+	Source Source
+	Public bool     // addresses beside loopback may be listened on, and named by requests
+	Hosts  []string // names that requests may call this node by, beside localhost
+	// Mount adds what else is served here; nil: nothing.
+	Mount func(*http.ServeMux)
+}
+
+// Server serves the page, from Listen to Close.
+type Server struct {
+	o        Options
+	listener net.Listener
+	http     *http.Server
+	mux      *http.ServeMux
+	serving  sync.WaitGroup
+	events   chan struct{} // a place for each connection of /events
+
+	mu struct { // of what the Source is asked for
+		sync.Mutex
+		closed bool
+		status answer
+		cells  answer
+	}
+	conns struct {
+		sync.Mutex
+		open map[net.Conn]struct{}
+	}
+}
+
+// answer is one that all who ask share.
+type answer struct {
+	at    time.Time
+	body  []byte
+	of    uint64 // version of the Map
+	asked bool
+}
+
+//go:embed assets
+var assets embed.FS
+
+// Listen begins to serve.
+func Listen(ctx context.Context, address string, o Options) (*Server, error) {
+	if err := CheckAddress(address, o.Public); err != nil {
+		return nil, err
+	}
+	s := &Server{o: o, mux: http.NewServeMux(), events: make(chan struct{}, maxEvents)}
+	s.conns.open = map[net.Conn]struct{}{}
+	for path, file := range map[string]struct{ name, kind string }{
+		"/{$}":       {"index.html", "text/html; charset=utf-8"},
+		"/style.css": {"style.css", "text/css; charset=utf-8"},
+		"/page.js":   {"page.js", "text/javascript; charset=utf-8"},
+		"/icon.svg":  {"icon.svg", "image/svg+xml"},
+	} {
+		content, err := assets.ReadFile("assets/" + file.name)
+		if err != nil {
+			return nil, err
+		}
+		s.mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { send(w, file.kind, content) })
+	}
+	s.mux.HandleFunc("GET /status.json", s.serveStatus)
+	s.mux.HandleFunc("GET /chunks", s.serveChunks)
+	s.mux.HandleFunc("GET /events", s.serveEvents)
+	if o.Mount != nil {
+		o.Mount(s.mux)
+	}
+	var err error
+	if s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", address); err != nil {
+		return nil, err
+	}
+	s.http = &http.Server{
+		Handler: s, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeader, ConnState: s.connState,
+	}
+	s.serving.Go(func() { _ = s.http.Serve(s.listener) }) // ends with Close
+	return s, nil
+}
+
+// Addr is where it listens, as host:port.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// Close ends all connections. The Source is not asked any more.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.mu.closed = true
+	s.mu.Unlock()
+	err := s.http.Close()
+	s.serving.Wait()
+	return err
+}
+
+// connState bounds the connections: one too many is closed at once.
+func (s *Server) connState(c net.Conn, state http.ConnState) {
+	s.conns.Lock()
+	defer s.conns.Unlock()
+	switch state {
+	case http.StateNew:
+		if len(s.conns.open) >= maxConns {
+			_ = c.Close() // who is refused finds out by himself
+			return
+		}
+		s.conns.open[c] = struct{}{}
+	case http.StateClosed, http.StateHijacked:
+		delete(s.conns.open, c)
+	}
+}
+
+// securityHeaders let the page load and ask this server only, and nobody put it into a frame or read it from elsewhere.
+var securityHeaders = map[string]string{
+	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+	"X-Content-Type-Options":       "nosniff",
+	"X-Frame-Options":              "DENY",
+	"Referrer-Policy":              "no-referrer",
+	"Cross-Origin-Resource-Policy": "same-origin",
+	"Cross-Origin-Opener-Policy":   "same-origin",
+	"Cache-Control":                "no-store",
+}
+
+// ServeHTTP is that of http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	closed := s.mu.closed
+	if !closed {
+		s.serving.Add(1)
+	}
+	s.mu.Unlock()
+	if closed {
+		http.Error(w, "this node is stopping", http.StatusServiceUnavailable)
+		return
+	}
+	defer s.serving.Done()
+	for name, value := range securityHeaders {
+		w.Header().Set(name, value)
+	}
+	switch {
+	case !s.allowed(r.Host):
+		http.Error(w, "this node is not called by that name: use its address, or name it in status.hosts of app.toml", http.StatusMisdirectedRequest)
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "this page can only be read", http.StatusMethodNotAllowed)
+	default:
+		s.mux.ServeHTTP(w, r)
+	}
+}
+
+// send sends an answer whole. Where the browser is gone there is nobody to tell.
+func send(w http.ResponseWriter, kind string, body []byte) {
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	_, _ = w.Write(body)
+}
+
+// status returns the Status as JSON, at most fresh old.
+func (s *Server) status() ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := &s.mu.status
+	if s.mu.closed || a.asked && time.Since(a.at) < fresh {
+		return a.body, nil
+	}
+	body, err := json.Marshal(s.o.Source.Status())
+	if err != nil {
+		return nil, fmt.Errorf("status: %w", err)
+	}
+	*a = answer{at: time.Now(), body: body, asked: true}
+	return body, nil
+}
+
+// chunks returns the Map, compressed, at most fresh old.
+func (s *Server) chunks() ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := &s.mu.cells
+	if s.mu.closed || a.asked && time.Since(a.at) < fresh {
+		return a.body, nil
+	}
+	m := s.o.Source.Map()
+	if a.asked && a.of == m.Version {
+		a.at = time.Now()
+		return a.body, nil
+	}
+	var buffer bytes.Buffer
+	z, err := gzip.NewWriterLevel(&buffer, gzip.BestSpeed)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := z.Write(m.encode()); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	*a = answer{at: time.Now(), body: buffer.Bytes(), of: m.Version, asked: true}
+	return a.body, nil
+}
+
+func (s *Server) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	body, err := s.status()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	send(w, "application/json", body)
+}
+
+// serveChunks sends the Map, compressed, as every browser takes it.
+func (s *Server) serveChunks(w http.ResponseWriter, _ *http.Request) {
+	body, err := s.chunks()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Encoding", "gzip")
+	send(w, "application/octet-stream", body)
+}
+
+// serveEvents sends a Status now and then, until the browser goes, or takes one too slowly. One that finds no place asks /status.json.
+func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.events <- struct{}{}:
+		defer func() { <-s.events }()
+	default:
+		w.Header().Set("Retry-After", "10")
+		http.Error(w, "too many browsers watch already", http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	if r.Method == http.MethodHead {
+		return
+	}
+	control := http.NewResponseController(w)
+	if err := control.SetReadDeadline(time.Time{}); err != nil { // that of the request would end the answer, too
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	ticker := time.NewTicker(eventsEvery)
+	defer ticker.Stop()
+	for {
+		body, err := s.status()
+		if err == nil {
+			err = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+		}
+		if err == nil {
+			_, err = fmt.Fprintf(w, "data: %s\n\n", body) // JSON has no line breaks of its own
+		}
+		if err == nil {
+			err = control.Flush()
+		}
+		if err != nil {
+			s.o.Logger.Debug("A browser does not watch the status page any more", "err", strings.TrimSpace(err.Error()))
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
