@@ -104,7 +104,7 @@ func TestKilledJoin(t *testing.T) {
 		var values runner.MetricValues
 		require.NoError(t, runner.Poll(ctx, "a part of the chunks", func() bool {
 			values, err = joiner.Scrape(ctx)
-			total = values.Starling("statesync_chunks_total")
+			total = values.Starling("statesync_snapshot_chunks")
 			return err == nil && total > 0 && values.Starling("statesync_chunks_verified") >= total/5
 		}))
 		process.Kill()

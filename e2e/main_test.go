@@ -14,7 +14,7 @@ import (
 )
 
 // What is built once for all tests, into build/e2e of the module.
-var starlingd, byzantine, localnet, cometbft string
+var starlingd, byzantine, localnet, relay, cometbft string
 
 func TestMain(m *testing.M) {
 	if err := buildAll(); err != nil {
@@ -38,6 +38,7 @@ func buildAll() error {
 		{&starlingd, "starlingd", root, "./cmd/starlingd"},
 		{&byzantine, "byzantine", root, "./e2e/byzantine"},
 		{&localnet, "localnet", root, "./cmd/localnet"},
+		{&relay, "relay", root, "./e2e/relay"},
 		{&cometbft, "cometbft", filepath.Join(root, "e2e", "stock"), "github.com/cometbft/cometbft/cmd/cometbft"},
 	} {
 		*program.path = filepath.Join(root, "build", "e2e", program.name)

@@ -96,7 +96,7 @@ func (l *ledger) check(height int64, state map[string][]byte) error {
 		}
 		if !good && !bytes.Equal(want, state[key]) {
 			errs = append(errs, fmt.Errorf("at height %d key %q has %s, the last operation on it wrote %s (%s)", height, key,
-				short(state[key]), short(want), history(writes)))
+				short(state[key]), short(want), told(writes)))
 		}
 	}
 	if len(errs) > 5 {
@@ -144,7 +144,7 @@ func short(value []byte) string {
 	return fmt.Sprintf("%.12q… (%d bytes)", value, len(value))
 }
 
-func history(writes []write) string {
+func told(writes []write) string {
 	text := "history:"
 	for _, w := range writes {
 		text += fmt.Sprintf(" %s in block %d;", short(w.value), w.height)

@@ -257,7 +257,7 @@ func (n *torture) round(i int, kind killKind) {
 		n.join()
 		n.await("the restore to begin", func() bool {
 			values, err := n.victim.Scrape(n.ctx)
-			return err == nil && values.Starling("statesync_chunks_total") > 0 || n.has()
+			return err == nil && values.Starling("statesync_snapshot_chunks") > 0 || n.has()
 		})
 		hit = !n.has()
 	case joined:

@@ -116,9 +116,9 @@ func (n *network) watchRestore(ctx context.Context, sum *summary, det *details) 
 		if err != nil {
 			return // it is not up yet, or too busy: the next one will do
 		}
-		sum.Chunks = values.Starling("statesync_chunks_total")
+		sum.Chunks = values.Starling("statesync_snapshot_chunks")
 		sum.ChunksRejected = values.Starling("statesync_chunks_rejected")
-		sum.PeersRejected = values.Starling("statesync_peers_rejected")
+		sum.PeersRejected = values.Starling("statesync_peers_banned")
 		det.SnapshotBytes = values.Starling("statesync_bytes_verified")
 		if sum.Chunks == 0 {
 			meter.set(0, 0, "")

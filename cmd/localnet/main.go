@@ -87,7 +87,7 @@ func (o options) way() string {
 func (o options) provable() bool {
 	for i := range o.Liars {
 		mode := liar.Mode(o.lie(i))
-		if mode.Provable() || o.InBand && mode != liar.Withhold && mode != liar.Gone { // in-band, the other silent ones serve as mix does
+		if mode.Provable() || o.InBand && (mode == liar.Drip || mode == liar.Last) { // in-band, these two serve as mix does
 			return true
 		}
 	}

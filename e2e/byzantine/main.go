@@ -1,6 +1,33 @@
-// Command byzantine is a full node that follows the chain like any other and lies to whoever joins from it.
+// Command byzantine is a node that follows the chain like any other and misbehaves, in one way or several.
 //
-//	home of `starlingd init` ──► node.New(WithApp(liar.Wrap), WithTransport(liar.Over)) ──► offers what honest nodes offer, serves something else
+//	home of `starlingd init` ──► node.New(WithApp(liar.Wrap), WithTransport(liar.Over), WithPrivValidator(voter.Wrap)) ──► attack.Run
+//
+// What it can do, what has to stop it, and whether a joining node can prove it (Mode.Provable):
+//
+//	serves, to those that join from it (package liar)                                          stopped by
+//	  mix, corrupt, truncate, swap, oversize, junk, empty   damaged chunks                    the chunk's proof           provable
+//	  equivocate     another damage for each peer                                             the chunk's proof           provable
+//	  stale          chunks, manifests, commitments of another height                         the height's proof          provable
+//	  manifest       damaged manifests                                                        the app hash                provable
+//	  commitment     a damaged statement of what the app hash commits to                      the app hash                provable
+//	  header         damaged, cut, or other headers                                           light client verification   provable
+//	  status         a status that nobody can read                                            strict decoding             provable
+//	  alias          in-band offers that count as the honest ones                             the offer read as one string (its chunks are)
+//	  lone, future   offers at heights that nobody else has, or that are years away           the newest proved header    (its chunks are)
+//	  withhold, gone, last   no answer, "I do not have it", all but the last chunk            asking elsewhere            no
+//	  slow, drip     the truth, late or at a few bytes a second                               asking a second peer        no
+//
+//	signs, if it is a validator (package voter)
+//	  double-vote    two votes in one round                                                   evidence in a block         on the chain
+//	  double-propose two proposals in one round, to different peers                           the round's majority        no
+//	  mute           nothing at all, ten heights of twenty                                    more than two thirds sign   no
+//
+//	does unasked, to the nodes in p2p.persistent_peers (package attack)
+//	  babble         p2p messages without meaning, and some that cannot be decoded            CometBFT drops it           no
+//	  spam           transactions that are not valid                                          CheckTx                     no
+//	  flood          transport requests, as many at a time as it may                          windows, workers            no
+//	  connect        a thousand connections held, half open, closed                           limits of each host         no
+//	  garbage        bytes that are no handshake                                              limits before the handshake no
 //
 // It exists to be tried against: cmd/localnet and the end-to-end tests start it. It is never linked into starlingd.
 package main
@@ -10,15 +37,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/types"
 	"github.com/spf13/cobra"
 	"github.com/spf13/viper"
 
+	"github.com/starling-kv/starling/e2e/byzantine/attack"
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
+	"github.com/starling-kv/starling/e2e/byzantine/voter"
 	"github.com/starling-kv/starling/node"
 )
 
@@ -33,41 +68,51 @@ func main() {
 	}
 }
 
+// options are the command line.
+type options struct {
+	home string
+	lie  string
+	seed uint64
+	rpc  []string
+	from string
+}
+
 func command(logs io.Writer) *cobra.Command {
-	var (
-		home, lie string
-		seed      uint64
-	)
+	var o options
 	cmd := &cobra.Command{
-		Use:           "byzantine",
-		Short:         "A Starling node that lies to those who join from it",
-		Example:       "  starlingd init liar --chain-id demo-1 --home /tmp/liar\n  byzantine --home /tmp/liar --lie truncate",
+		Use:   "byzantine",
+		Short: "A Starling node that lies to those who join from it, or is a burden to its peers",
+		Example: "  starlingd init liar --chain-id demo-1 --home /tmp/liar\n  byzantine --home /tmp/liar --lie truncate\n" +
+			"  byzantine --home /tmp/liar --lie mix,flood,double-vote",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			mode, err := liar.ParseMode(lie)
+			set, err := liar.ParseSet(o.lie)
 			if err != nil {
 				return fmt.Errorf("--lie: %w", err)
 			}
-			if home == "" {
+			if o.home == "" {
 				return errors.New("no home folder: give --home one that `starlingd init` made")
 			}
-			return run(cmd.Context(), home, mode, seed, logs)
+			return run(cmd.Context(), o, set, logs)
 		},
 	}
-	cmd.Flags().StringVar(&home, "home", "", "home folder")
-	cmd.Flags().StringVar(&lie, "lie", string(liar.Mix), "how to lie: "+liar.Names())
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of the lies")
+	flags := cmd.Flags()
+	flags.StringVar(&o.home, "home", "", "home folder")
+	flags.StringVar(&o.lie, "lie", string(liar.Mix), "what to do, several with commas: "+liar.Names())
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of what it does")
+	flags.StringSliceVar(&o.rpc, "attack-rpc", nil, "RPC servers, host:port, for connect and garbage, beside the peers' p2p and transport")
+	flags.StringVar(&o.from, "attack-from", "", "source address of the attack's sockets, such as 127.0.0.66 (Linux)")
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
 }
 
 // run runs the node until ctx ends.
-func run(ctx context.Context, home string, mode liar.Mode, seed uint64, logs io.Writer) error {
+func run(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
 	v := viper.New()
 	node.BindEnvironment(v)
-	config, err := node.LoadConfig(home, v)
+	config, err := node.LoadConfig(o.home, v)
 	if err != nil {
 		return err
 	}
@@ -75,25 +120,118 @@ func run(ctx context.Context, home string, mode liar.Mode, seed uint64, logs io.
 	if err != nil {
 		return err
 	}
-	if mode == liar.Drip {
-		config.App.Transport.SendRatePerPeer = liar.DripRate
-	}
-	told := func(lie liar.Lie) {
-		logger.Info("Lying about a "+lie.About, "how", string(lie.How), "height", lie.Height, "chunk", lie.Chunk, "to", string(lie.To))
-	}
-	n, err := node.New(ctx, config, logger,
-		node.WithApp(func(honest abci.Application) abci.Application { return liar.Wrap(honest, mode, seed, told) }),
-		node.WithTransport(liar.Over(mode, seed, told)))
+	genesis, err := node.LoadGenesis(config.CometBFT.GenesisFile())
 	if err != nil {
 		return err
 	}
+	onto := attack.Options{Set: set, Seed: o.seed, ChainID: genesis.ChainID, RPC: o.rpc}
+	if onto.Targets, err = attack.ParseTargets(ctx, config.CometBFT.P2P.PersistentPeers); err != nil {
+		return fmt.Errorf("p2p.persistent_peers: %w", err)
+	}
+	if err := checkFlags(ctx, o, &onto); err != nil {
+		return err
+	}
+	if set.Has(liar.Drip) {
+		config.App.Transport.SendRatePerPeer = liar.DripRate
+	}
+	member := new(member)
+	n, err := node.New(ctx, config, logger, member.options(set, o.seed, logger)...)
+	if err != nil {
+		return err
+	}
+	member.set(n)
 	if err := n.Start(ctx); err != nil {
 		return errors.Join(err, n.Stop())
 	}
+	attacking, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	onto.Peers = member.peers
+	onto.Report = func(counts string) { logger.Info("Attacking", "done", counts) }
+	wg.Go(func() {
+		if member.follows(attacking) {
+			attack.New(onto).Run(attacking)
+		}
+	})
 	select {
 	case <-ctx.Done():
 		err = nil
 	case err = <-n.Failed():
 	}
+	cancel()
+	wg.Wait()
 	return errors.Join(err, n.Stop())
+}
+
+// checkFlags fills in what the flags say about an attack.
+func checkFlags(ctx context.Context, o options, onto *attack.Options) error {
+	for _, server := range o.rpc {
+		host, _, err := net.SplitHostPort(server)
+		if err == nil {
+			err = attack.CheckHost(ctx, host)
+		}
+		if err != nil {
+			return fmt.Errorf("--attack-rpc: %w", err)
+		}
+	}
+	if o.from != "" {
+		if onto.From = net.ParseIP(o.from); onto.From == nil {
+			return fmt.Errorf("--attack-from: %q is no IP address", o.from)
+		}
+	}
+	return nil
+}
+
+// member is the node, which those who misbehave in it need before it is made.
+type member struct {
+	mu   sync.Mutex
+	node *node.Node
+}
+
+func (m *member) set(n *node.Node) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node = n
+}
+
+// peers are whom the node is connected with.
+func (m *member) peers() []p2p.Peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.node == nil || m.node.Comet() == nil {
+		return nil
+	}
+	return m.node.Comet().Switch().Peers().Copy()
+}
+
+// follows waits until the node has the blocks that its peers have, and takes part in consensus. Before that an attack would harm the attacker
+// alone: who is dropped by the peers that it fetches blocks from gets no further.
+func (m *member) follows(ctx context.Context) bool {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if reactor := m.node.Comet().ConsensusReactor(); !reactor.WaitSync() {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-ticker.C:
+		}
+	}
+}
+
+// options put what misbehaves in the places of what is honest.
+func (m *member) options(set liar.Set, seed uint64, logger log.Logger) []node.Option {
+	told := func(lie liar.Lie) {
+		logger.Info("Lying about a "+lie.About, "how", string(lie.How), "height", lie.Height, "chunk", lie.Chunk, "to", string(lie.To))
+	}
+	options := []node.Option{node.WithPrivValidator(func(honest types.PrivValidator) types.PrivValidator {
+		return voter.Wrap(honest, set, seed, m.peers, told)
+	})}
+	if mode := set.Serves(); mode != "" {
+		options = append(options,
+			node.WithApp(func(honest abci.Application) abci.Application { return liar.Wrap(honest, mode, seed, told) }),
+			node.WithTransport(liar.Over(mode, seed, told)))
+	}
+	return options
 }

@@ -32,6 +32,7 @@ func Build(ctx context.Context, dir, pkg, out string) error {
 	// Without -buildvcs=false a copy of the repository that git distrusts would not build.
 	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", out, pkg)
 	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`: static, so that an image FROM scratch can hold it
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", pkg, err, output)
 	}

@@ -20,59 +20,76 @@ import (
 
 // Ports of a node, in the order in which a Home holds them.
 const (
-	portP2P = iota
-	portRPC
-	portMetrics
-	portsPerNode
+	PortP2P = iota
+	PortRPC
+	PortMetrics
+	HomePorts // how many there are
 )
 
 // Home is a node's folder and its ports on loopback. Its methods that ask the running node may be called concurrently.
 type Home struct {
-	Name  string
-	Dir   string
-	Power int64 // as a validator of Genesis; 0: defaultPower
-	ports *Ports
-	id    p2p.ID
+	Name    string
+	Dir     string
+	Power   int64  // as a validator of Genesis; 0: defaultPower
+	LogFile string // for the node's output; "": node.log in Dir
+	ports   *Ports // nil before Serve
+	id      p2p.ID
 }
 
 const defaultPower = 10
 
+// Listen is where a node listens, as host:port.
+type Listen struct{ P2P, RPC, Metrics string }
+
 // NewHome lets the program of a node (starlingd, or cometbft) make a home folder, by running it with args, and sets in its
 // configuration what a network on loopback needs.
 func NewHome(ctx context.Context, name, dir, program string, args ...string) (*Home, error) {
+	h, err := InitHome(ctx, name, dir, program, args...)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := HoldPorts(HomePorts)
+	if err != nil {
+		return nil, err
+	}
+	listen := Listen{ports.Address(PortP2P), ports.Address(PortRPC), ports.Address(PortMetrics)}
+	if err := h.Serve(listen, ports); err != nil {
+		ports.Release()
+		return nil, err
+	}
+	return h, nil
+}
+
+// InitHome makes a home folder and leaves its configuration as the program wrote it: Serve is for the caller.
+func InitHome(ctx context.Context, name, dir, program string, args ...string) (*Home, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = environment()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%s %s: %w\n%s", filepath.Base(program), strings.Join(args, " "), err, out)
 	}
-	ports, err := HoldPorts(portsPerNode)
-	if err != nil {
-		return nil, err
-	}
-	h := &Home{Name: name, Dir: dir, ports: ports}
 	nodeKey, err := p2p.LoadNodeKey(filepath.Join(dir, "config", "node_key.json"))
 	if err != nil {
-		ports.Release()
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	h.id = nodeKey.ID()
-	err = h.Configure(func(c *cfg.Config) {
-		c.Moniker = name
-		c.P2P.ListenAddress = "tcp://" + ports.Address(portP2P)
-		c.RPC.ListenAddress = "tcp://" + ports.Address(portRPC)
+	return &Home{Name: name, Dir: dir, id: nodeKey.ID()}, nil
+}
+
+// Serve sets in the configuration where the node listens, and what a network of nodes at one address needs. ports, HomePorts of them, are
+// those of this machine that lead there: the same, unless the node has an address of its own, as in a container. Home takes them over.
+func (h *Home) Serve(listen Listen, ports *Ports) error {
+	h.ports = ports
+	return h.Configure(func(c *cfg.Config) {
+		c.Moniker = h.Name
+		c.P2P.ListenAddress = "tcp://" + listen.P2P
+		c.RPC.ListenAddress = "tcp://" + listen.RPC
 		c.RPC.PprofListenAddress = ""
 		c.Instrumentation.Prometheus = true
-		c.Instrumentation.PrometheusListenAddr = ports.Address(portMetrics)
+		c.Instrumentation.PrometheusListenAddr = listen.Metrics
 		// All nodes share one address, and know each other by name only.
 		c.P2P.AddrBookStrict = false
 		c.P2P.AllowDuplicateIP = true
 		c.P2P.PexReactor = false
 	})
-	if err != nil {
-		ports.Release()
-		return nil, err
-	}
-	return h, nil
 }
 
 // Configure edits config.toml.
@@ -105,16 +122,22 @@ func (h *Home) Configure(edit func(*cfg.Config)) error {
 func (h *Home) Release() { h.ports.Release() }
 
 // Log is the file for the node's output.
-func (h *Home) Log() string { return filepath.Join(h.Dir, "node.log") }
+func (h *Home) Log() string { return cmp.Or(h.LogFile, filepath.Join(h.Dir, "node.log")) }
+
+// ID is the name of its node key.
+func (h *Home) ID() string { return string(h.id) }
 
 // Peer is how other nodes name this one: ID@host:port.
-func (h *Home) Peer() string { return p2p.IDAddressString(h.id, h.ports.Address(portP2P)) }
+func (h *Home) Peer() string { return h.PeerAt(h.ports.Address(PortP2P)) }
+
+// PeerAt is how they name it where they reach it at another address, host:port.
+func (h *Home) PeerAt(address string) string { return p2p.IDAddressString(h.id, address) }
 
 // RPC is the URL of the node's RPC server.
-func (h *Home) RPC() string { return "http://" + h.ports.Address(portRPC) }
+func (h *Home) RPC() string { return "http://" + h.ports.Address(PortRPC) }
 
 // Metrics is the URL of the node's Prometheus endpoint.
-func (h *Home) Metrics() string { return "http://" + h.ports.Address(portMetrics) + "/metrics" }
+func (h *Home) Metrics() string { return "http://" + h.ports.Address(PortMetrics) + "/metrics" }
 
 // Peers joins the names of nodes as `persistent_peers` has them.
 func Peers(homes ...*Home) string {

@@ -46,8 +46,9 @@ type Process struct {
 	done chan struct{} // closed when it has ended and err is set
 	err  error
 
-	mu    sync.Mutex
-	asked bool // to end
+	mu     sync.Mutex
+	asked  bool // to end
+	mayEnd bool // by itself
 }
 
 // DiedError is the cause of Processes.Context once a process ended without having been asked to.
@@ -102,7 +103,7 @@ func (p *Processes) Start(spec Spec) (*Process, error) {
 	cmd.Dir = spec.Dir
 	cmd.Stdout, cmd.Stderr = log, log // a file, so that Wait waits for nobody who inherited it
 	cmd.SysProcAttr = attributes()
-	proc := &Process{spec: spec, cmd: cmd, done: make(chan struct{})}
+	proc := &Process{spec: spec, cmd: cmd, done: make(chan struct{}), mayEnd: spec.Ends}
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,11 +119,11 @@ func (p *Processes) Start(spec Spec) (*Process, error) {
 	go func() {
 		proc.err = cmd.Wait()
 		proc.mu.Lock()
-		unasked := !proc.asked
+		unasked := !proc.asked && !proc.mayEnd
 		proc.asked = true // its process group is no longer ours to signal
 		proc.mu.Unlock()
 		close(proc.done)
-		if unasked && !spec.Ends {
+		if unasked {
 			p.cancel(&DiedError{Name: spec.Name, Err: proc.err, Log: spec.Log, Tail: Tail(spec.Log, tailLines)})
 		}
 	}()
@@ -159,8 +160,32 @@ func (p *Process) Name() string { return p.spec.Name }
 // Log returns the file with its output.
 func (p *Process) Log() string { return p.spec.Log }
 
+// Pid returns its process id, which is that of its group, too.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
+
+// MayEnd says that from now on the process may end by itself, as with Spec.Ends.
+func (p *Process) MayEnd() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mayEnd = true
+}
+
+// Pause stops the process and its group without ending them (SIGSTOP), until Resume. One that has ended is no error.
+func (p *Process) Pause() { p.send(syscall.SIGSTOP) }
+
+// Resume lets it go on.
+func (p *Process) Resume() { p.send(syscall.SIGCONT) }
+
+func (p *Process) send(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.asked {
+		_ = syscall.Kill(-p.cmd.Process.Pid, sig)
+	}
+}
 
 // Stop ends the process: SIGTERM to its group and, where it does not end within grace, SIGKILL and an error that says so.
 // A process that had ended before is no error.
@@ -189,6 +214,12 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
+// ExitStatus returns the exit status that the process ended with, -1 where a signal ended it. It waits for the end.
+func (p *Process) ExitStatus() int {
+	<-p.done
+	return p.cmd.ProcessState.ExitCode()
+}
+
 // ExitError returns how the process ended, nil for exit status 0. It waits for the end.
 func (p *Process) ExitError() error {
 	<-p.done
@@ -201,6 +232,7 @@ func (p *Process) signal(sig syscall.Signal) {
 	if !p.asked {
 		p.asked = true
 		_ = syscall.Kill(-p.cmd.Process.Pid, sig)
+		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT) // one that is paused hears it only then
 	}
 }
 

@@ -131,3 +131,38 @@ func gone(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && strings.Contains(string(stat), ") Z ")
 }
+
+func TestAPausedProcess(t *testing.T) {
+	processes := runner.NewProcesses(t.Context())
+	defer processes.Stop(time.Second)
+	proc, err := processes.Start(shell(t, "ticking", "trap 'exit 7' TERM; while :; do echo tick; sleep 0.01; done"))
+	require.NoError(t, err)
+	size := func() int64 {
+		info, err := os.Stat(proc.Log())
+		require.NoError(t, err)
+		return info.Size()
+	}
+	grows := func() bool {
+		before := size()
+		return runner.Poll(t.Context(), "the next tick", func() bool { return size() > before }) == nil
+	}
+	require.True(t, grows())
+	proc.Pause()
+	state := func() string {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", proc.Pid()))
+		if err != nil {
+			t.Skip("NOT RUN: whether a process is paused is read from /proc")
+		}
+		_, after, _ := strings.Cut(string(stat), ") ")
+		return after[:1]
+	}
+	require.Eventually(t, func() bool { return state() == "T" }, 10*time.Second, 10*time.Millisecond)
+	proc.Resume()
+	require.True(t, grows())
+	proc.Pause()
+	proc.MayEnd()
+	require.NoError(t, proc.Stop(10*time.Second), "it ends although it is paused")
+	require.Equal(t, 7, proc.ExitStatus())
+	proc.Resume() // nothing
+	require.NoError(t, processes.Context().Err())
+}

@@ -2,15 +2,20 @@ package liar
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
 	"github.com/starling-kv/starling/transport"
 )
+
+// slowest bounds, and half of it is the least, by how much an answer is late in mode Slow.
+const slowest = 4 * time.Second
 
 // maxOversize bounds what Oversize adds: CometBFT drops a peer whose message exceeds 16 MB, and a liar that is dropped is none.
 const maxOversize = 64 << 10
@@ -33,7 +38,7 @@ type Lie struct {
 	To     transport.ID // who heard it; "": CometBFT does not tell
 }
 
-// Wrap makes honest lie in one way. The same seed tells the same lies. onLie, if not nil, hears of every chunk lied about; it may be
+// Wrap makes honest lie in one of the ways of Serving. The same seed tells the same lies. onLie, if not nil, hears of every chunk lied about; it may be
 // called concurrently.
 func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(Lie)) *Liar {
 	if onLie == nil {
@@ -45,7 +50,7 @@ func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(Lie)) *Lia
 // Lies counts the chunks lied about.
 func (l *Liar) Lies() int64 { return l.lies.Load() }
 
-// ListSnapshots offers what the honest application offers, changed by Alias and Lone.
+// ListSnapshots offers what the honest application offers, changed by Alias, Manifest, Lone and Future.
 func (l *Liar) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	honest, err := l.Application.ListSnapshots(ctx, req)
 	if err != nil || honest == nil || len(honest.Snapshots) == 0 {
@@ -53,18 +58,37 @@ func (l *Liar) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots
 	}
 	offers := make([]*abci.Snapshot, 0, len(honest.Snapshots)+1)
 	for _, snapshot := range honest.Snapshots {
-		if l.mode == Alias {
+		switch l.mode {
+		case Alias:
 			snapshot = alias(snapshot)
+		case Manifest:
+			snapshot = l.otherManifest(snapshot)
 		}
 		offers = append(offers, snapshot)
 	}
-	if l.mode == Lone {
-		newest := slices.MaxFunc(honest.Snapshots, func(a, b *abci.Snapshot) int { return int(int64(a.Height) - int64(b.Height)) })
-		lone := *newest
-		lone.Height++ // one past a multiple of the interval; CometBFT prefers the highest offer
-		offers = append(offers, &lone)
+	if l.mode == Lone || l.mode == Future {
+		newest := slices.MaxFunc(honest.Snapshots, func(a, b *abci.Snapshot) int { return cmp.Compare(a.Height, b.Height) })
+		more := *newest
+		more.Height += ahead[l.mode] // CometBFT prefers the highest offer
+		offers = append(offers, &more)
 	}
 	return &abci.ResponseListSnapshots{Snapshots: offers}, nil
+}
+
+// ahead is how far the height of one more offer is above the newest: for Lone one past a multiple of the interval.
+var ahead = map[Mode]uint64{Lone: 1, Future: 1_000_000_000}
+
+// otherManifest damages what the metadata of an offer is: a manifest.
+func (l *Liar) otherManifest(snapshot *abci.Snapshot) *abci.Snapshot {
+	if len(snapshot.Metadata) == 0 {
+		return snapshot
+	}
+	random := rand.New(rand.NewPCG(l.seed, snapshot.Height))
+	how := []Mode{Corrupt, Truncate, Oversize, Junk}[random.IntN(4)]
+	damaged := *snapshot
+	damaged.Metadata = damage(how, snapshot.Metadata, random)
+	l.onLie(Lie{How: how, About: "manifest", Height: snapshot.Height})
+	return &damaged
 }
 
 // alias moves a byte over the border between hash and metadata, which CometBFT's key of a snapshot does not show
@@ -87,7 +111,7 @@ func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnaps
 	}
 	mode := l.mode
 	switch mode {
-	case Corrupt, Truncate, Swap, Oversize, Junk, Empty, Withhold:
+	case Corrupt, Truncate, Swap, Oversize, Junk, Empty, Withhold, Stale, Slow:
 	case Gone:
 		mode = Withhold
 	default:
@@ -100,6 +124,13 @@ func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnaps
 		return &abci.ResponseLoadSnapshotChunk{}, nil
 	case Empty:
 		return &abci.ResponseLoadSnapshotChunk{Chunk: []byte{}}, nil
+	case Slow:
+		return honest, wait(ctx, rand.New(rand.NewPCG(l.seed, uint64(req.Chunk))))
+	case Stale:
+		if other := l.stale(ctx, req, honest.Chunk); other != nil {
+			return &abci.ResponseLoadSnapshotChunk{Chunk: other}, nil
+		}
+		mode = Corrupt // no other snapshot has another chunk with this number
 	case Swap:
 		if other := l.other(ctx, req, honest.Chunk); other != nil {
 			return &abci.ResponseLoadSnapshotChunk{Chunk: other}, nil
@@ -121,6 +152,35 @@ func (l *Liar) other(ctx context.Context, req *abci.RequestLoadSnapshotChunk, ch
 		}
 	}
 	return nil
+}
+
+// stale returns the bytes of the chunk with the same number in another snapshot, nil if they are the same.
+func (l *Liar) stale(ctx context.Context, req *abci.RequestLoadSnapshotChunk, chunk []byte) []byte {
+	offered, err := l.Application.ListSnapshots(ctx, &abci.RequestListSnapshots{})
+	if err != nil || offered == nil {
+		return nil
+	}
+	for _, snapshot := range offered.Snapshots {
+		resp, err := l.Application.LoadSnapshotChunk(ctx, &abci.RequestLoadSnapshotChunk{
+			Height: snapshot.Height, Format: req.Format, Chunk: req.Chunk,
+		})
+		if err == nil && resp != nil && len(resp.Chunk) > 0 && !bytes.Equal(resp.Chunk, chunk) {
+			return resp.Chunk
+		}
+	}
+	return nil
+}
+
+// wait lets the time pass by which an answer is late in mode Slow.
+func wait(ctx context.Context, random *rand.Rand) error {
+	timer := time.NewTimer(slowest/2 + time.Duration(random.Int64N(int64(slowest/2))))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // damage returns bytes that differ from chunk, which is not empty and stays as it is.

@@ -6,15 +6,11 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 	"math/rand/v2"
-	"time"
 
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 
 	"github.com/starling-kv/starling/transport"
 )
-
-// slowest bounds, and half of it is the least, by how much an answer is late in mode Slow.
-const slowest = 4 * time.Second
 
 // Server is a transport's handler that lies. Safe for concurrent use where the honest one is.
 type Server struct {
@@ -24,7 +20,7 @@ type Server struct {
 	onLie  func(Lie)
 }
 
-// Over returns what makes an honest handler lie in one way. The same seed tells the same lies. onLie, if not nil, hears of every lie; it may
+// Over returns what makes an honest handler lie in one of the ways of Serving. The same seed tells the same lies. onLie, if not nil, hears of every lie; it may
 // be called concurrently.
 func Over(mode Mode, seed uint64, onLie func(Lie)) func(honest transport.Handler) transport.Handler {
 	if onLie == nil {
@@ -101,11 +97,11 @@ func (s *Server) status(r transport.Request, truth []byte) []byte {
 	case Status:
 		s.told(Truncate, r)
 		return bytes.Clone(truth[:len(truth)-1])
-	case Lone:
-		s.told(Lone, r)
+	case Lone, Future:
+		s.told(s.mode, r)
 		lie := bytes.Clone(truth)
 		binary.BigEndian.PutUint16(lie[count:], binary.BigEndian.Uint16(lie[count:])+1)
-		return binary.BigEndian.AppendUint64(lie, binary.BigEndian.Uint64(truth[len(truth)-8:])+1)
+		return binary.BigEndian.AppendUint64(lie, binary.BigEndian.Uint64(truth[len(truth)-8:])+ahead[s.mode])
 	}
 	return truth
 }
@@ -214,14 +210,7 @@ func (s *Server) never(ctx context.Context, r transport.Request) ([]byte, error)
 // late answers with the truth, after a while.
 func (s *Server) late(ctx context.Context, r transport.Request, truth []byte) ([]byte, error) {
 	s.told(Slow, r)
-	timer := time.NewTimer(slowest/2 + time.Duration(s.random(r).Int64N(int64(slowest/2))))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return truth, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return truth, wait(ctx, s.random(r))
 }
 
 // isLast says whether a chunk is the last one of its snapshot, as the commitment has it: chunk limit:u64be ‖ chunks:u32be ‖ …

@@ -108,7 +108,7 @@ func TestNothingServedOverTheTransportPasses(t *testing.T) {
 		chunkBytes uint64
 	}{{1, 300}, {2, 300}, {60, 300}, {1000, 4 * pieceLimit}} {
 		honest := twoSnapshots(t, c.leaves, c.chunkBytes)
-		for _, mode := range liar.Modes() {
+		for _, mode := range liar.Serving() {
 			require.Equal(t, !silent[mode], mode.Provable(), mode)
 			if silent[mode] {
 				continue
@@ -158,7 +158,7 @@ func TestNothingServedOverTheTransportPasses(t *testing.T) {
 // What is about something else is as wrong, where the mode says so, and else true.
 func TestLiesAboutSnapshots(t *testing.T) {
 	honest := twoSnapshots(t, 100, 300)
-	for _, mode := range liar.Modes() {
+	for _, mode := range liar.Serving() {
 		if silent[mode] {
 			continue
 		}
@@ -183,16 +183,16 @@ func TestLiesAboutTheStatus(t *testing.T) {
 	ask := about(transport.MethodStatus, 0)
 	truth, err := honest.Serve(t.Context(), ask)
 	require.NoError(t, err)
-	for _, mode := range liar.Modes() {
+	for _, mode := range liar.Serving() {
 		b, err := liar.Over(mode, 1, nil)(honest).Serve(t.Context(), ask)
 		require.NoError(t, err)
 		switch mode {
 		case liar.Status:
 			require.Len(t, b, len(truth)-1)
-		case liar.Lone:
+		case liar.Lone, liar.Future:
 			require.Len(t, b, len(truth)+8)
 			require.EqualValues(t, 3, binary.BigEndian.Uint16(b[17:]))
-			require.EqualValues(t, 21, binary.BigEndian.Uint64(b[len(truth):]))
+			require.EqualValues(t, map[liar.Mode]int{liar.Lone: 21, liar.Future: 1_000_000_020}[mode], binary.BigEndian.Uint64(b[len(truth):]))
 		default:
 			require.Equal(t, truth, b, "an honest status: else no joiner would ask this peer for chunks (%s)", mode)
 		}

@@ -1,0 +1,119 @@
+package attack
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/binary"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+const (
+	floodConns   = 4        // to each target, each under another name
+	floodCalls   = 24       // at a time on each: more than the window that a node grants, so that it is always full
+	floodAnswers = 64 << 10 // bytes of an answer that are taken, the rest is cancelled
+	floodWait    = 20 * time.Second
+	floodHurry   = 5 * time.Millisecond // after which every fourth request is cancelled
+)
+
+// flood asks the targets' transports for whatever there is, and for what there is not.
+func (a *Attack) flood(ctx context.Context) {
+	pace := rate.NewLimiter(floodRate, floodRate/10)
+	var wg sync.WaitGroup
+	for i, target := range a.o.Targets {
+		for k := range floodConns {
+			wg.Go(func() { a.floodOver(ctx, target.Transport, uint64(i*floodConns+k), pace) })
+		}
+	}
+	wg.Wait()
+}
+
+// floodOver keeps one connection, and opens another where that was closed.
+func (a *Attack) floodOver(ctx context.Context, hostPort string, stream uint64, pace *rate.Limiter) {
+	for n := uint64(0); ctx.Err() == nil; n++ {
+		var seed [ed25519.SeedSize]byte
+		binary.BigEndian.PutUint64(seed[:], a.o.Seed)
+		binary.BigEndian.PutUint64(seed[8:], stream)
+		binary.BigEndian.PutUint64(seed[16:], n)
+		dialer := tcp.NewDialer(tcp.Options{Key: ed25519.NewKeyFromSeed(seed[:]), ChainID: a.o.ChainID, Connect: a.dial})
+		conn, err := dialer.Dial(ctx, transport.Address{HostPort: hostPort})
+		if err == nil {
+			a.connects.Add(1)
+			var newest atomic.Uint64
+			var wg sync.WaitGroup
+			for caller := range uint64(floodCalls) {
+				random := rand.New(rand.NewPCG(a.o.Seed, stream<<32|n<<8|caller))
+				wg.Go(func() { a.ask(ctx, conn, random, &newest, pace) })
+			}
+			wg.Wait()
+			conn.Close()
+		}
+		_ = sleep(ctx, pause)
+	}
+}
+
+// ask asks one thing after another until the connection is over.
+func (a *Attack) ask(ctx context.Context, conn transport.Conn, random *rand.Rand, newest *atomic.Uint64, pace *rate.Limiter) {
+	for n := 0; pace.Wait(ctx) == nil; n++ {
+		select {
+		case <-conn.Done():
+			return
+		default:
+		}
+		patience := floodWait
+		if n%4 == 3 {
+			patience = floodHurry
+		}
+		call := request(random, newest.Load())
+		calling, cancel := context.WithTimeout(ctx, patience)
+		a.requests.Add(1)
+		answer, err := conn.Call(calling, call)
+		cancel()
+		if err != nil {
+			continue
+		}
+		a.answers.Add(1)
+		if call.Method == transport.MethodStatus && len(answer) >= 17 {
+			newest.Store(binary.BigEndian.Uint64(answer[9:])) // version:u8 ‖ first block:u64be ‖ last block:u64be ‖ …
+		}
+	}
+}
+
+// request is any request of docs/spec/transport.md, about a height that is or is not there, or of the wrong form.
+func request(random *rand.Rand, newest uint64) transport.Call {
+	call := transport.Call{Method: transport.Method(1 + random.IntN(10)), Max: floodAnswers}
+	height := random.Uint64N(newest + 2)
+	switch random.IntN(8) {
+	case 0:
+		height = random.Uint64()
+	case 1: // of the wrong form, and as long as it may be now and then
+		call.Body = make([]byte, random.IntN(64)*random.IntN(64))
+		if random.IntN(16) == 0 {
+			call.Body = make([]byte, transport.MaxBody)
+		}
+		return call
+	}
+	switch call.Method {
+	case transport.MethodStatus, transport.MethodPeers, transport.MethodGenesis:
+		return call
+	}
+	call.Body = binary.BigEndian.AppendUint64(nil, height)
+	switch call.Method {
+	case transport.MethodChunk:
+		for _, n := range []uint32{random.Uint32N(20), 0, 1 + random.Uint32N(1<<14)} {
+			call.Body = binary.BigEndian.AppendUint32(call.Body, n)
+		}
+	case transport.MethodSubManifest:
+		for _, n := range []uint32{random.Uint32N(20), 4096} {
+			call.Body = binary.BigEndian.AppendUint32(call.Body, n)
+		}
+	}
+	return call
+}

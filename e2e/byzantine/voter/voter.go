@@ -1,0 +1,153 @@
+// Package voter signs what an honest validator never does.
+//
+//	CometBFT's consensus ──SignVote──► Voter ──► privval.FilePV ──► the vote it asked for
+//	                                     │
+//	                                     └─ double-vote, double-propose: that and another one, straight to every second peer
+//
+// FilePV's memory of what it has signed does not bind the key: the second signature is made without it. What stops this is CometBFT's
+// evidence (two votes), its rounds (two proposals), and that less than a third of the power does so.
+package voter
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"github.com/cometbft/cometbft/consensus"
+	"github.com/cometbft/cometbft/crypto"
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/privval"
+	cmtconsensus "github.com/cometbft/cometbft/proto/tendermint/consensus"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/e2e/byzantine/liar"
+	"github.com/starling-kv/starling/transport"
+)
+
+const (
+	// doubleEvery is how many heights there are to one at which it signs twice: evidence needs one, and the rest is for the load.
+	doubleEvery = 3
+	// muteFor is for how many heights it signs nothing in mode Mute, and then as many again everything.
+	muteFor = 10
+)
+
+var errMute = errors.New("this validator keeps silent on purpose")
+
+// Voter is a validator that misbehaves.
+type Voter struct {
+	types.PrivValidator // that of the home folder
+	key                 crypto.PrivKey
+	set                 liar.Set
+	seed                uint64
+	peers               func() []p2p.Peer
+	onLie               func(liar.Lie)
+}
+
+// Wrap makes a validator misbehave in those ways of the set that are about votes. peers are whom it can send to at the moment. A validator whose
+// key is not at hand (a remote signer's, or none) stays as it is.
+func Wrap(honest types.PrivValidator, set liar.Set, seed uint64, peers func() []p2p.Peer, onLie func(liar.Lie)) types.PrivValidator {
+	file, ok := honest.(*privval.FilePV)
+	if !ok {
+		return honest
+	}
+	if onLie == nil {
+		onLie = func(liar.Lie) {}
+	}
+	return &Voter{PrivValidator: honest, key: file.Key.PrivKey, set: set, seed: seed, peers: peers, onLie: onLie}
+}
+
+// mute says whether nothing is signed at a height.
+func (v *Voter) mute(height int64) bool { return v.set.Has(liar.Mute) && height/muteFor%2 == 1 }
+
+// SignVote implements types.PrivValidator.
+func (v *Voter) SignVote(chainID string, vote *cmtproto.Vote) error {
+	if v.mute(vote.Height) {
+		return errMute
+	}
+	if err := v.PrivValidator.SignVote(chainID, vote); err != nil {
+		return err
+	}
+	if !v.set.Has(liar.DoubleVote) || vote.Height%doubleEvery != 0 {
+		return nil
+	}
+	other := *vote
+	other.Extension, other.ExtensionSignature = nil, nil
+	if len(vote.BlockID.Hash) > 0 {
+		other.BlockID = cmtproto.BlockID{}
+	} else {
+		other.BlockID = v.noBlock(vote.Height, vote.Round)
+	}
+	signature, err := v.key.Sign(types.VoteSignBytes(chainID, &other))
+	if err != nil {
+		return err
+	}
+	other.Signature = signature
+	// A peer that hears one of them tells all others, and they send it no other vote of this validator: so it must hear both from here.
+	for _, peer := range v.some(vote.Height) {
+		sent := true
+		for _, both := range []*cmtproto.Vote{vote, &other} {
+			copied := *both
+			sent = peer.TrySend(p2p.Envelope{ChannelID: consensus.VoteChannel, Message: &cmtconsensus.Vote{Vote: &copied}}) && sent
+		}
+		if sent {
+			v.told(liar.DoubleVote, "vote", vote.Height, peer)
+		}
+	}
+	return nil
+}
+
+// SignProposal implements types.PrivValidator. CometBFT sends the proposal that it asked for to everybody: those who have taken the other one
+// by then ignore it, wait for parts of a block that nobody has, and get the right one with the precommits of the rest.
+func (v *Voter) SignProposal(chainID string, proposal *cmtproto.Proposal) error {
+	if v.mute(proposal.Height) {
+		return errMute
+	}
+	if err := v.PrivValidator.SignProposal(chainID, proposal); err != nil {
+		return err
+	}
+	if !v.set.Has(liar.DoublePropose) {
+		return nil
+	}
+	other := *proposal
+	other.BlockID = v.noBlock(proposal.Height, proposal.Round)
+	signature, err := v.key.Sign(types.ProposalSignBytes(chainID, &other))
+	if err != nil {
+		return err
+	}
+	other.Signature = signature
+	for _, peer := range v.some(proposal.Height) {
+		if peer.TrySend(p2p.Envelope{ChannelID: consensus.DataChannel, Message: &cmtconsensus.Proposal{Proposal: other}}) {
+			v.told(liar.DoublePropose, "proposal", proposal.Height, peer)
+		}
+	}
+	return nil
+}
+
+// some are every second peer, others at the next height, and one at least.
+func (v *Voter) some(height int64) []p2p.Peer {
+	peers := v.peers()
+	slices.SortFunc(peers, func(a, b p2p.Peer) int { return cmp.Compare(a.ID(), b.ID()) })
+	var chosen []p2p.Peer
+	for i := 0; i < len(peers); i += 2 {
+		chosen = append(chosen, peers[(uint64(i)+uint64(height))%uint64(len(peers))])
+	}
+	return chosen
+}
+
+// noBlock is the name of a block that does not exist.
+func (v *Voter) noBlock(height int64, round int32) cmtproto.BlockID {
+	of := func(what byte) []byte {
+		b := binary.BigEndian.AppendUint64([]byte{what}, v.seed)
+		b = binary.BigEndian.AppendUint64(b, uint64(height))
+		hash := sha256.Sum256(binary.BigEndian.AppendUint32(b, uint32(round)))
+		return hash[:]
+	}
+	return cmtproto.BlockID{Hash: of(0), PartSetHeader: cmtproto.PartSetHeader{Total: 1, Hash: of(1)}}
+}
+
+func (v *Voter) told(how liar.Mode, about string, height int64, to p2p.Peer) {
+	v.onLie(liar.Lie{How: how, About: about, Height: uint64(height), To: transport.ID(to.ID())})
+}

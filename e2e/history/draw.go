@@ -1,0 +1,67 @@
+package history
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+)
+
+// drawer draws the transactions of one client.
+type drawer struct {
+	*Config
+	random *rand.Rand
+	values int // written so far
+}
+
+// groupPart is in the names of keys that are written several at once.
+const groupPart = "group/"
+
+func (c *Config) key(i int) string      { return fmt.Sprintf("%s%d", c.Prefix, i) }
+func (c *Config) groupKey(i int) string { return fmt.Sprintf("%s%s%d", c.Prefix, groupPart, i) }
+
+// anyKey is for readers: those that are written, and one that never is.
+func (c *Config) anyKey(random *rand.Rand) string {
+	switch i := random.IntN(c.Keys + c.Group + 1); {
+	case i < c.Keys:
+		return c.key(i)
+	case i < c.Keys+c.Group:
+		return c.groupKey(i - c.Keys)
+	default:
+		return c.Prefix + "absent"
+	}
+}
+
+// groupShare is how many transactions there are to one with several keys, whose history is checked as a whole.
+const groupShare = 6
+
+// transaction draws the operations of one; seen says what a compare-and-put may expect at a key.
+func (d *drawer) transaction(process int, seen func(key string) string) []Operation {
+	if d.Group < 2 || d.random.IntN(groupShare) > 0 {
+		return []Operation{d.operation(process, d.key(d.random.IntN(d.Keys)), seen)}
+	}
+	var operations []Operation
+	for _, i := range d.random.Perm(d.Group)[:2+d.random.IntN(d.Group-1)] {
+		operations = append(operations, d.operation(process, d.groupKey(i), seen))
+	}
+	return operations
+}
+
+func (d *drawer) operation(process int, key string, seen func(key string) string) Operation {
+	switch n := d.random.IntN(20); {
+	case n < 7:
+		return Operation{Kind: Read, Key: key}
+	case n < 12:
+		return Operation{Kind: Put, Key: key, Value: d.value(process)}
+	case n < 18:
+		return Operation{Kind: CompareAndPut, Key: key, Expected: seen(key), Value: d.value(process)}
+	default:
+		return Operation{Kind: Delete, Key: key}
+	}
+}
+
+// value is one that nobody else writes: so whoever reads it has read this very write.
+func (d *drawer) value(process int) string {
+	d.values++
+	name := fmt.Sprintf("p%d.%d", process, d.values)
+	return name + strings.Repeat(valueFill, max(1, d.ValueBytes-len(name)))
+}

@@ -1,0 +1,320 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/tx"
+)
+
+const fakeChainID = "fake"
+
+// fault is what a fake chain does wrong.
+type fault string
+
+const (
+	none fault = "none"
+	// staleCache answers reads from a copy of the state that is renewed now and then only.
+	staleCache fault = "stale cache"
+	// lostWrite forgets now and then what the last transactions wrote, though it acknowledged them.
+	lostWrite fault = "lost write in a crash"
+	// looseCompare does other transactions between the comparison of a compare-and-put and its put.
+	looseCompare fault = "compare-and-put that is not atomic"
+	// twice executes a transaction now and then once more, a while later, as a retry without nonces would.
+	twice fault = "executed twice"
+	// torn writes the keys of one transaction one after the other.
+	torn fault = "torn transaction"
+)
+
+const (
+	blockTime   = 50 * time.Millisecond
+	cacheTime   = 400 * time.Millisecond
+	crashTime   = 500 * time.Millisecond
+	lateTime    = 2 * time.Second
+	longestWait = 30 * time.Millisecond // on the way to the chain and back
+)
+
+// fakeChain executes transactions, one after the other, and puts them into blocks. Clients reach it in a synctest bubble, so a run takes
+// no time, and each has waits of its own, which differ by nanoseconds: what happens depends on the seed, not on the machine.
+type fakeChain struct {
+	fault fault
+	start time.Time
+	late  sync.WaitGroup // transactions that are still on their way
+
+	seed uint64
+
+	mu      sync.Mutex
+	state   state
+	older   state // of the last crash or renewal of the cache
+	renewed time.Time
+	nonces  int
+	blocks  []Block
+	states  []state          // after each block
+	heights map[string]int64 // what each node has told of itself
+}
+
+func newFakeChain(fault fault, seed uint64) *fakeChain {
+	return &fakeChain{fault: fault, start: time.Now(), renewed: time.Now(), seed: seed, state: state{}, older: state{},
+		heights: map[string]int64{}}
+}
+
+func (c *fakeChain) config(seed uint64) Config {
+	return Config{Nodes: []string{"one", "two", "three"}, ChainID: fakeChainID, Prefix: "load/", Seed: seed, Keys: 3, Pause: 20 * time.Millisecond,
+		connect: func(_ context.Context, _, account string) (store, error) {
+			return &fakeStore{c, c.random(account)}, nil
+		},
+		source: func(_ context.Context, node string) (source, error) { return &fakeNode{c, node, c.random(node)}, nil },
+		head:   func(context.Context, string) (int64, error) { return 0, nil },
+	}
+}
+
+// random is that of one connection: what one client draws does not depend on when others do.
+func (c *fakeChain) random(name string) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	return rand.New(rand.NewPCG(c.seed, h.Sum64()))
+}
+
+// fakeStore is a client's way to the chain, on which requests and answers are lost.
+type fakeStore struct {
+	*fakeChain
+	random *rand.Rand
+}
+
+func (s *fakeStore) draw(most time.Duration) time.Duration {
+	return time.Duration(s.random.Int64N(int64(most)))
+}
+
+func (s *fakeStore) wait() { pause(context.Background(), s.draw(longestWait)) }
+
+// afterwards executes a transaction when nobody waits for it any more.
+func (s *fakeStore) afterwards(operations []Operation, raw []byte) {
+	wait := longestWait + s.draw(lateTime)
+	s.late.Go(func() {
+		pause(context.Background(), wait)
+		s.commit(operations, raw)
+	})
+}
+
+func (s *fakeStore) execute(_ context.Context, operations []Operation) answer {
+	s.wait()
+	switch fate := s.random.IntN(100); {
+	case fate < 2:
+		return answer{outcome: Refused, why: errors.New("the request was lost")}
+	case fate < 4:
+		return answer{outcome: Maybe, why: errors.New("the request was lost, and nobody knows")}
+	case fate < 6:
+		raw := s.sign(operations)
+		s.afterwards(operations, raw)
+		return answer{outcome: Maybe, hash: (&Executed{Raw: raw}).hash(), why: errors.New("the answer was lost")}
+	case fate < 8:
+		a := s.commit(operations, s.sign(operations))
+		return answer{outcome: Maybe, hash: a.hash, why: errors.New("the answer was lost")}
+	case fate < 18 && s.fault == twice:
+		s.afterwards(operations, s.sign(operations))
+	}
+	a := s.faulty(operations)
+	s.wait()
+	return a
+}
+
+// faulty executes a transaction as the fault has it.
+func (s *fakeStore) faulty(operations []Operation) answer {
+	first := operations[0]
+	switch {
+	case s.fault == staleCache && len(operations) == 1 && first.Kind == Read:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.renew(cacheTime)
+		value, found := s.older[first.Key]
+		return answer{outcome: OK, results: []Result{{found, value}}, hash: []byte("none"), height: s.height()}
+	case s.fault == looseCompare && len(operations) == 1 && first.Kind == CompareAndPut:
+		s.mu.Lock()
+		equal := s.state[first.Key] == first.Expected
+		s.mu.Unlock()
+		if equal {
+			s.wait()
+			a := s.commit([]Operation{{Kind: Put, Key: first.Key, Value: first.Value}}, s.sign(operations))
+			a.results = []Result{{Found: first.Expected != ""}} // it is there, or not, as it was compared
+			return a
+		}
+	case s.fault == torn && len(operations) > 1:
+		all := answer{outcome: OK}
+		for i := range operations {
+			a := s.commit(operations[i:i+1], s.sign(operations[i:i+1]))
+			if a.outcome != OK {
+				return a
+			}
+			all.results = append(all.results, a.results...)
+			s.wait()
+		}
+		return all
+	}
+	return s.commit(operations, s.sign(operations))
+}
+
+// renew takes a copy of the state if the last one is old enough. c.mu is held.
+func (c *fakeChain) renew(every time.Duration) bool {
+	if time.Since(c.renewed) < every {
+		return false
+	}
+	c.older, c.renewed = maps.Clone(c.state), time.Now()
+	return true
+}
+
+// height of the block that is being made. c.mu is held.
+func (c *fakeChain) height() int64 { return 1 + int64(time.Since(c.start)/blockTime) }
+
+func (c *fakeChain) sign(operations []Operation) []byte {
+	list := make([]tx.Operation, len(operations))
+	for i, o := range operations {
+		list[i] = o.encode()
+	}
+	c.mu.Lock()
+	c.nonces++
+	nonce := c.nonces
+	c.mu.Unlock()
+	raw, err := tx.Sign(ed25519.GenPrivKeyFromSecret([]byte("fake")), fakeChainID, &tx.Body{Nonce: uint64(nonce), Operations: list})
+	if err != nil {
+		panic(err)
+	}
+	return raw
+}
+
+// commit executes a transaction in the block that is being made.
+func (c *fakeChain) commit(operations []Operation, raw []byte) answer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fault == lostWrite && time.Since(c.renewed) > crashTime {
+		c.state = c.older // everything since the last crash is gone
+		c.renew(crashTime)
+	}
+	return c.append(c.height(), operations, raw)
+}
+
+// append executes a transaction as the last one of a block. c.mu is held.
+func (c *fakeChain) append(height int64, operations []Operation, raw []byte) answer {
+	c.fill(height)
+	b := &c.blocks[height-1]
+	next, results, err := c.state.execute(operations)
+	e := Executed{Raw: raw}
+	a := answer{outcome: OK, results: results, hash: e.hash(), height: height}
+	if err != nil {
+		e.Code, a.outcome = uint32(tx.CodeCompareFailed), CompareFailed
+	} else {
+		e.Data = encodeResults(results)
+		c.state, c.states[height-1] = next, next
+	}
+	b.Transactions = append(b.Transactions, e)
+	return a
+}
+
+func encodeResults(results []Result) []byte {
+	var message tx.Result
+	for _, r := range results {
+		message.Results = append(message.Results, tx.OperationResult{Found: r.Found, Value: []byte(r.Value)})
+	}
+	data, err := message.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+// fill makes the blocks up to a height. c.mu is held.
+func (c *fakeChain) fill(height int64) {
+	for int64(len(c.blocks)) < height {
+		made := int64(len(c.blocks) + 1)
+		c.blocks = append(c.blocks, Block{Height: made, Time: c.start.Add(time.Duration(made) * blockTime)})
+		c.states = append(c.states, c.state)
+	}
+}
+
+// fakeNode gives proved answers of a node that lags by up to three blocks.
+type fakeNode struct {
+	chain  *fakeChain
+	name   string
+	random *rand.Rand
+}
+
+func (n *fakeNode) head(context.Context) (int64, error) {
+	c := n.chain
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	height := max(c.heights[n.name], c.height()-1-n.random.Int64N(4), 0) // the last one is being made
+	c.heights[n.name] = height
+	return height, nil
+}
+
+func (n *fakeNode) get(ctx context.Context, key string) (*client.Value, error) {
+	height, err := n.head(ctx)
+	if err != nil || height == 0 {
+		return nil, client.ErrUntrusted
+	}
+	c := n.chain
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fill(height)
+	value, found := c.states[height-1][key]
+	return &client.Value{State: client.State{Height: height, Time: c.blocks[height-1].Time}, Key: []byte(key), Value: []byte(value), Found: found}, nil
+}
+
+// fakeRun returns the history of a chain with a fault, and its blocks.
+func fakeRun(t *testing.T, fault fault, seed uint64, length time.Duration) (h *History, blocks []Block) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		chain := newFakeChain(fault, seed)
+		run, err := Start(t.Context(), chain.config(seed))
+		require.NoError(t, err)
+		pause(t.Context(), length)
+		h = run.Stop()
+		chain.late.Wait()
+		chain.fill(h.Top())
+		blocks = chain.blocks
+	})
+	return h, blocks
+}
+
+// checkPatience is far more than any check here takes, on any machine.
+const checkPatience = 2 * time.Minute
+
+func TestHonestChain(t *testing.T) {
+	for seed := range uint64(10) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			h, blocks := fakeRun(t, none, seed, 6*time.Second)
+			count := h.Count()
+			require.Positive(t, count[OK])
+			require.Positive(t, count[Maybe])
+			require.NotEmpty(t, h.Reads)
+			require.NoError(t, h.CheckLinearizable(checkPatience, ""), h.Summary())
+			require.NoError(t, h.CheckBlocks(blocks), h.Summary())
+			require.NoError(t, h.CheckReads(Bounds{Age: 5 * blockTime}), h.Summary())
+		})
+	}
+}
+
+// Whatever a store does wrong, clients that know nothing of it must show, with every seed.
+func TestFaultyChains(t *testing.T) {
+	for _, fault := range []fault{staleCache, lostWrite, looseCompare, twice, torn} {
+		for seed := range uint64(6) {
+			t.Run(fmt.Sprintf("%s/%d", fault, seed), func(t *testing.T) {
+				h, blocks := fakeRun(t, fault, seed, 6*time.Second)
+				err := h.CheckLinearizable(checkPatience, "")
+				require.ErrorContains(t, err, "no order of the", h.Summary())
+				require.Error(t, h.CheckBlocks(blocks))
+			})
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package history
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
+)
+
+// Kind is what an operation does.
+type Kind string
+
+// The kinds of operations of Starling that clients here use.
+const (
+	Put           Kind = "put"
+	CompareAndPut Kind = "compare-and-put"
+	Delete        Kind = "delete"
+	Read          Kind = "read"
+)
+
+// Operation is one of a transaction.
+type Operation struct {
+	Kind     Kind   `json:"kind"`
+	Key      string `json:"key"`
+	Expected string `json:"expected,omitempty"` // of a compare-and-put; empty: the key is absent
+	Value    string `json:"value,omitempty"`    // that is written
+}
+
+// Result is what an operation returned.
+type Result struct {
+	Found bool   `json:"found,omitempty"` // the key was there before this operation
+	Value string `json:"value,omitempty"` // of a read
+}
+
+// Outcome is what a client knows of a transaction's fate.
+type Outcome string
+
+const (
+	// OK: all operations took effect, and these are their results.
+	OK Outcome = "ok"
+	// CompareFailed: a compare-and-put found another value, so no operation took effect.
+	CompareFailed Outcome = "compare failed"
+	// Refused: it never takes effect, and why says nothing about the state.
+	Refused Outcome = "refused"
+	// Maybe: it takes effect at any time after the call, or never.
+	Maybe Outcome = "maybe"
+)
+
+// Transaction is what a client asked for, and what it was told.
+type Transaction struct {
+	Process    int               `json:"process"` // does one transaction after the other, and ends with a Maybe
+	Node       string            `json:"node"`
+	Operations []Operation       `json:"operations"`
+	Call       time.Duration     `json:"call"`   // since the start of the history, by the monotonic clock
+	Return     time.Duration     `json:"return"` // of a Maybe: when the client gave up, which says nothing
+	Outcome    Outcome           `json:"outcome"`
+	Results    []Result          `json:"results,omitempty"` // of an OK, one per operation
+	Hash       cmtbytes.HexBytes `json:"hash,omitempty"`    // where the client knows it
+	Height     int64             `json:"height,omitempty"`  // of the block, of OK and CompareFailed
+	Why        string            `json:"why,omitempty"`     // of Refused and Maybe
+}
+
+// History is what clients and readers saw of the keys under a prefix that nobody else writes, and that were absent at first.
+type History struct {
+	ChainID      string        `json:"chain_id"`
+	Prefix       string        `json:"prefix"`
+	Seed         uint64        `json:"seed"`
+	Start        time.Time     `json:"start"` // what Call and Return count from
+	From         int64         `json:"from"`  // no transaction of the history is in this block or below
+	Transactions []Transaction `json:"transactions"`
+	Reads        []ProvedRead  `json:"reads,omitempty"`
+	// Disturbed are the times in which somebody disturbed a node, so that it may answer with old states.
+	Disturbed []Disturbance `json:"disturbed,omitempty"`
+	Blocks    []Block       `json:"blocks,omitempty"` // where somebody kept them with the history
+}
+
+// Acknowledged returns the transactions that are in a block for certain: no node may lose one.
+func (h *History) Acknowledged() []Transaction {
+	var list []Transaction
+	for _, t := range h.Transactions {
+		if t.Outcome == OK || t.Outcome == CompareFailed {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+// Count returns how many transactions have each outcome.
+func (h *History) Count() map[Outcome]int {
+	count := map[Outcome]int{}
+	for _, t := range h.Transactions {
+		count[t.Outcome]++
+	}
+	return count
+}
+
+// Summary is one line for a log.
+func (h *History) Summary() string {
+	count, end := h.Count(), time.Duration(0)
+	for _, t := range h.Transactions {
+		end = max(end, t.Return)
+	}
+	return fmt.Sprintf("seed %d: %d transactions in %v: %d ok, %d compare failed, %d refused, %d maybe; %d proved reads", h.Seed,
+		len(h.Transactions), end.Round(time.Millisecond), count[OK], count[CompareFailed], count[Refused], count[Maybe], len(h.Reads))
+}
+
+// WriteFile keeps the history for a later look.
+func (h *History) WriteFile(path string) error {
+	text, err := json.MarshalIndent(h, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, text, 0o644)
+}
+
+// ReadFile reads what WriteFile wrote.
+func ReadFile(path string) (*History, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	h := new(History)
+	if err := json.Unmarshal(text, h); err != nil {
+		return nil, fmt.Errorf("%s is no history: %w", path, err)
+	}
+	return h, nil
+}
+
+func (o Operation) String() string {
+	switch o.Kind {
+	case Put:
+		return fmt.Sprintf("put(%s, %s)", o.Key, short(o.Value))
+	case CompareAndPut:
+		return fmt.Sprintf("compare-and-put(%s, %s, %s)", o.Key, short(o.Expected), short(o.Value))
+	default:
+		return fmt.Sprintf("%s(%s)", o.Kind, o.Key)
+	}
+}
+
+func (t *Transaction) String() string {
+	parts := make([]string, len(t.Operations))
+	for i, o := range t.Operations {
+		parts[i] = o.String()
+		if t.Outcome == OK && i < len(t.Results) {
+			parts[i] += " = " + t.Results[i].of(o)
+		}
+	}
+	where := ""
+	if t.Height > 0 {
+		where = fmt.Sprintf(", block %d", t.Height)
+	}
+	until := t.Return.String()
+	if t.Outcome == Maybe {
+		until = "open"
+	}
+	return fmt.Sprintf("process %d at %s [%v, %s]: %s: %s%s", t.Process, t.Node, t.Call, until, strings.Join(parts, "; "), t.Outcome, where)
+}
+
+func (r Result) of(o Operation) string {
+	switch {
+	case o.Kind == Read && r.Found:
+		return short(r.Value)
+	case r.Found:
+		return "it was there"
+	default:
+		return "absent"
+	}
+}
+
+// short keeps the part of a value by which it is known.
+func short(value string) string {
+	if value == "" {
+		return "absent"
+	}
+	name, _, _ := strings.Cut(value, valueFill)
+	if len(name) > 40 {
+		return name[:37] + "..."
+	}
+	return name
+}
+
+// valueFill begins what fills a value up to its length.
+const valueFill = "~"
+
+// firstErrors joins errors, and says how many more there are than somebody reads.
+func firstErrors(errs []error) error {
+	const most = 5
+	if len(errs) > most {
+		more := len(errs) - most
+		errs = append(slices.Clone(errs[:most]), fmt.Errorf("and %d more", more))
+	}
+	return errors.Join(errs...)
+}

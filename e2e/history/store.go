@@ -1,0 +1,105 @@
+package history
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cometbft/cometbft/crypto/ed25519"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/tx"
+)
+
+// store executes transactions: a node, asked with an account that nobody else uses. One at a time.
+type store interface {
+	// execute returns when the outcome is known, and a Maybe or Refused when ctx ends before that.
+	execute(ctx context.Context, operations []Operation) answer
+}
+
+// answer is what a client is told of a transaction; the fields are those of Transaction.
+type answer struct {
+	outcome Outcome
+	results []Result
+	hash    []byte
+	height  int64
+	why     error
+}
+
+// starlingStore is a node of Starling.
+type starlingStore struct{ *client.Client }
+
+// connectStarling connects to the RPC server of a node.
+func connectStarling(ctx context.Context, node, chainID, account string) (store, error) {
+	key := ed25519.GenPrivKeyFromSecret([]byte(account))
+	c, err := client.Dial(ctx, []string{node}, client.WithChainID(chainID), client.WithKey(key))
+	if err != nil {
+		return nil, err
+	}
+	return starlingStore{c}, nil
+}
+
+func (s starlingStore) execute(ctx context.Context, operations []Operation) answer {
+	list := make([]tx.Operation, len(operations))
+	for i, o := range operations {
+		list[i] = o.encode()
+	}
+	return answerOf(s.Submit(ctx, list...))
+}
+
+// answerOf sorts what Client.Submit returns by what follows for the state.
+func answerOf(result *client.TxResult, err error) answer {
+	var (
+		unknown *client.UnknownOutcomeError
+		refused *client.TxError
+	)
+	switch {
+	case err == nil:
+		a := answer{outcome: OK, hash: result.Hash, height: result.Height, results: make([]Result, len(result.Results))}
+		for i, r := range result.Results {
+			a.results[i] = Result{Found: r.Found, Value: string(r.Value)}
+		}
+		return a
+	case errors.As(err, &unknown): // first: it may hold a refusal, of the same bytes sent again
+		return answer{outcome: Maybe, hash: unknown.Hash, why: err}
+	case errors.As(err, &refused) && refused.Code == tx.CodeCompareFailed:
+		return answer{outcome: CompareFailed, hash: refused.Hash, height: refused.Height}
+	case errors.As(err, &refused) && refused.Height > 0 && refused.Code == tx.CodeBadNonce:
+		// A block held it too early. That leaves no trace, so another block can still execute the same bytes.
+		return answer{outcome: Maybe, hash: refused.Hash, why: err}
+	case errors.As(err, &refused):
+		return answer{outcome: Refused, hash: refused.Hash, why: err}
+	default:
+		return answer{outcome: Refused, why: err}
+	}
+}
+
+func (o Operation) encode() tx.Operation {
+	key := []byte(o.Key)
+	switch o.Kind {
+	case Put:
+		return tx.NewPut(key, []byte(o.Value))
+	case CompareAndPut:
+		return tx.NewCompareAndPut(key, []byte(o.Expected), []byte(o.Value))
+	case Delete:
+		return tx.NewDelete(key)
+	default:
+		return tx.NewRead(key)
+	}
+}
+
+// decodeOperation is the inverse of encode; false for kinds that no client here uses.
+func decodeOperation(o *tx.Operation) (Operation, bool) {
+	switch op := o.Op.(type) {
+	case *tx.Operation_Put:
+		return Operation{Kind: Put, Key: string(op.Put.Key), Value: string(op.Put.Value)}, true
+	case *tx.Operation_CompareAndPut:
+		c := op.CompareAndPut
+		return Operation{Kind: CompareAndPut, Key: string(c.Key), Expected: string(c.Expected), Value: string(c.Value)}, true
+	case *tx.Operation_Delete:
+		return Operation{Kind: Delete, Key: string(op.Delete.Key)}, true
+	case *tx.Operation_Read:
+		return Operation{Kind: Read, Key: string(op.Read.Key)}, true
+	default:
+		return Operation{}, false
+	}
+}

@@ -1,0 +1,118 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+)
+
+var (
+	namePattern    = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?$`)
+	versionPattern = regexp.MustCompile(`^[\w./-]+$`)
+)
+
+// Check says what is wrong with a manifest, all of it.
+func (m *Manifest) Check() error {
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	var power, absent int64 // of all validators, and of those that cannot be counted on: they lie, or start late
+	for _, name := range m.Names() {
+		n := m.Nodes[name]
+		if !namePattern.MatchString(name) {
+			wrong("node %q: a name has up to 32 of a to z, 0 to 9 and -", name)
+		}
+		switch n.Mode {
+		case Validator:
+			if n.Power < 1 {
+				wrong("node %s: power %d, a validator has 1 or more", name, n.Power)
+			}
+			power += n.Power
+			if n.Lie != "" || n.StartAt > 0 {
+				absent += n.Power
+			}
+		case Full:
+			if n.Power != 0 {
+				wrong("node %s: only a validator has power", name)
+			}
+		default:
+			wrong("node %s: mode %q is neither %s nor %s", name, n.Mode, Validator, Full)
+		}
+		switch {
+		case n.StartAt < 0:
+			wrong("node %s: start_at %d is below 0", name, n.StartAt)
+		case n.StartAt == 0 && n.Join != "":
+			wrong("node %s: join needs start_at", name)
+		case n.Join != "" && !slices.Contains([]Join{Transport, InBand, Blocks}, n.Join):
+			wrong("node %s: join %q is none of %s, %s, %s", name, n.Join, Transport, InBand, Blocks)
+		}
+		if n.Version != "" && !versionPattern.MatchString(n.Version) {
+			wrong("node %s: version %q is neither a tag nor a commit", name, n.Version)
+		}
+		if n.SendRate < 0 {
+			wrong("node %s: send_rate %d is below 0", name, n.SendRate)
+		}
+	}
+	switch {
+	case power == 0:
+		wrong("there is no validator")
+	case 3*absent >= power:
+		wrong("validators that lie or start late have %d of %d of the power, a chain needs that to be less than a third", absent, power)
+	}
+	if m.ChunkBytes < 1 || m.ChunkBytes > 15_000_000 {
+		wrong("chunk_bytes %d is not from 1 to 15,000,000", m.ChunkBytes)
+	}
+	if m.SnapshotInterval < 1 {
+		wrong("snapshot_interval %d is below 1", m.SnapshotInterval)
+	}
+	if m.BlockPause < 0 || m.Limit <= 0 {
+		wrong("block_pause must be 0 or more, limit more than 0")
+	}
+	if l := m.Load; l.InitialKeys < 0 || l.ValueBytes < 1 || l.Clients < 0 || l.Keys < 1 {
+		wrong("load: initial_keys and clients must be 0 or more, value_bytes and keys 1 or more")
+	}
+	if m.Link.Delay < 0 || m.Link.Bandwidth < 0 {
+		wrong("link: delay and bandwidth must be 0 or more")
+	}
+	for i, step := range m.Steps {
+		if err := m.checkStep(step); err != nil {
+			wrong("step %d (%s): %w", i+1, step.Do, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkStep says what is wrong with a step.
+func (m *Manifest) checkStep(s Step) error {
+	if !slices.Contains(Kinds(), s.Do) {
+		return fmt.Errorf("do is none of %v", Kinds())
+	}
+	if s.Do != Wait && len(s.Nodes) == 0 {
+		return errors.New("nodes is empty")
+	}
+	for i, name := range s.Nodes {
+		n, known := m.Nodes[name]
+		switch {
+		case !known:
+			return fmt.Errorf("there is no node %q", name)
+		case slices.Contains(s.Nodes[:i], name):
+			return fmt.Errorf("%s is named twice", name)
+		case s.Do == KillMidSync && (n.StartAt == 0 || n.Join != Transport):
+			return fmt.Errorf("%s does not join over the transport", name)
+		case s.Do == Upgrade && n.Version == "":
+			return fmt.Errorf("%s has no version to begin with", name)
+		}
+	}
+	lasts := slices.Contains([]Kind{Pause, Disconnect, Partition, Bandwidth, Delay, Wait}, s.Do)
+	switch {
+	case lasts && s.For <= 0:
+		return errors.New("for must say how long")
+	case !lasts && s.For != 0:
+		return errors.New("for has no meaning here")
+	case (s.Do == Bandwidth) != (s.Rate > 0):
+		return errors.New("rate belongs to bandwidth, and is above 0 there")
+	case (s.Do == Delay) != (s.Delay > 0):
+		return errors.New("delay belongs to the step delay, and is above 0 there")
+	}
+	return nil
+}

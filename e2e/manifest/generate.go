@@ -1,0 +1,101 @@
+package manifest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// lies are those of e2e/byzantine that a joiner meets in generated networks.
+var lies = []string{"mix", "corrupt", "truncate", "swap", "oversize", "equivocate", "stale", "alias", "lone", "manifest", "header", "gone", "slow", "last"}
+
+// Generate returns the manifest that a seed stands for: two to five validators, one or two nodes that join, up to two full nodes that lie, and two to
+// four steps. It is small enough to run on two cores. upgradeFrom is a commit that nodes may begin with; empty: none does.
+func Generate(seed uint64, upgradeFrom string) *Manifest {
+	r := rand.New(rand.NewPCG(seed, 0x656e3265))
+	m := &Manifest{
+		Name: fmt.Sprintf("seed-%d", seed), Description: fmt.Sprintf("generated from seed %d", seed), Seed: seed,
+		ChunkBytes: pick(r, uint64(1<<10), 8<<10, 64<<10), SnapshotInterval: pick(r, int64(8), 12, 20),
+		BlockPause: Duration(pick(r, 200*time.Millisecond, 400*time.Millisecond)),
+		Limit:      Duration(8 * time.Minute), Nodes: map[string]Node{},
+		Load: Load{InitialKeys: pick(r, 0, 500, 4000), ValueBytes: pick(r, 20, 100, 500), Clients: pick(r, 2, 4, 6), Keys: pick(r, 3, 10)},
+	}
+	if r.IntN(4) == 0 {
+		m.Link = Link{Delay: Duration(pick(r, 10*time.Millisecond, 40*time.Millisecond))}
+	}
+	validators := 2 + r.IntN(4)
+	var established []string
+	for i := range validators {
+		n := Node{Mode: Validator, Power: pick(r, int64(10), 10, 15), Paged: r.IntN(4) == 0}
+		if validators >= 4 && i == 0 && upgradeFrom != "" && r.IntN(2) == 0 {
+			n.Version = upgradeFrom
+		}
+		name := fmt.Sprintf("validator-%d", i)
+		m.Nodes[name] = n
+		established = append(established, name)
+	}
+	for i := range r.IntN(3) {
+		m.Nodes[fmt.Sprintf("liar-%d", i)] = Node{Mode: Full, Lie: pick(r, lies...)}
+	}
+	late := make([]string, 1+r.IntN(2))
+	for i := range late {
+		late[i] = fmt.Sprintf("joiner-%d", i)
+		m.Nodes[late[i]] = Node{Mode: Full, StartAt: m.SnapshotInterval + 2 + int64(r.IntN(5)), Join: pick(r, Transport, Transport, Transport, Blocks),
+			Paged: r.IntN(4) == 0}
+	}
+	for range 2 + r.IntN(3) {
+		m.Steps = append(m.Steps, step(r, m, established, late))
+	}
+	if m.Nodes["validator-0"].Version != "" {
+		m.Steps = append(m.Steps, Step{Do: Upgrade, Nodes: []string{"validator-0"}})
+	}
+	m.complete()
+	return m
+}
+
+// step draws one step. Steps that take more than a third of the power away are among them: the chain then stands still, and has to go on afterwards.
+func step(r *rand.Rand, m *Manifest, established, late []string) Step {
+	everyone := slices.Concat(established, late)
+	for {
+		s := Step{Do: pick(r, Kill, Pause, Restart, Disconnect, Partition, Bandwidth, Delay, DeleteSnapshot, KillMidSync)}
+		switch s.Do {
+		case Kill, Restart:
+			s.Nodes = some(r, everyone, 2)
+		case Pause, Disconnect:
+			s.Nodes, s.For = some(r, everyone, 1), seconds(r, 2, 6)
+		case Partition:
+			s.Nodes, s.For = some(r, established, max(1, len(established)/2)), seconds(r, 3, 8)
+		case Bandwidth:
+			s.Nodes, s.For, s.Rate = some(r, everyone, 2), seconds(r, 4, 8), 100_000
+		case Delay:
+			s.Nodes, s.For, s.Delay = some(r, everyone, 2), seconds(r, 4, 8), Duration(100*time.Millisecond)
+		case DeleteSnapshot:
+			s.Nodes = some(r, established, 1)
+		case KillMidSync:
+			s.Nodes = some(r, late, 1)
+			again := slices.ContainsFunc(m.Steps, func(o Step) bool { return o.Do == KillMidSync })
+			if again || m.Nodes[s.Nodes[0]].Join != Transport {
+				continue
+			}
+		}
+		return s
+	}
+}
+
+func pick[T any](r *rand.Rand, choices ...T) T { return choices[r.IntN(len(choices))] }
+
+// some draws one to most names, in the order that they have.
+func some(r *rand.Rand, names []string, most int) []string {
+	drawn := r.Perm(len(names))[:1+r.IntN(most)]
+	slices.Sort(drawn)
+	chosen := make([]string, len(drawn))
+	for i, at := range drawn {
+		chosen[i] = names[at]
+	}
+	return chosen
+}
+
+func seconds(r *rand.Rand, from, to int) Duration {
+	return Duration(time.Duration(from+r.IntN(to-from+1)) * time.Second)
+}

@@ -1,0 +1,193 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"time"
+
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/cometbft/cometbft/types"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/history"
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/e2e/testnet"
+)
+
+const (
+	checkedKeys = 20 // present, and as many absent, of each honest node
+	// linearLimit bounds the search for an order of the operations. It takes a second or so.
+	linearLimit = 3 * time.Minute
+	headersOnce = 20 // that CometBFT gives out at a time (rpc/core/blocks.go)
+)
+
+// checkAcknowledged stops the clients: what they were told is committed has to be on every honest node.
+func (w *world) checkAcknowledged(ctx context.Context) {
+	if w.clients == nil {
+		return
+	}
+	w.history, w.clients = w.clients.Stop(), nil
+	w.log("%s", w.history.Summary())
+	Expect(w.history.WriteFile(filepath.Join(w.dir, "history.json"))).To(Succeed())
+	Expect(w.history.Acknowledged()).NotTo(BeEmpty())
+	for _, node := range w.honest() {
+		kept, err := w.history.CheckAcknowledged(ctx, node.Home.RPC())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(kept.Held+kept.Earlier).To(Equal(len(w.history.Acknowledged())), node.Name)
+		Expect(kept.Held).NotTo(BeZero(), node.Name)
+		if node.StartAt == 0 {
+			Expect(kept.Earlier).To(BeZero(), "%s was there from the beginning", node.Name)
+		}
+	}
+}
+
+// checkHistory checks what the clients saw, in three ways that do not depend on each other.
+func (w *world) checkHistory(ctx context.Context) {
+	if w.history == nil {
+		return
+	}
+	first := w.honest()[0] // one of genesis; all have the same blocks: see checkAppHashes
+	var err error
+	w.history.Blocks, err = history.FetchBlocks(ctx, first.Home.RPC(), w.history.From+1, w.history.Top())
+	Expect(err).NotTo(HaveOccurred())
+	Expect(w.history.WriteFile(filepath.Join(w.dir, "history.json"))).To(Succeed())
+	Expect(w.history.CheckBlocks(w.history.Blocks)).To(Succeed())
+	Expect(w.history.CheckLinearizable(linearLimit, w.dir)).To(Succeed())
+	Expect(w.history.Reads).NotTo(BeEmpty())
+	// No bound of a proof's age by the clock: the machine may be as slow as it likes.
+	Expect(w.history.CheckReads(history.Bounds{Recovery: time.Minute})).To(Succeed())
+	answers, blocks := w.history.Staleness()
+	w.log("%d of %d proved reads were older than another node's, by %d blocks at most", answers, len(w.history.Reads), blocks)
+}
+
+// checkAppHashes compares all headers that the honest nodes have, and the state of each with the header that commits to it.
+func (w *world) checkAppHashes(ctx context.Context) {
+	hashes := map[int64]string{} // of block and app hash, as the first node has them
+	compared := 0
+	for _, node := range w.honest() {
+		status, err := node.Home.Status(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		rpc, err := rpchttp.New(node.Home.RPC(), "/websocket")
+		Expect(err).NotTo(HaveOccurred())
+		for from := status.Earliest; from <= status.Height; from += headersOnce {
+			infos, err := rpc.BlockchainInfo(ctx, from, min(from+headersOnce-1, status.Height))
+			Expect(err).NotTo(HaveOccurred())
+			for _, meta := range infos.BlockMetas {
+				is := fmt.Sprintf("block %v, state before it %v", meta.BlockID.Hash, meta.Header.AppHash)
+				if hashes[meta.Header.Height] == "" {
+					hashes[meta.Header.Height] = is
+				}
+				Expect(is).To(Equal(hashes[meta.Header.Height]), "%s at height %d", node.Name, meta.Header.Height)
+				compared++
+			}
+		}
+		w.checkState(ctx, node)
+	}
+	w.log("%d headers of %d heights compared", compared, len(hashes))
+	Expect(compared).To(BeNumerically(">", len(hashes)), "some heights are on several nodes")
+}
+
+// checkState compares what a node says its state is with the next header of every other honest node.
+func (w *world) checkState(ctx context.Context, node *testnet.Node) {
+	at, err := node.Home.AppInfo(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	for _, other := range w.honest() {
+		var header runner.Header
+		Expect(runner.Poll(ctx, fmt.Sprintf("block %d on %s", at.Height+1, other.Name), func() bool {
+			header, err = other.Home.Header(ctx, at.Height+1)
+			return err == nil
+		})).To(Succeed())
+		Expect(bytes.Equal(header.AppHash, at.Hash)).To(BeTrue(),
+			"%s has state %X after block %d, the header on %s says %X", node.Name, at.Hash, at.Height, other.Name, header.AppHash)
+	}
+}
+
+// checkBans looks for honest nodes among those that an honest node says it has banned.
+func (w *world) checkBans() {
+	banned := 0
+	for _, node := range w.honest() {
+		for _, line := range runner.Logged(node.Home.Log(), runner.LogBanned) {
+			banned++
+			for _, other := range w.honest() {
+				Expect(line.Fields["peer"]).NotTo(ContainSubstring(other.Home.ID()), "%s banned %s: %s", node.Name, other.Name, line.Fields["reason"])
+			}
+		}
+	}
+	w.log("%d bans, all of liars", banned)
+}
+
+// checkLightClient reads keys that were written before the perturbations and keys that nobody wrote, from every honest node, with proofs.
+func (w *world) checkLightClient(ctx context.Context) {
+	data := w.network.Data
+	random := rand.New(rand.NewPCG(w.m.Seed, 0x6b657973))
+	for _, node := range w.honest() {
+		trust := client.Trust{Genesis: w.network.Genesis}
+		if node.StartAt > 0 { // it lacks the first blocks
+			status, err := node.Home.Status(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			header, err := w.honest()[0].Home.Header(ctx, max(status.Earliest, 1))
+			Expect(err).NotTo(HaveOccurred())
+			trust = client.Trust{Height: header.Height, Hash: header.Hash}
+		}
+		c, err := client.Dial(ctx, []string{node.Home.RPC()}, client.WithChainID(w.network.ChainID()), client.WithVerification(trust))
+		Expect(err).NotTo(HaveOccurred())
+		at, err := node.Home.AppInfo(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		settled := client.AtHeight(at.Height - 1) // the header that proves it is there already: nobody has to wait for a block
+		for range checkedKeys {
+			if data.Keys > 0 {
+				key, value := data.At(random.IntN(data.Keys))
+				got, err := c.Get(ctx, key, settled)
+				Expect(err).NotTo(HaveOccurred(), "%s: %q", node.Name, key)
+				Expect(got.Verified && bytes.Equal(got.Value, value)).To(BeTrue(), "%s: %q", node.Name, key)
+			}
+			absent := data.Absent(random.IntN(1 << 20))
+			got, err := c.Get(ctx, absent, settled)
+			Expect(err).NotTo(HaveOccurred(), "%s: %q", node.Name, absent)
+			Expect(got.Verified && !got.Found).To(BeTrue(), "%s: %q", node.Name, absent)
+		}
+	}
+}
+
+// checkEvidence looks for the proof that a validator voted twice, in the blocks of an honest node.
+func (w *world) checkEvidence(ctx context.Context) {
+	doubles := 0
+	for _, node := range w.network.Nodes() {
+		if strings.Contains(node.Lie, "double-vote") {
+			doubles++
+		}
+	}
+	if doubles == 0 {
+		Skip("nobody votes twice in this network")
+	}
+	home := w.honest()[0].Home
+	rpc, err := rpchttp.New(home.RPC(), "/websocket")
+	Expect(err).NotTo(HaveOccurred())
+	next := int64(1)
+	found := map[string]bool{}
+	Expect(runner.Poll(ctx, "evidence of a double vote in a block", func() bool {
+		status, err := home.Status(ctx)
+		if err != nil {
+			return false
+		}
+		for ; next <= status.Height; next++ {
+			block, err := rpc.Block(ctx, &next)
+			if err != nil {
+				return false
+			}
+			for _, evidence := range block.Block.Evidence.Evidence {
+				if double, is := evidence.(*types.DuplicateVoteEvidence); is {
+					found[double.VoteA.ValidatorAddress.String()] = true
+				}
+			}
+		}
+		return len(found) == doubles
+	})).To(Succeed())
+	w.log("evidence of double votes by %d validators, up to height %d", len(found), next-1)
+}

@@ -1,0 +1,240 @@
+package e2e_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/history"
+	"github.com/starling-kv/starling/e2e/manifest"
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/e2e/testnet"
+)
+
+// What runs is chosen by variables; `make e2e-network`, `make e2e-docker` and `make e2e-random` set them.
+const (
+	networksVariable = "STARLING_E2E_NETWORKS" // names of e2e/networks/*.toml, comma-separated; default: ci,byzantine
+	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: process
+	seedsVariable    = "STARLING_E2E_SEEDS"    // so many generated networks, instead of named ones
+	firstVariable    = "STARLING_E2E_FIRST"    // the first one's seed; default: 1
+	keepVariable     = "STARLING_E2E_KEEP"     // a folder for everything that the networks write; default: one that is removed after a success
+)
+
+// generatedUpgradeFrom is the commit whose build nodes of generated networks may begin with.
+const generatedUpgradeFrom = "99555fc"
+
+func TestNetworks(t *testing.T) {
+	manifests, err := chosen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider := cmp.Or(os.Getenv(providerVariable), "process")
+	if provider != "process" && provider != "docker" {
+		t.Fatalf("%s=%s: it is neither process nor docker", providerVariable, provider)
+	}
+	if provider == "docker" {
+		unused, err := testnet.NewDocker(t.Context(), "")
+		if err != nil {
+			t.Skipf("NOT RUN: networks of containers: %v", err)
+		}
+		if err := unused.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, m := range manifests {
+		describe(m, provider)
+	}
+	RegisterFailHandler(Fail)
+	suite, reporter := GinkgoConfiguration()
+	suite.Timeout = 24 * time.Hour // each network has a limit of its own
+	reporter.Verbose, reporter.NoColor = testing.Verbose(), true
+	RunSpecs(t, "networks of "+provider, suite, reporter)
+}
+
+// chosen reads or generates the manifests that the variables name.
+func chosen() (manifests []*manifest.Manifest, _ error) {
+	if text := os.Getenv(seedsVariable); text != "" {
+		count, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", seedsVariable, err)
+		}
+		first, err := strconv.ParseUint(cmp.Or(os.Getenv(firstVariable), "1"), 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", firstVariable, err)
+		}
+		for seed := first; seed < first+count; seed++ {
+			manifests = append(manifests, manifest.Generate(seed, generatedUpgradeFrom))
+		}
+		return manifests, nil
+	}
+	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine"), ",") {
+		m, err := manifest.Read(filepath.Join("networks", name+".toml"))
+		if err != nil {
+			return nil, err
+		}
+		manifests = append(manifests, m)
+	}
+	return manifests, nil
+}
+
+// describe says what has to hold of a network, in the order in which it happens to it.
+func describe(m *manifest.Manifest, provider string) {
+	Describe(m.Name, Ordered, func() {
+		w := &world{m: m}
+		var ctx context.Context
+
+		BeforeAll(func() {
+			GinkgoWriter.Printf("%s: %s\n", m.Name, m.Description)
+			w.setUp(provider)
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeoutCause(w.network.Context(), time.Duration(m.Limit), fmt.Errorf("not done within %v", time.Duration(m.Limit)))
+			DeferCleanup(cancel)
+		})
+		AfterAll(func() { w.end() })
+		BeforeEach(func() { w.began = time.Now() })
+		AfterEach(func() {
+			w.log("%s: %.1f s", CurrentSpecReport().LeafNodeText, time.Since(w.began).Seconds())
+			if CurrentSpecReport().Failed() {
+				w.failed = true
+			}
+		})
+
+		It("makes blocks", func() { Expect(w.network.Start(ctx)).To(Succeed()) })
+		It("takes the first keys", func() { Expect(w.network.Load(ctx)).To(Succeed()) })
+		It("serves clients", func() { w.startClients(ctx) })
+		It("is joined by nodes that follow the chain", func() {
+			Expect(w.network.StartLate(ctx)).To(Succeed())
+			w.addClients()
+		})
+		for i, step := range m.Steps {
+			It(fmt.Sprintf("survives step %d: %v", i+1, step), func() { w.perturb(ctx, step) })
+		}
+		It("makes blocks on every honest node", func() { Expect(w.network.Follow(ctx)).To(Succeed()) })
+		It("has lost no transaction that was acknowledged", func() { w.checkAcknowledged(ctx) })
+		It("is linearizable", func() { w.checkHistory(ctx) })
+		It("agrees on the app hash at every height", func() { w.checkAppHashes(ctx) })
+		It("has banned no honest node", func() { w.checkBans() })
+		It("proves keys and their absence to a light client", func() { w.checkLightClient(ctx) })
+		It("shows the evidence of double votes", func() { w.checkEvidence(ctx) })
+	})
+}
+
+// world is one network and what the test knows of it.
+type world struct {
+	m       *manifest.Manifest
+	network *testnet.Network
+	dir     string
+	clients *history.Run
+	history *history.History
+	began   time.Time // of the spec
+	failed  bool
+}
+
+func (w *world) log(format string, args ...any) {
+	GinkgoWriter.Printf("%s %s: %s\n", time.Now().UTC().Format("15:04:05.0"), w.m.Name, fmt.Sprintf(format, args...))
+}
+
+func (w *world) setUp(name string) {
+	base := os.Getenv(keepVariable)
+	var err error
+	if base == "" {
+		w.dir, err = os.MkdirTemp("", "starling-e2e-"+w.m.Name+"-")
+	} else {
+		w.dir, err = filepath.Abs(filepath.Join(base, w.m.Name))
+	}
+	Expect(err).NotTo(HaveOccurred())
+	programs := testnet.Programs{Starlingd: starlingd, Byzantine: byzantine, Relay: relay}
+	var provider testnet.Provider = testnet.NewProcesses(context.Background(), programs.Relay)
+	if name == "docker" {
+		provider, err = testnet.NewDocker(context.Background(), programs.Relay)
+		Expect(err).NotTo(HaveOccurred())
+	}
+	w.network, err = testnet.Setup(provider.Context(), testnet.Options{
+		Manifest: w.m, Provider: provider, Programs: programs, Dir: w.dir, Log: w.log,
+	})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// end stops the network, and shows and keeps its logs after a failure.
+func (w *world) end() {
+	if w.clients != nil {
+		w.clients.Stop()
+	}
+	if w.network == nil {
+		return
+	}
+	err := w.network.Close()
+	if w.failed {
+		for _, node := range w.network.Nodes() {
+			GinkgoWriter.Printf("--- %s: the last lines of %s\n", node.Name, node.Home.Log())
+			for _, line := range runner.Tail(node.Home.Log(), 12) {
+				GinkgoWriter.Printf("    %s\n", line)
+			}
+		}
+		GinkgoWriter.Printf("Everything is kept in %s\n", w.dir)
+		return
+	}
+	Expect(err).NotTo(HaveOccurred())
+	if os.Getenv(keepVariable) == "" {
+		Expect(os.RemoveAll(w.dir)).To(Succeed())
+	}
+}
+
+// honest are the nodes of which something is expected, those of genesis first.
+func (w *world) honest() (nodes []*testnet.Node) {
+	for _, node := range w.network.Nodes() {
+		if !node.Lies() {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// startClients starts the load, through the honest nodes that are there from genesis.
+func (w *world) startClients(ctx context.Context) {
+	if w.m.Load.Clients == 0 {
+		return
+	}
+	var nodes []string
+	for _, node := range w.honest() {
+		if node.StartAt == 0 {
+			nodes = append(nodes, node.Home.RPC())
+		}
+	}
+	var err error
+	w.clients, err = history.Start(ctx, history.Config{
+		Nodes: nodes, ChainID: w.network.ChainID(), Prefix: testnet.Prefix + "history/", Seed: w.m.Seed,
+		Clients: w.m.Load.Clients, Keys: w.m.Load.Keys, Trust: &client.Trust{Genesis: w.network.Genesis},
+	})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// addClients lets the load use nodes that have joined.
+func (w *world) addClients() {
+	if w.clients == nil {
+		return
+	}
+	for _, node := range w.network.Running() {
+		if node.StartAt > 0 && !node.Lies() {
+			w.clients.AddNode(node.Home.RPC())
+		}
+	}
+}
+
+// perturb does a step. Clients know which nodes it may slow down: all of them, since a chain that lacks validators waits.
+func (w *world) perturb(ctx context.Context, step manifest.Step) {
+	if w.clients != nil {
+		defer w.clients.Disturb("")()
+	}
+	Expect(w.network.Perturb(ctx, step)).To(Succeed())
+}

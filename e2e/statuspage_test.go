@@ -1,0 +1,232 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/e2e/browser"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+const (
+	// statusRate is what a validator sends a second at first: the state takes minutes at that rate, so the join goes on as long as it is looked at.
+	statusRate = 20_000
+	// statusSeen is how many chunks are to be there when it is.
+	statusSeen = 40
+	// statusMoniker would be markup, if a page took it for that.
+	statusMoniker = `<img src=x onerror=document.title='marked'>`
+)
+
+// A browser watches a node that joins among liars: the map shows chunks in several states, live, and afterwards the page goes on with the
+// height. Names are text, whatever they are.
+func TestStatusPage(t *testing.T) {
+	chromium, found := browser.Path()
+	if !found {
+		t.Skip("NOT RUN: TestStatusPage: there is no chromium (Debian: apt-get install chromium)")
+	}
+	p, ctx := processes(t, 4*time.Minute)
+	homes := make([]*runner.Home, 0, 5)
+	for _, name := range []string{"validator-0", "validator-1", "liar-0", "liar-1", "joiner"} {
+		dir := filepath.Join(t.TempDir(), name)
+		home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", joinChain, "--home", dir)
+		require.NoError(t, err)
+		homes = append(homes, home)
+	}
+	validators, liars, joiner := homes[:2:2], homes[2:4:4], homes[4]
+	_, err := runner.Genesis(validators, append(liars, joiner), joinChain, map[string]any{
+		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},
+		"grants": []map[string]any{{"grantee": "*", "prefix": joinPrefix}},
+	})
+	require.NoError(t, err)
+	for i, home := range homes {
+		require.NoError(t, home.Configure(func(c *cfg.Config) {
+			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
+			c.P2P.PersistentPeers = runner.Peers(validators[:min(i, len(validators))]...)
+		}))
+	}
+	began := map[string]*runner.Process{}
+	begin := func(home *runner.Home, env []string) {
+		home.Release()
+		process, err := p.Start(runner.Spec{Name: home.Name, Path: starlingd, Args: []string{"start", "--home", home.Dir}, Env: env, Log: home.Log()})
+		require.NoError(t, err)
+		began[home.Name] = process
+	}
+	keep := "STARLINGD_SNAPSHOTS_KEEP=10"
+	for _, home := range validators {
+		begin(home, []string{keep, fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", statusRate)})
+	}
+	for i, home := range liars {
+		home.Release()
+		args := []string{"--home", home.Dir, "--lie", []string{"corrupt", "truncate"}[i], "--seed", fmt.Sprint(i)}
+		start(t, p, runner.Spec{Name: home.Name, Path: byzantine, Args: args, Env: []string{keep}, Log: home.Log()})
+	}
+	await(t, ctx, validators[0], 1)
+	snapshot := (fillState(t, ctx, validators[0]) + 9) / 10 * 10
+	for _, home := range append(validators, liars...) {
+		await(t, ctx, home, snapshot+2)
+	}
+	trusted, err := validators[0].Header(ctx, snapshot)
+	require.NoError(t, err)
+	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
+		c.Moniker = statusMoniker
+		c.P2P.PersistentPeers = runner.Peers(append(liars, validators...)...)
+		c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, trusted.Height, fmt.Sprintf("%X", trusted.Hash)
+	}))
+
+	profile := filepath.Join(t.TempDir(), "profile")
+	start(t, p, runner.Spec{Name: "chromium", Path: chromium, Args: browser.Flags(profile), Log: filepath.Join(t.TempDir(), "chromium.log")})
+	tab, err := browser.Attach(ctx, profile)
+	require.NoError(t, err)
+	defer tab.Close()
+
+	ports, err := runner.HoldPorts(1)
+	require.NoError(t, err)
+	page := "http://" + ports.Address(0) + "/"
+	ports.Release()
+	begin(joiner, []string{"STARLINGD_STATUS_LADDR=" + ports.Address(0)})
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, line := range runner.Tail(joiner.Log(), 60) {
+				t.Log(line)
+			}
+		}
+	})
+
+	// While it joins: a part is there, and a liar was found out.
+	var status joinStatus
+	require.NoError(t, runner.Poll(ctx, "a part of the chunks", func() bool {
+		status, err = statusOf(ctx, page)
+		return err == nil && status.Join != nil && status.Join.ChunksDone >= statusSeen && status.Join.Banned > 0
+	}))
+	require.Equal(t, "joining", status.Phase)
+	require.Equal(t, statusMoniker, status.Node.Moniker)
+	_, err = joiner.Status(ctx)
+	require.Error(t, err, "the page is there before RPC is")
+
+	require.NoError(t, tab.Look(ctx, 1280, 800, false))
+	require.NoError(t, tab.Open(ctx, page))
+	const counts = `Object.fromEntries(order.map((k) => [k, Number((document.getElementById("count-" + k) || {textContent: "0"}).textContent.replaceAll(",", ""))]))`
+	var cells map[string]int
+	look := func(what string, enough func() bool) {
+		t.Helper()
+		require.NoError(t, runner.Poll(ctx, what, func() bool { return tab.Eval(ctx, counts, &cells) == nil && enough() }))
+	}
+	look("chunks in three states on the page", func() bool { return cells["waiting"] > 0 && cells["asked"] > 0 && cells["stored"] >= statusSeen })
+	t.Logf("chunks by state: %v", cells)
+	total := 0
+	for _, n := range cells {
+		total += n
+	}
+	require.Equal(t, status.Join.Chunks, total, "a cell for each chunk")
+	require.Positive(t, cells["lied"]+cells["mended"], "a chunk that somebody lied about")
+	before := cells["stored"]
+	look("more chunks without the page being loaded again", func() bool { return cells["stored"] > before })
+	coloured(t, ctx, tab, 3)
+	var text string
+	require.NoError(t, tab.Eval(ctx, "document.body.innerText", &text))
+	require.Contains(t, text, "Joining at height ")
+	require.Contains(t, text, "banned")
+	require.Contains(t, text, statusMoniker, "the name is shown as it is")
+	require.NoError(t, tab.Eval(ctx, "document.title", &text))
+	require.NotEqual(t, "marked", text)
+	var pictures int
+	require.NoError(t, tab.Eval(ctx, "document.images.length", &pictures))
+	require.Equal(t, 1, pictures, "ours, and none that a name brought")
+	screenshots(t, ctx, tab, "join")
+	require.NoError(t, tab.Eval(ctx, `(document.querySelector("input[value=peer]").click(), 1)`, new(int)))
+	coloured(t, ctx, tab, 3) // two honest peers, and what waits
+	screenshots(t, ctx, tab, "peers")
+
+	// The validators come back without the brake, the join ends, and the page goes on.
+	for _, home := range validators {
+		require.NoError(t, began[home.Name].Stop(20*time.Second))
+	}
+	for _, home := range validators {
+		begin(home, []string{keep})
+	}
+	require.NoError(t, runner.Poll(ctx, "the page to say that the node runs", func() bool {
+		return tab.Eval(ctx, `document.getElementById("phase").textContent`, &text) == nil && text == "running"
+	}))
+	require.NoError(t, runner.Poll(ctx, "the page to show the height", func() bool {
+		status, err = statusOf(ctx, page)
+		shown := 0
+		return err == nil && tab.Eval(ctx, `Number(document.querySelector("#card-chain dd").textContent.replaceAll(",", ""))`, &shown) == nil &&
+			shown > int(snapshot) && shown >= status.Chain.Height-3
+	}))
+	look("all chunks stored", func() bool {
+		return cells["waiting"]+cells["asked"]+cells["checking"]+cells["lied"] == 0 && cells["stored"] > 0
+	})
+	require.NoError(t, tab.Eval(ctx, "document.body.innerText", &text))
+	require.Contains(t, text, "Joined at height")
+	screenshots(t, ctx, tab, "idle")
+	require.Empty(t, tab.Problems(), "what the browser complained of")
+	requireFollows(t, ctx, joiner, validators)
+}
+
+// coloured waits until the canvas has so many colours.
+func coloured(t *testing.T, ctx context.Context, tab *browser.Tab, want int) {
+	t.Helper()
+	const colours = `(() => {
+		const c = document.getElementById("cells"), found = new Set();
+		const copy = Object.assign(document.createElement("canvas"), {width: c.width, height: c.height}).getContext("2d", {willReadFrequently: true});
+		copy.drawImage(c, 0, 0);
+		new Uint32Array(copy.getImageData(0, 0, c.width, c.height).data.buffer).forEach((v) => v && found.add(v));
+		return found.size;
+	})()`
+	n := 0
+	require.NoError(t, runner.Poll(ctx, fmt.Sprintf("%d colours on the canvas", want), func() bool {
+		return tab.Eval(ctx, colours, &n) == nil && n >= want
+	}))
+}
+
+// screenshots leaves pictures in build/e2e, for people: wide and narrow, light and dark.
+func screenshots(t *testing.T, ctx context.Context, tab *browser.Tab, name string) {
+	t.Helper()
+	for _, look := range []struct {
+		name  string
+		width int
+		dark  bool
+	}{{"wide-light", 1280, false}, {"narrow-dark", 390, true}, {"narrow-light", 390, false}, {"wide-dark", 1280, true}} {
+		require.NoError(t, tab.Look(ctx, look.width, 800, look.dark))
+		var wider bool
+		require.NoError(t, tab.Eval(ctx, `new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() =>
+			r(document.documentElement.scrollWidth > innerWidth))))`, &wider))
+		require.False(t, wider, "%s %s: the page is wider than its window", name, look.name)
+		require.NoError(t, tab.Screenshot(ctx, filepath.Join(filepath.Dir(starlingd), fmt.Sprintf("status-%s-%s.png", name, look.name))))
+	}
+}
+
+// joinStatus is what the test needs of /status.json.
+type joinStatus struct {
+	Phase string
+	Node  struct{ Moniker string }
+	Chain struct{ Height int }
+	Join  *struct {
+		Height, Chunks, Banned int
+		ChunksDone             int `json:"chunks_done"`
+	}
+}
+
+func statusOf(ctx context.Context, page string) (s joinStatus, _ error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(page, "/")+"/status.json", nil)
+	if err != nil {
+		return s, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return s, err
+	}
+	defer resp.Body.Close()
+	return s, json.NewDecoder(resp.Body).Decode(&s)
+}

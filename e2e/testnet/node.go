@@ -1,0 +1,55 @@
+package testnet
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	cfg "github.com/cometbft/cometbft/config"
+
+	"github.com/starling-kv/starling/e2e/manifest"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+// Node is one node of a network. Its fields are set before it is started; Program is changed by an upgrade, while it is down.
+type Node struct {
+	Name string
+	manifest.Node
+	Home    *runner.Home // its folder; RPC and metrics as this machine reaches them
+	Program string       // path on this machine of what Start runs: starlingd or byzantine
+	Env     []string     // NAME=value, the settings of its program beside those in its home
+	Peers   []*Node      // whom it dials
+	PeerRPC string       // URL of its RPC server as other nodes reach it
+
+	seed uint64 // of its lies
+}
+
+// Lies says whether it is one of the Byzantine nodes.
+func (n *Node) Lies() bool { return n.Lie != "" }
+
+// Args are the program's arguments, for a home that the program sees at the path given.
+func (n *Node) Args(home string) []string {
+	if n.Lies() {
+		return []string{"--home", home, "--lie", n.Lie, "--seed", fmt.Sprint(n.seed)}
+	}
+	return []string{"start", "--home", home}
+}
+
+// ServeAt sets where the node listens (host:port, as its program binds them), the ports of this machine that lead to its RPC server and
+// metrics, in the order in which runner.HomePorts holds them, and the host and RPC port that other nodes use.
+func (n *Node) ServeAt(listen runner.Listen, ports *runner.Ports, peerRPC string) error {
+	n.PeerRPC = peerRPC
+	return n.Home.Serve(listen, ports)
+}
+
+// SetPeers names the peers that the node dials, each at an address of the relay.
+func (n *Node) SetPeers(at map[*Node]string) error {
+	names := make([]string, 0, len(n.Peers))
+	for _, peer := range n.Peers {
+		names = append(names, peer.Home.PeerAt(at[peer]))
+	}
+	return n.Home.Configure(func(c *cfg.Config) { c.P2P.PersistentPeers = strings.Join(names, ",") })
+}
+
+// Snapshots is the folder of the snapshots that the node keeps.
+func (n *Node) Snapshots() string { return filepath.Join(n.Home.Dir, "data", "snapshots") }

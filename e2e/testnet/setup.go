@@ -1,0 +1,208 @@
+package testnet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/e2e/manifest"
+	"github.com/starling-kv/starling/e2e/relay/link"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+// Prefix is where everybody may write.
+const Prefix = "load/"
+
+const (
+	// keepSnapshots is how many snapshots a node serves: one must outlive a join, whatever the machine.
+	keepSnapshots = 5
+	// manyPeers is what a node's transport serves: all nodes share few addresses, those of the relay.
+	manyPeers = 1024
+	// inits is how many homes are made at the same time.
+	inits = 4
+)
+
+// Setup makes homes, genesis and links. Nothing runs but the relay. Where it fails it closes the provider.
+func Setup(ctx context.Context, o Options) (_ *Network, err error) {
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	n := &Network{Manifest: o.Manifest, options: o}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	ctx, stop := n.under(ctx)
+	defer stop()
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	n.order()
+	if err := n.choosePrograms(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.mountDisks(); err != nil {
+		return nil, err
+	}
+	if err := n.makeHomes(ctx); err != nil {
+		return nil, err
+	}
+	if err := o.Provider.Prepare(ctx, o.Dir, n.nodes); err != nil {
+		return nil, fmt.Errorf("provider %s: %w", o.Provider.Name(), err)
+	}
+	n.links = pairs(n.nodes)
+	return n, n.treat(ctx, n.links, n.usual())
+}
+
+// order makes the nodes, in the order in which they start, and says who dials whom. Of two nodes one dials the other: two that dial each other at
+// once may both fail, and then wait for seconds. Nobody dials a node that is not there from the beginning: the dialler would soon try
+// rarely.
+func (n *Network) order() {
+	m := n.Manifest
+	for i, name := range m.Names() {
+		n.nodes = append(n.nodes, &Node{Name: name, Node: m.Nodes[name], seed: m.Seed + uint64(i)})
+	}
+	slices.SortStableFunc(n.nodes, func(a, b *Node) int {
+		return cmp.Or(cmp.Compare(a.StartAt, b.StartAt), cmp.Compare(rank(a), rank(b)))
+	})
+	var validators, genesis []*Node // that are there from the beginning
+	for _, node := range n.nodes {
+		switch {
+		case node.StartAt > 0:
+			node.Peers = slices.Clone(genesis)
+		case node.Mode == manifest.Validator:
+			node.Peers = slices.Clone(validators)
+			validators = append(validators, node)
+			genesis = append(genesis, node)
+		default:
+			node.Peers = slices.Clone(validators)
+			genesis = append(genesis, node)
+		}
+	}
+}
+
+// rank puts validators before others.
+func rank(n *Node) int {
+	if n.Mode == manifest.Validator {
+		return 0
+	}
+	return 1
+}
+
+// choosePrograms says what each node runs first, and builds old versions.
+func (n *Network) choosePrograms(ctx context.Context) error {
+	for _, node := range n.nodes {
+		switch {
+		case node.Lies():
+			node.Program = n.options.Programs.Byzantine
+		case node.Version != "":
+			program, err := BuildVersion(ctx, node.Version)
+			if errors.Is(err, ErrNoVersion) {
+				n.log("NOT RUN: upgrade of %s from another version, it runs the present one: %v", node.Name, err)
+				program, err = n.options.Programs.Starlingd, nil
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", node.Name, err)
+			}
+			node.Program = program
+		default:
+			node.Program = n.options.Programs.Starlingd
+		}
+	}
+	return nil
+}
+
+// makeHomes makes all homes, with the program that each node runs first, and one genesis file.
+func (n *Network) makeHomes(ctx context.Context) error {
+	slots := make(chan struct{}, inits)
+	err := each(n.nodes, func(node *Node) (err error) {
+		slots <- struct{}{}
+		defer func() { <-slots }()
+		program := node.Program
+		if node.Lies() {
+			program = n.options.Programs.Starlingd
+		}
+		dir := filepath.Join(n.options.Dir, node.Name)
+		if disk, small := n.disks[node]; small {
+			dir = filepath.Join(disk, "home")
+		}
+		node.Home, err = runner.InitHome(ctx, node.Name, dir, program, "init", node.Name, "--chain-id", n.ChainID(), "--home", dir)
+		if err != nil {
+			return err
+		}
+		node.Home.Power = node.Power
+		node.Home.LogFile = filepath.Join(n.options.Dir, node.Name+".log") // not on a disk that becomes full
+		node.Env = environment(node)
+		return node.Home.Configure(n.configure)
+	})
+	if err != nil {
+		return err
+	}
+	var validators, others []*runner.Home
+	for _, node := range n.nodes {
+		if node.Mode == manifest.Validator { // one that starts late, too: until then the others do without it
+			validators = append(validators, node.Home)
+		} else {
+			others = append(others, node.Home)
+		}
+	}
+	n.Genesis, err = runner.Genesis(validators, others, n.ChainID(), app.Genesis{
+		ChunkBytes:       n.Manifest.ChunkBytes,
+		SnapshotInterval: n.Manifest.SnapshotInterval,
+		Admins:           []string{},
+		Grants:           []app.GenesisGrant{{Grantee: app.Everyone, Prefix: Prefix}},
+	})
+	return err
+}
+
+// configure sets what all nodes have in common.
+func (n *Network) configure(c *cfg.Config) {
+	trip := time.Duration(n.Manifest.Link.Delay)
+	c.Consensus.TimeoutCommit = time.Duration(n.Manifest.BlockPause)
+	// Short, for the turns of a validator that is away.
+	c.Consensus.TimeoutPropose = time.Second + 4*trip
+	c.Consensus.TimeoutPrevote = 500*time.Millisecond + 2*trip
+	c.Consensus.TimeoutPrecommit = 500*time.Millisecond + 2*trip
+	c.LogLevel = "consensus:error,state:error,p2p:error,mempool:error,txindex:error,*:info"
+}
+
+// environment is what a node's settings in the manifest are for its program.
+func environment(n *Node) []string {
+	env := []string{
+		fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP=%d", keepSnapshots),
+		fmt.Sprintf("STARLINGD_TRANSPORT_MAX_PEERS=%d", manyPeers),
+		fmt.Sprintf("STARLINGD_TRANSPORT_MAX_PEERS_PER_HOST=%d", manyPeers),
+		fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", n.SendRate),
+		fmt.Sprintf("STARLINGD_JOIN_FAST=%t", n.Join != manifest.InBand),
+	}
+	if n.Paged {
+		env = append(env, "STARLINGD_STORAGE_STATE_IN_MEMORY=false", "STARLINGD_STORAGE_MEMORY_BYTES=16777216")
+	}
+	return env
+}
+
+// usual is how the manifest wants all links.
+func (n *Network) usual() link.Treatment {
+	return link.Treatment{Delay: time.Duration(n.Manifest.Link.Delay), Bandwidth: n.Manifest.Link.Bandwidth}
+}
+
+// each does something with all nodes at the same time, and returns what went wrong.
+func each(nodes []*Node, do func(*Node) error) error {
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, node := range nodes {
+		wg.Go(func() { errs[i] = do(node) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

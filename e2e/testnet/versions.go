@@ -1,0 +1,68 @@
+package testnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+// ErrNoVersion says that a version cannot be built here: this is no clone, or not a whole one.
+var ErrNoVersion = errors.New("no such version here")
+
+// BuildVersion builds starlingd as it was at a commit or tag, and returns the path of the program. It is built once for each commit.
+func BuildVersion(ctx context.Context, version string) (string, error) {
+	root, err := runner.Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	return buildVersion(ctx, root, filepath.Join(root, "build", "e2e", "versions"), version)
+}
+
+func buildVersion(ctx context.Context, root, into, version string) (program string, err error) {
+	found, err := git(ctx, root, "rev-parse", "--verify", "--quiet", "--end-of-options", version+"^{commit}")
+	if err != nil {
+		return "", fmt.Errorf("%w: %s: %w", ErrNoVersion, version, err)
+	}
+	commit := strings.TrimSpace(string(found))
+	program = filepath.Join(into, commit, "starlingd")
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	source, err := os.MkdirTemp("", "starling-version-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(source)) }()
+	archive := filepath.Join(source, ".archive.tar")
+	if _, err := git(ctx, root, "archive", "--format=tar", "--output="+archive, commit); err != nil {
+		return "", err
+	}
+	if out, err := exec.CommandContext(ctx, "tar", "-xf", archive, "-C", source).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("tar: %w\n%s", err, out)
+	}
+	unfinished := program + ".unfinished" // so that a build that was killed is not taken for one
+	if err := runner.Build(ctx, source, "./cmd/starlingd", unfinished); err != nil {
+		return "", fmt.Errorf("version %s: %w", version, err)
+	}
+	return program, os.Rename(unfinished, program)
+}
+
+// git runs git in a clone, whoever owns it.
+func git(ctx context.Context, root string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "git", append([]string{"-c", "safe.directory=*", "-C", root}, args...)...)
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
+		return nil, fmt.Errorf("git %s: %w: %s", args[0], err, strings.TrimSpace(string(exit.Stderr)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("git %s: %w", args[0], err)
+	}
+	return out, nil
+}
