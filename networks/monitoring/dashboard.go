@@ -1,0 +1,186 @@
+// Package monitoring holds what Prometheus and Grafana are given for a network of nodes: what is scraped, when somebody is told, what is shown.
+//
+//	nodes ──/metrics──► prometheus.yml ──► rules/starling.yml (alerts)
+//	                          │
+//	                          └──► starling.json: panels of this package, written by `go generate ./networks/monitoring`
+//
+// Tests run promtool over the first two, and every query of the last against a Prometheus that scrapes real nodes.
+package monitoring
+
+import "encoding/json"
+
+//go:generate go test -run ^TestDashboardIsWritten$ -update .
+
+// Panel is a graph.
+type Panel struct {
+	Title   string
+	Help    string
+	Unit    string // of Grafana
+	Queries []Query
+}
+
+// Query is a line, or several of one kind.
+type Query struct {
+	Expr   string // $instance: the nodes chosen; $__rate_interval: Grafana's
+	Legend string
+	// Rare says that a network without trouble, in which nobody joins, may have no such series.
+	Rare bool
+}
+
+// Row is what stands together.
+type Row struct {
+	Title  string
+	Panels []Panel
+}
+
+const node = `{{instance}}`
+
+// one is a query whose lines are nodes.
+func one(expr string) []Query { return []Query{{Expr: expr, Legend: node}} }
+
+// Rows is the dashboard.
+func Rows() []Row {
+	return []Row{
+		{"Chain", []Panel{
+			{"Height", "The last block that a node has executed. Lines that lie on each other are a network in step.", "none",
+				one(`starling_app_height{instance=~"$instance"}`)},
+			{"Blocks behind the best node", "", "none",
+				one(`scalar(max(starling_app_height)) - starling_app_height{instance=~"$instance"}`)},
+			{"Time between blocks", "", "s", []Query{
+				{Expr: `sum by (instance) (rate(cometbft_consensus_block_interval_seconds_sum{instance=~"$instance"}[$__rate_interval])) / ` +
+					`sum by (instance) (rate(cometbft_consensus_block_interval_seconds_count{instance=~"$instance"}[$__rate_interval]))`, Legend: node},
+			}},
+			{"Transactions", "By code of the result; 0 is done.", "ops", []Query{
+				{Expr: `sum by (code) (rate(starling_app_transactions_total{instance=~"$instance"}[$__rate_interval])) / ` +
+					`scalar(count(starling_app_height{instance=~"$instance"}))`, Legend: "code {{code}}", Rare: true},
+			}},
+			{"Voting power that does not sign", "At a third the chain stops.", "percentunit",
+				one(`cometbft_consensus_missing_validators_power{instance=~"$instance"} / cometbft_consensus_validators_power`)},
+			{"Rounds", "Above 0: the first proposer of a height was late, or refused.", "none",
+				one(`cometbft_consensus_rounds{instance=~"$instance"}`)},
+			{"Transactions that wait", "", "none", one(`cometbft_mempool_size{instance=~"$instance"}`)},
+			{"Peers", "", "none", one(`cometbft_p2p_peers{instance=~"$instance"}`)},
+		}},
+		{"State", []Panel{
+			{"Keys", "", "short", one(`starling_app_keys{instance=~"$instance"}`)},
+			{"Bytes", "Of all leaf records, and how many chunks they make.", "bytes", one(`starling_app_bytes{instance=~"$instance"}`)},
+			{"Time of a commit", "To hand a block's state over to the flusher; the disk does not count unless it is too far behind.", "s", []Query{
+				{Expr: `histogram_quantile(0.5, sum by (le) (rate(starling_app_commit_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
+					Legend: "p50"},
+				{Expr: `histogram_quantile(0.99, sum by (le) (rate(starling_app_commit_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
+					Legend: "p99"},
+			}},
+			{"Memory of the tree", "Slabs of inner nodes and leaves.", "bytes",
+				one(`starling_app_tree_node_bytes{instance=~"$instance"} + starling_app_tree_leaf_bytes`)},
+			{"Held by older versions", "Nodes that only queries, keep_recent and snapshots keep.", "short",
+				one(`starling_app_tree_held_nodes{instance=~"$instance"}`)},
+			{"Versions in use", "", "none", one(`starling_app_tree_versions{instance=~"$instance"}`)},
+		}},
+		{"Disk", []Panel{
+			{"Blocks that are not on disk yet", "The flusher's lag.", "none", one(`starling_storage_lag_blocks{instance=~"$instance"}`)},
+			{"Age of the oldest of them", "", "s", one(`starling_storage_lag_seconds{instance=~"$instance"}`)},
+			{"Bytes that are not on disk yet", "", "bytes", one(`starling_storage_lag_bytes{instance=~"$instance"}`)},
+			{"Blocks wait for the disk", "Share of the time.", "percentunit",
+				one(`rate(starling_storage_wait_seconds_total{instance=~"$instance"}[$__rate_interval])`)},
+			{"Written by flushes", "", "Bps", one(`rate(starling_storage_flush_bytes_total{instance=~"$instance"}[$__rate_interval])`)},
+			{"On disk", "By zone.", "bytes", []Query{{Expr: `starling_storage_disk_bytes{instance=~"$instance"}`, Legend: node + " {{zone}}"}}},
+			{"Free space", "The node stops by itself before it is below storage.min_free_bytes.", "bytes",
+				one(`starling_storage_disk_free_bytes{instance=~"$instance"}`)},
+			{"Write amplification", "Bytes written for each that was to be kept.", "none", []Query{
+				{Expr: `starling_storage_write_amplification{instance=~"$instance"}`, Legend: node + " {{zone}}"}}},
+		}},
+		{"Cache", []Panel{
+			{"Found", "Share of the lookups, by zone.", "percentunit", []Query{
+				{Expr: `rate(starling_storage_cache_hits_total{instance=~"$instance"}[$__rate_interval]) / ` +
+					`(rate(starling_storage_cache_hits_total{instance=~"$instance"}[$__rate_interval]) + ` +
+					`rate(starling_storage_cache_misses_total[$__rate_interval]))`,
+					Legend: node + " {{zone}}"}}},
+			{"Memory", "By zone; what moves is the bound between them.", "bytes", []Query{
+				{Expr: `starling_storage_cache_bytes{instance=~"$instance"}`, Legend: node + " {{zone}}"},
+				{Expr: `starling_storage_cache_target_bytes{instance=~"$instance"}`, Legend: node + " {{zone}} may have"}}},
+			{"Let go too early", "Lookups for what a larger zone would still have.", "ops", []Query{
+				{Expr: `rate(starling_storage_cache_ghost_hits_total{instance=~"$instance"}[$__rate_interval])`, Legend: node + " {{zone}}"}}},
+		}},
+		{"Serving those who join", []Panel{
+			{"Snapshots", "That others can join from.", "none", one(`starling_statesync_snapshots_pinned{instance=~"$instance"}`)},
+			{"Connections", "To the transport.", "none", one(`starling_transport_connections{instance=~"$instance"}`)},
+			{"Requests", "By method and outcome.", "reqps", []Query{
+				{Expr: `sum by (method, outcome) (rate(starling_transport_requests_total{instance=~"$instance"}[$__rate_interval]))`,
+					Legend: "{{method}} {{outcome}}", Rare: true}}},
+			{"Sent", "", "Bps", one(`rate(starling_transport_sent_bytes_total{instance=~"$instance"}[$__rate_interval])`)},
+			{"Time of an answer", "", "s", []Query{
+				{Expr: `histogram_quantile(0.99, sum by (le, method) (rate(starling_transport_request_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
+					Legend: "{{method}} p99", Rare: true}}},
+			{"Not let in", "By reason.", "ops", []Query{
+				{Expr: `sum by (reason) (rate(starling_transport_connections_refused_total{instance=~"$instance"}[$__rate_interval]))`,
+					Legend: "{{reason}}", Rare: true}}},
+		}},
+		{"Joining", []Panel{
+			{"Chunks", "Here and verified, and of how many.", "none", []Query{
+				{Expr: `starling_statesync_join_chunks_done{instance=~"$instance"} > 0`, Legend: node, Rare: true},
+				{Expr: `starling_statesync_snapshot_chunks{instance=~"$instance"} > 0`, Legend: node + " of", Rare: true}}},
+			{"Speed", "Of verified bytes.", "Bps", one(`starling_statesync_join_bytes_per_second{instance=~"$instance"}`)},
+			{"Speed by peer", "As the joiner measures it.", "Bps", []Query{
+				{Expr: `starling_statesync_peer_bytes_per_second{instance=~"$instance"}`, Legend: "{{instance}} from {{peer}}", Rare: true}}},
+			{"Asked for, not answered", "By peer.", "none", []Query{
+				{Expr: `starling_statesync_peer_requests_in_flight{instance=~"$instance"}`, Legend: "{{instance}} from {{peer}}", Rare: true}}},
+			{"Thrown away", "Bytes that came for nothing: lies, second copies, what was broken off.", "bytes",
+				one(`starling_statesync_join_wasted_bytes{instance=~"$instance"}`)},
+			{"Peers banned", "For what proves that they lied.", "none", []Query{
+				{Expr: `sum by (instance, reason) (starling_statesync_peers_banned_total{instance=~"$instance"})`, Legend: node + " {{reason}}", Rare: true}}},
+		}},
+		{"Program", []Panel{
+			{"Versions", "Nodes by what they run.", "none", []Query{
+				{Expr: `count by (version) (starling_build_info{instance=~"$instance"})`, Legend: "{{version}}"}}},
+			{"App version", "The rules by which the next block is executed: the same on all nodes.", "none", one(`starling_app_version{instance=~"$instance"}`)},
+			{"Memory", "Of the process.", "bytes", one(`process_resident_memory_bytes{instance=~"$instance"}`)},
+			{"Processor", "Cores in use.", "none", one(`rate(process_cpu_seconds_total{instance=~"$instance"}[$__rate_interval])`)},
+		}},
+	}
+}
+
+// Sizes, in Grafana's grid of 24 columns.
+const (
+	panelWidth, panelHeight = 6, 7
+	columns                 = 24
+)
+
+type object = map[string]any
+
+// Dashboard returns what Grafana imports.
+func Dashboard() ([]byte, error) {
+	source := object{"type": "prometheus", "uid": "${datasource}"}
+	var panels []object
+	y := 0
+	for _, row := range Rows() {
+		panels = append(panels, object{
+			"id": len(panels) + 1, "type": "row", "title": row.Title, "collapsed": false, "panels": []object{},
+			"gridPos": object{"x": 0, "y": y, "w": columns, "h": 1},
+		})
+		y++
+		for i, p := range row.Panels {
+			var targets []object
+			for k, q := range p.Queries {
+				targets = append(targets, object{"refId": string(rune('A' + k)), "datasource": source, "expr": q.Expr, "legendFormat": q.Legend})
+			}
+			panels = append(panels, object{
+				"id": len(panels) + 1, "type": "timeseries", "title": p.Title, "description": p.Help, "datasource": source, "targets": targets,
+				"fieldConfig": object{"defaults": object{"unit": p.Unit, "custom": object{"fillOpacity": 8, "showPoints": "never"}}, "overrides": []object{}},
+				"options":     object{"legend": object{"displayMode": "list", "placement": "bottom"}, "tooltip": object{"mode": "multi", "sort": "desc"}},
+				"gridPos":     object{"x": i * panelWidth % columns, "y": y + i*panelWidth/columns*panelHeight, "w": panelWidth, "h": panelHeight},
+			})
+		}
+		y += (len(row.Panels)*panelWidth + columns - 1) / columns * panelHeight
+	}
+	text, err := json.MarshalIndent(object{
+		"title": "Starling", "uid": "starling", "tags": []string{"starling", "cometbft"}, "schemaVersion": 39, "version": 1, "editable": true,
+		"timezone": "browser", "refresh": "5s", "time": object{"from": "now-30m", "to": "now"}, "graphTooltip": 1,
+		"templating": object{"list": []object{
+			{"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+			{"name": "instance", "label": "Node", "type": "query", "datasource": source, "query": `label_values(starling_app_height, instance)`,
+				"refresh": 2, "multi": true, "includeAll": true, "allValue": ".*", "current": object{"text": "All", "value": "$__all"}},
+		}},
+		"panels": panels,
+	}, "", "  ")
+	return append(text, '\n'), err
+}

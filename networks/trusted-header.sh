@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Prints TRUST_HEIGHT and TRUST_HASH of a node's newest header, once there are snapshots to join from: trusted-header.sh http://127.0.0.1:26657
+#
+# Whoever joins a network that is not his own takes this from somebody he believes, not from a peer.
+set -euo pipefail
+rpc=${1:?address of an RPC server}
+first_snapshot=${2:-20} # height; the header that is trusted must lead beyond it
+for ((try = 0; try < 180; try++)); do
+  status=$(curl -sf --max-time 5 "$rpc/status" | tr -d ' \n' || true)
+  height=$(sed -nE 's/.*"latest_block_height":"([0-9]+)".*/\1/p' <<<"$status")
+  if [ "${height:-0}" -gt $((first_snapshot + 1)) ]; then
+    echo "TRUST_HEIGHT=$height TRUST_HASH=$(sed -nE 's/.*"latest_block_hash":"([0-9A-F]+)".*/\1/p' <<<"$status")"
+    exit 0
+  fi
+  sleep 1
+done
+echo "$rpc has no snapshot yet (height ${height:-unknown} after three minutes): is the network up?" >&2
+exit 1
