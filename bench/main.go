@@ -5,7 +5,9 @@
 //	├── storage    the storage zones, against one mixed Pebble and goleveldb storagebench
 //	├── sync       a new node's state, against the SDK's store and memiavl   syncbench
 //	├── byzantine  a join from many peers, of which some lie                 syncbench
-//	└── hiccup     the commits of a validator while nodes join from it       syncbench
+//	├── hiccup     the commits of a validator while nodes join from it       syncbench
+//	├── e2e        a network of validators, against CometBFT's kvstore       e2ebench
+//	└── joiners    the blocks of a network while many nodes join at once     e2ebench
 //
 // It is a module of its own, so that the peers' dependencies never reach the node's. Run it with "cd bench && go run . tree".
 package main
@@ -49,7 +51,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSyncContestant())
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSyncContestant(), newE2E(), newJoiners())
 	return root
 }
 

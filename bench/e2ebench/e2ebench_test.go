@@ -1,0 +1,111 @@
+package e2ebench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cometbft/cometbft/abci/example/kvstore"
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/test/loadtime/payload"
+	"github.com/stretchr/testify/require"
+)
+
+// Both networks take what is sent, and it is what it is said to be.
+func TestLoads(t *testing.T) {
+	theirs := kvstore.NewInMemoryApplication()
+	for _, load := range Loads {
+		t.Run(load, func(t *testing.T) {
+			const size = 256
+			next := newMaker(load, 4, size)
+			keys, all := map[string]bool{}, map[string]bool{}
+			for range 100 {
+				tx, err := next()
+				require.NoError(t, err)
+				require.InDelta(t, size, len(tx), 4) // loadtime's padding is a number of whole bytes in hexadecimal digits
+				res, err := theirs.CheckTx(t.Context(), &abci.RequestCheckTx{Tx: []byte(tx)})
+				require.NoError(t, err)
+				require.Zero(t, res.Code)
+				key, _, _ := strings.Cut(tx, "=")
+				keys[key], all[tx] = true, true
+				if load == loadOwn {
+					_, err := payload.FromBytes([]byte(tx))
+					require.NoError(t, err)
+				}
+			}
+			require.Len(t, all, 100)
+			if load == loadOwn {
+				require.Equal(t, map[string]bool{"a": true}, keys)
+			} else {
+				require.Len(t, keys, 100)
+			}
+		})
+	}
+}
+
+func TestLedger(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	l := newLedger(3)
+	for i, tx := range []string{"a=1", "a=2", "a=3"} {
+		require.True(t, l.begin(t.Context(), tx, func() time.Time { return at(float64(i)) }))
+	}
+	full, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.False(t, l.begin(full, "a=4", time.Now), "there is no room")
+
+	l.seen(1, at(2), [][]byte{[]byte("a=1"), []byte("somebody else's")})
+	l.seen(2, at(4), [][]byte{[]byte("a=2")})
+	require.Equal(t, 1, l.pending())
+	require.NoError(t, l.whole())
+	l.refused("a=3", errors.New("mempool is full"))
+	require.ErrorContains(t, l.whole(), "mempool is full")
+	require.Zero(t, l.pending())
+	require.True(t, l.begin(t.Context(), "a=5", func() time.Time { return at(4) }))
+	l.seen(3, at(5), [][]byte{[]byte("a=5")})
+	l.seen(4, at(90), nil)
+
+	// From the first block on, whose own transactions came before: two in three seconds.
+	f := l.figures(at(0), at(10))
+	require.Equal(t, figures{TPS: 2.0 / 3, P50MS: 2000, P99MS: 3000, MaxMS: 3000, IntervalMS: 1000, Txs: 2}, f)
+	require.Equal(t, 2, l.blocksSince(at(5)))
+	require.Equal(t, figures{}, l.figures(at(200), at(300)))
+
+	// The time up to the first block and from the last one counts: a network that stands still shows.
+	require.Equal(t, Blocks{Blocks: 3, P50MS: 2000, MaxMS: 5000, TPS: 0.4}, l.intervals(at(0), at(10)))
+}
+
+func TestResult(t *testing.T) {
+	round := func(ours, theirs float64) Round {
+		return Round{Starling: Side{Saturated: figures{TPS: ours}}, KVStore: Side{Saturated: figures{TPS: theirs}}}
+	}
+	r := &Result{Own: newLoadResult([]Round{round(100, 50), round(900, 1000), round(300, 200)})}
+	r.judge()
+	require.Equal(t, 300.0, r.StarlingTPS)
+	require.Equal(t, 200.0, r.KVStoreTPS)
+	require.Equal(t, 1.5, r.Ratio, "the median of the rounds' ratios, not the ratio of the medians of other rounds")
+	require.Len(t, r.Goals, 1)
+	require.True(t, r.Goals[0].Met)
+	r = &Result{Own: newLoadResult([]Round{round(94, 100)})}
+	r.judge()
+	require.False(t, r.Goals[0].Met)
+	var out bytes.Buffer
+	r.Print(&out)
+	require.Contains(t, out.String(), "not met  at least 0.95 of kvstore's")
+}
+
+func TestEvents(t *testing.T) {
+	height, err := newHeight([]byte(`{"jsonrpc":"2.0","id":0,"result":{}}`))
+	require.NoError(t, err)
+	require.Zero(t, height, "the answer to the subscription")
+	height, err = newHeight([]byte(`{"id":0,"result":{"query":"…","data":{"type":"…","value":{"header":{"height":"7"}}},"events":{}}}`))
+	require.NoError(t, err)
+	require.EqualValues(t, 7, height)
+	_, err = newHeight([]byte(`{"id":0,"error":{"code":-32000,"message":"Server error","data":"subscription was cancelled"}}`))
+	require.ErrorContains(t, err, "subscription was cancelled")
+	_, err = newHeight([]byte(`{`))
+	require.Error(t, err)
+}

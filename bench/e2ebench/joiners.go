@@ -1,0 +1,354 @@
+package e2ebench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+// JoinersOptions are what a run with many joiners is asked for.
+type JoinersOptions struct {
+	Network
+	Joiners  int
+	Keys     int // of the state, written before anybody joins
+	Rate     int // transactions a second meanwhile
+	Interval int // snapshot interval in blocks
+	Seconds  int // of blocks before the joiners come
+	Patience time.Duration
+}
+
+const (
+	maxJoiners  = 64
+	maxJoinKeys = 10_000_000
+
+	// askEvery is how often a joiner is asked how far it is: seldom enough that asking all of them is no load.
+	askEvery = 500 * time.Millisecond
+)
+
+// Check says what is wrong with the options and what to do.
+func (o JoinersOptions) Check() error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	switch {
+	case o.Joiners < 1 || o.Joiners > maxJoiners:
+		return fmt.Errorf("--joiners is %d, it must be from 1 to %d", o.Joiners, maxJoiners)
+	case o.Keys < 1 || o.Keys > maxJoinKeys:
+		return fmt.Errorf("--keys is %d, it must be from 1 to %d", o.Keys, maxJoinKeys)
+	case o.Rate < 1 || o.Rate > 100_000:
+		return fmt.Errorf("--rate is %d, it must be from 1 to 100000 transactions a second", o.Rate)
+	case o.Interval < 1 || o.Interval > 100_000:
+		return fmt.Errorf("--snapshot-interval is %d, it must be from 1 to 100000 blocks", o.Interval)
+	case o.Seconds < 1 || o.Seconds > 3600:
+		return fmt.Errorf("--seconds is %d, it must be from 1 to 3600", o.Seconds)
+	case o.Patience < time.Second:
+		return fmt.Errorf("--patience is %v, it must be 1s or more", o.Patience)
+	}
+	return nil
+}
+
+// JoinersResult is the outcome of a run.
+type JoinersResult struct {
+	Joiners    int       `json:"joiners"`
+	Joined     int       `json:"joined"` // that follow the head, with the validators' app hash
+	Seconds    float64   `json:"seconds"`
+	RestoredS  []float64 `json:"restored_s"`  // of each joiner, from the start of the first until it had a state
+	FollowingS []float64 `json:"following_s"` // until it followed the head
+	StateBytes int64     `json:"state_bytes"` // that one joiner verified
+
+	Before Blocks `json:"before"`
+	During Blocks `json:"during"`
+
+	Validators      int     `json:"validators"`
+	Keys            int     `json:"keys"`
+	Rate            int     `json:"rate"`
+	TimeoutCommitMS float64 `json:"timeout_commit_ms"`
+	Machine         Machine `json:"machine"`
+}
+
+// Blocks are the pauses between some blocks.
+type Blocks struct {
+	Blocks int     `json:"blocks"`
+	P50MS  float64 `json:"interval_p50_ms"`
+	MaxMS  float64 `json:"interval_max_ms"`
+	TPS    float64 `json:"tps"`
+}
+
+// joiners makes one run.
+type joiners struct {
+	o        JoinersOptions
+	net      *network
+	session  *session
+	progress *harness.Progress
+	homes    []*runner.Home
+	result   JoinersResult
+}
+
+// RunJoiners lets many nodes join a network under load at the same moment, and looks at its blocks.
+func RunJoiners(ctx context.Context, o JoinersOptions, progress *harness.Progress) (*JoinersResult, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	j := &joiners{o: o, progress: progress, result: JoinersResult{
+		Joiners: o.Joiners, Validators: o.Validators, Keys: o.Keys, Rate: o.Rate, TimeoutCommitMS: millis(o.TimeoutCommit), Machine: thisMachine(),
+	}}
+	err := inFolder(ctx, o.Dir, progress, func(dir string) error { return j.run(ctx, dir) })
+	if err != nil {
+		return nil, err
+	}
+	return &j.result, nil
+}
+
+// servingGenesis is openGenesis with frequent snapshots.
+type servingGenesis struct {
+	openGenesis
+	SnapshotInterval int `json:"snapshot_interval"`
+}
+
+func (j *joiners) run(ctx context.Context, dir string) (err error) {
+	j.progress.Begin("build", "programs", 1)
+	j.progress.Working(nameStarling)
+	starlingd, err := build(ctx, j.o.Starlingd, starlingdPackage, dir)
+	if err != nil {
+		return err
+	}
+	j.progress.Add(1)
+	genesis := servingGenesis{openGenesis{Open: true, Admins: []string{}}, j.o.Interval}
+	j.net, err = startNetwork(ctx, starlingKind(starlingd), j.o.Network, filepath.Join(dir, "network"), func(*cfg.Config) {}, genesis)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, j.net.stop()) }()
+	if j.session, err = openSession(j.net, loadDistinct, j.o.Network); err != nil {
+		return err
+	}
+	defer j.session.close()
+	if err := j.fill(); err != nil {
+		return err
+	}
+
+	ctx, cancel := context.WithTimeout(j.session.ctx, j.o.Patience)
+	defer cancel()
+	if j.homes, err = j.net.homes(ctx, "joiner", j.o.Joiners); err != nil {
+		return err
+	}
+	defer func() {
+		for _, h := range j.homes {
+			h.Release()
+		}
+	}()
+	loading, stopLoad := context.WithCancel(ctx)
+	defer stopLoad()
+	var load sync.WaitGroup
+	load.Go(func() { j.session.send(loading, j.session.paced(j.o.Rate)) })
+	err = j.join(ctx)
+	stopLoad()
+	load.Wait()
+	if err != nil {
+		return err
+	}
+	return j.session.drain()
+}
+
+// fill writes the state.
+func (j *joiners) fill() error {
+	j.progress.Begin("write", "keys", j.o.Keys)
+	j.progress.Working("all validators")
+	var next sync.Mutex
+	left := j.o.Keys
+	take := func() bool {
+		next.Lock()
+		defer next.Unlock()
+		left--
+		return left >= 0
+	}
+	j.session.send(j.session.ctx, func(ctx context.Context, c *conn, _ int) error {
+		for take() {
+			if more, err := j.session.one(ctx, c, time.Now); !more || err != nil {
+				return err
+			}
+			j.progress.Add(1)
+		}
+		return nil
+	})
+	return j.session.drain()
+}
+
+// join starts all joiners and waits until all follow the head.
+func (j *joiners) join(ctx context.Context) error {
+	j.progress.Begin("blocks before", "seconds", j.o.Seconds)
+	j.progress.Working("the validators alone")
+	before := time.Now()
+	if err := j.snapshotAhead(ctx, time.Duration(j.o.Seconds)*time.Second); err != nil {
+		return err
+	}
+	trusted, err := j.trusted(ctx)
+	if err != nil {
+		return err
+	}
+	if err := j.configure(trusted); err != nil {
+		return err
+	}
+	j.progress.Begin("join", "nodes", j.o.Joiners)
+	j.progress.Working("all of them")
+	start := time.Now()
+	for _, h := range j.homes {
+		if err := j.net.run(h); err != nil {
+			return err
+		}
+	}
+	restored, following := make([]time.Duration, len(j.homes)), make([]time.Duration, len(j.homes))
+	errs := make([]error, len(j.homes))
+	var all sync.WaitGroup
+	for i, h := range j.homes {
+		all.Go(func() {
+			errs[i] = j.follow(ctx, h, func() { restored[i] = time.Since(start) })
+			following[i] = time.Since(start)
+			j.progress.Add(1)
+		})
+	}
+	all.Wait()
+	end := time.Now()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	r := &j.result
+	r.Joined, r.Seconds = len(j.homes), end.Sub(start).Seconds()
+	for i := range j.homes {
+		r.RestoredS, r.FollowingS = append(r.RestoredS, restored[i].Seconds()), append(r.FollowingS, following[i].Seconds())
+	}
+	r.Before, r.During = j.session.ledger.intervals(before, start), j.session.ledger.intervals(start, end)
+	return every(ctx, askEvery, "the metrics of "+j.homes[0].Name, func() (bool, error) {
+		values, err := j.homes[0].Scrape(ctx)
+		r.StateBytes = values.Starling("statesync_bytes_verified")
+		return err == nil, nil
+	})
+}
+
+// snapshotAhead waits for some time, and until there is a snapshot with the whole state, and two blocks after it.
+func (j *joiners) snapshotAhead(ctx context.Context, atLeast time.Duration) error {
+	at, err := j.net.validators[0].AppInfo(ctx)
+	if err != nil {
+		return err
+	}
+	interval := int64(j.o.Interval)
+	snapshot := (at.Height + interval - 1) / interval * interval
+	least, cancel := context.WithTimeout(ctx, atLeast)
+	defer cancel()
+	err = every(ctx, askEvery, "a snapshot with all keys", func() (bool, error) {
+		at, err := j.net.validators[0].AppInfo(ctx)
+		return err == nil && at.Height >= snapshot+2 && least.Err() != nil, nil
+	})
+	j.progress.Add(j.o.Seconds)
+	return err
+}
+
+// trusted is a header of the last blocks.
+func (j *joiners) trusted(ctx context.Context) (runner.Header, error) {
+	at, err := j.net.validators[0].AppInfo(ctx)
+	if err != nil {
+		return runner.Header{}, err
+	}
+	return j.net.validators[0].Header(ctx, max(1, at.Height-int64(j.o.Interval)-2))
+}
+
+func (j *joiners) configure(trusted runner.Header) error {
+	if err := copyGenesis(j.net.validators[0], j.homes); err != nil {
+		return err
+	}
+	for _, h := range j.homes {
+		err := h.Configure(func(c *cfg.Config) {
+			common(c, j.o.Network)
+			c.P2P.PersistentPeers = runner.Peers(j.net.validators...)
+			c.StateSync.Enable = true
+			c.StateSync.TrustHeight = trusted.Height
+			c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// follow waits until a node follows the head, and checks its app hash against a header of the validators. restored is called when it has
+// a state.
+func (j *joiners) follow(ctx context.Context, h *runner.Home, restored func()) error {
+	had := false
+	err := every(ctx, askEvery, h.Name+" to follow the head", func() (bool, error) {
+		at, err := h.AppInfo(ctx)
+		if err != nil || at.Height == 0 {
+			return false, nil //nolint:nilerr // it is not up yet
+		}
+		if !had {
+			had = true
+			restored()
+		}
+		status, err := h.Status(ctx)
+		if err != nil || status.CatchingUp {
+			return false, nil //nolint:nilerr // it is too busy to answer: the next time will do
+		}
+		head, err := j.net.validators[0].AppInfo(ctx)
+		if err != nil || at.Height < head.Height-1 {
+			return false, nil //nolint:nilerr // as above
+		}
+		header, err := j.net.validators[0].Header(ctx, at.Height+1)
+		if err != nil {
+			return false, nil //nolint:nilerr // there is no such block yet
+		}
+		if !bytes.Equal(header.AppHash, at.Hash) {
+			return false, fmt.Errorf("%s has the app hash %X at height %d, the validators have %X", h.Name, at.Hash, at.Height, header.AppHash)
+		}
+		return true, nil
+	})
+	return err
+}
+
+// every calls done now and then until it returns true or an error, or ctx ends.
+func every(ctx context.Context, pause time.Duration, what string, done func() (bool, error)) error {
+	ticker := time.NewTicker(pause)
+	defer ticker.Stop()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, context.Cause(ctx))
+		case <-ticker.C:
+		}
+	}
+}
+
+// intervals are the pauses between the blocks from one time to another, of which the last, unfinished one counts too.
+func (l *ledger) intervals(from, until time.Time) (b Blocks) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var (
+		pauses []float64
+		txs    int
+	)
+	last := from
+	for _, at := range l.blocks {
+		if at.at.Before(from) || at.at.After(until) {
+			continue
+		}
+		pauses = append(pauses, millis(at.at.Sub(last)))
+		last = at.at
+		txs += at.txs
+	}
+	b.Blocks = len(pauses)
+	b.P50MS = harness.Median(pauses)
+	b.MaxMS = max(harness.Percentile(pauses, 100), millis(until.Sub(last)))
+	b.TPS = ratio(float64(txs), until.Sub(from).Seconds())
+	return b
+}

@@ -1,0 +1,288 @@
+package e2ebench
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cometbft/cometbft/test/loadtime/payload"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+// The loads.
+const (
+	loadOwn      = "own"      // that of CometBFT's loadtime: one key, a value with a time and padding
+	loadDistinct = "distinct" // each transaction writes another key
+)
+
+// Loads are the names that Options.Loads may have.
+var Loads = []string{loadOwn, loadDistinct}
+
+// leastBlocks is how many blocks a load has at least, however short: between two, there is a rate.
+const leastBlocks = 3
+
+// drainPatience is how long the transactions that are under way may take to be in a block when no more are sent.
+const drainPatience = 2 * time.Minute
+
+// maker makes transactions, each another one. It may be called concurrently.
+type maker func() (string, error)
+
+func newMaker(load string, connections, size int) maker {
+	var made atomic.Uint64
+	if load == loadDistinct {
+		return func() (string, error) {
+			tx := fmt.Sprintf("key-%d=", made.Add(1))
+			return tx + strings.Repeat("x", size-len(tx)), nil
+		}
+	}
+	return func() (string, error) {
+		var id [16]byte // as long as loadtime's, which is the same for a whole run
+		binary.BigEndian.PutUint64(id[8:], made.Add(1))
+		tx, err := payload.NewBytes(&payload.Payload{Connections: uint64(connections), Rate: 1, Size: uint64(size), Id: id[:]})
+		return string(tx), err
+	}
+}
+
+// session is a client of a network: a connection to each validator, and what became of the transactions.
+type session struct {
+	net     *network
+	make    maker
+	ledger  *ledger
+	conns   []*conn
+	ctx     context.Context // ends with the first thing that fails
+	cancel  context.CancelCauseFunc
+	watcher sync.WaitGroup
+}
+
+func openSession(n *network, load string, o Network) (*session, error) {
+	s := &session{net: n, make: newMaker(load, len(n.validators), o.TxBytes), ledger: newLedger(o.InFlight)}
+	s.ctx, s.cancel = context.WithCancelCause(n.processes.Context())
+	started := make(chan struct{})
+	s.watcher.Go(func() {
+		if err := s.ledger.watch(s.ctx, n.validators[0].RPC(), func() { close(started) }); err != nil {
+			s.cancel(err)
+		}
+	})
+	for _, url := range n.rpcs() {
+		c, err := dial(s.ctx, url, s.ledger.refused)
+		if err != nil {
+			s.close()
+			return nil, err
+		}
+		s.conns = append(s.conns, c)
+	}
+	select {
+	case <-started:
+		return s, nil
+	case <-s.ctx.Done():
+		s.close()
+		return nil, context.Cause(s.ctx)
+	}
+}
+
+func (s *session) close() {
+	s.cancel(nil)
+	s.watcher.Wait()
+	for _, c := range s.conns {
+		c.close()
+	}
+}
+
+// figures are those of a load on a network.
+type figures struct {
+	TPS        float64 `json:"tps"` // transactions in blocks, from the first block to the last
+	P50MS      float64 `json:"p50_ms"`
+	P99MS      float64 `json:"p99_ms"`
+	MaxMS      float64 `json:"max_ms"`
+	IntervalMS float64 `json:"block_interval_ms"` // the median one
+	CPUMicros  float64 `json:"cpu_us"`            // of all validators together, of each transaction
+	Txs        int     `json:"txs"`
+}
+
+// sender sends transactions on connection i, and returns when ctx ends.
+type sender func(ctx context.Context, c *conn, i int) error
+
+// one sends a transaction, which counts from at. false: ctx ended before there was room for it.
+func (s *session) one(ctx context.Context, c *conn, at func() time.Time) (bool, error) {
+	tx, err := s.make()
+	if err != nil || !s.ledger.begin(ctx, tx, at) {
+		return false, err
+	}
+	return true, c.send(tx)
+}
+
+// saturating sends as many transactions as the network takes.
+func (s *session) saturating() sender {
+	return func(ctx context.Context, c *conn, _ int) error {
+		for {
+			if more, err := s.one(ctx, c, time.Now); !more || err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// paced sends rate transactions a second. One that could not be sent in time counts from when it should have been.
+func (s *session) paced(rate int) sender {
+	every := time.Duration(len(s.conns)) * time.Second / time.Duration(rate)
+	return func(ctx context.Context, c *conn, i int) error {
+		due := time.Now().Add(every * time.Duration(i) / time.Duration(len(s.conns)))
+		timer := time.NewTimer(0)
+		defer timer.Stop()
+		for ; ; due = due.Add(every) {
+			if wait := time.Until(due); wait > 0 {
+				timer.Reset(wait)
+				select {
+				case <-timer.C:
+				case <-ctx.Done():
+					return nil
+				}
+			}
+			if more, err := s.one(ctx, c, func() time.Time { return due }); !more || err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// send lets a sender work on each connection until all have returned. What fails ends the session.
+func (s *session) send(ctx context.Context, send sender) {
+	var senders sync.WaitGroup
+	for i, c := range s.conns {
+		senders.Go(func() {
+			if err := send(ctx, c, i); err != nil && ctx.Err() == nil {
+				s.cancel(fmt.Errorf("sending to %s: %w", s.net.validators[i].Name, err))
+			}
+		})
+	}
+	senders.Wait()
+}
+
+// measure lets send work for warm and duration, longer where there are too few blocks, and counts what came of it after warm.
+func (s *session) measure(warm, duration time.Duration, send sender) (figures, error) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	from := time.Now().Add(warm)
+	go func() {
+		defer cancel()
+		_ = every(ctx, 10*time.Millisecond, "the end of a load", func() (bool, error) {
+			return time.Since(from) >= duration && s.ledger.blocksSince(from) >= leastBlocks, nil
+		}) // it ends early only where the session does
+	}()
+	usage := s.usage(ctx, warm)
+	s.send(ctx, send)
+	until := time.Now()
+	if err := context.Cause(s.ctx); err != nil {
+		return figures{}, err
+	}
+	used, err := usage()
+	if err != nil {
+		return figures{}, err
+	}
+	if err := s.drain(); err != nil {
+		return figures{}, err
+	}
+	f := s.ledger.figures(from, until)
+	f.CPUMicros = ratio(used, f.TPS*until.Sub(from).Seconds()) * 1e6
+	return f, nil
+}
+
+// usage measures the CPU seconds of the validators from warm on; the result, called once, gives them until then.
+func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64, error) {
+	type reading struct {
+		seconds float64
+		err     error
+	}
+	first := make(chan reading, 1)
+	go func() {
+		select {
+		case <-time.After(warm):
+		case <-ctx.Done(): // the session failed
+		}
+		seconds, err := s.net.cpuSeconds(s.ctx)
+		first <- reading{seconds, err}
+	}()
+	return func() (float64, error) {
+		before := <-first
+		if before.err != nil {
+			return 0, before.err
+		}
+		after, err := s.net.cpuSeconds(s.ctx)
+		return after - before.seconds, err
+	}
+}
+
+// drain waits until all transactions that were acknowledged are in blocks.
+func (s *session) drain() error {
+	ctx, cancel := context.WithTimeout(s.ctx, drainPatience)
+	defer cancel()
+	err := runner.Poll(ctx, "what was sent to be in blocks", func() bool { return s.ledger.pending() == 0 })
+	if err != nil {
+		return fmt.Errorf("%s: %d transactions are in no block: %w", s.net.kind.name, s.ledger.pending(), err)
+	}
+	return s.ledger.whole()
+}
+
+// blocksSince is how many blocks came after a time.
+func (l *ledger) blocksSince(from time.Time) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.blocks {
+		if !b.at.Before(from) {
+			n++
+		}
+	}
+	return n
+}
+
+// whole is the error of a transaction that a node did not take.
+func (l *ledger) whole() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.refusals > 0 {
+		return fmt.Errorf("%d transactions were refused, the first with %w", l.refusals, l.refusal)
+	}
+	return nil
+}
+
+// figures are those of the blocks between two times, and of the transactions that were sent between them.
+func (l *ledger) figures(from, until time.Time) (f figures) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var (
+		first, last block
+		intervals   []float64
+	)
+	for _, b := range l.blocks {
+		if b.at.Before(from) || b.at.After(until) {
+			continue
+		}
+		if first.height == 0 {
+			first, last = b, b // its transactions came before
+			continue
+		}
+		f.Txs += b.txs
+		intervals = append(intervals, millis(b.at.Sub(last.at)))
+		last = b
+	}
+	if seconds := last.at.Sub(first.at).Seconds(); seconds > 0 {
+		f.TPS = float64(f.Txs) / seconds
+	}
+	var latencies []float64
+	for _, a := range l.latencies {
+		if !a.sent.Before(from) && !a.sent.After(until) {
+			latencies = append(latencies, millis(a.latency))
+		}
+	}
+	f.IntervalMS = harness.Median(intervals)
+	f.P50MS, f.P99MS, f.MaxMS = harness.Median(latencies), harness.Percentile(latencies, 99), harness.Percentile(latencies, 100)
+	return f
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,123 @@
+package e2ebench
+
+import (
+	"runtime"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// Result is the outcome of a run: medians over the rounds. The first figures are those of CometBFT's own load; where that was not
+// asked for they are left out.
+type Result struct {
+	StarlingTPS float64 `json:"starling_tps"`
+	KVStoreTPS  float64 `json:"kvstore_tps"`
+	Ratio       float64 `json:"ratio"` // of the two, the median of the rounds' ratios
+
+	Own      *LoadResult `json:"own,omitempty"`
+	Distinct *LoadResult `json:"distinct,omitempty"`
+
+	Validators      int     `json:"validators"`
+	TimeoutCommitMS float64 `json:"timeout_commit_ms"`
+	InFlight        int     `json:"in_flight"`
+	TxBytes         int     `json:"tx_bytes"`
+	Indexer         string  `json:"indexer"`
+	KVStore         string  `json:"kvstore"`
+	Seconds         int     `json:"seconds"`
+	Rounds          int     `json:"rounds"`
+	Rate            int     `json:"rate"` // transactions a second for the latencies
+	Machine         Machine `json:"machine"`
+	Goals           []Goal  `json:"targets"`
+}
+
+// LoadResult are the figures of one load.
+type LoadResult struct {
+	StarlingTPS float64 `json:"starling_tps"`
+	KVStoreTPS  float64 `json:"kvstore_tps"`
+	Ratio       float64 `json:"ratio"`     // how much of kvstore's Starling has; the median of the rounds' ratios
+	CPURatio    float64 `json:"cpu_ratio"` // how many times kvstore's CPU time a transaction needs; the median of the rounds' ratios
+
+	Starling Side    `json:"starling"`
+	KVStore  Side    `json:"kvstore"`
+	Rounds   []Round `json:"rounds"`
+}
+
+// Side are the medians of one network.
+type Side struct {
+	Saturated figures `json:"saturated"`
+	Paced     figures `json:"paced"`
+}
+
+// Round is what both networks did, one right after the other.
+type Round struct {
+	Starling Side `json:"starling"`
+	KVStore  Side `json:"kvstore"`
+}
+
+// Machine says where that was.
+type Machine struct {
+	OS   string `json:"os"`
+	Arch string `json:"arch"`
+	CPUs int    `json:"cpus"`
+	Go   string `json:"go"`
+}
+
+func thisMachine() Machine {
+	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
+}
+
+// ratio is 0 where there is nothing to compare with.
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}
+
+// median is that of one figure of some rounds.
+func median(rounds []Round, figure func(Round) float64) float64 {
+	values := make([]float64, len(rounds))
+	for i, r := range rounds {
+		values[i] = figure(r)
+	}
+	return harness.Median(values)
+}
+
+// newLoadResult sums up the rounds of a load.
+func newLoadResult(rounds []Round) *LoadResult {
+	of := func(side func(Round) figures) (f figures) {
+		f.TPS = median(rounds, func(r Round) float64 { return side(r).TPS })
+		f.P50MS = median(rounds, func(r Round) float64 { return side(r).P50MS })
+		f.P99MS = median(rounds, func(r Round) float64 { return side(r).P99MS })
+		f.MaxMS = median(rounds, func(r Round) float64 { return side(r).MaxMS })
+		f.IntervalMS = median(rounds, func(r Round) float64 { return side(r).IntervalMS })
+		f.CPUMicros = median(rounds, func(r Round) float64 { return side(r).CPUMicros })
+		for _, r := range rounds {
+			f.Txs += side(r).Txs
+		}
+		return f
+	}
+	r := &LoadResult{Rounds: rounds}
+	r.Starling = Side{of(func(r Round) figures { return r.Starling.Saturated }), of(func(r Round) figures { return r.Starling.Paced })}
+	r.KVStore = Side{of(func(r Round) figures { return r.KVStore.Saturated }), of(func(r Round) figures { return r.KVStore.Paced })}
+	r.StarlingTPS, r.KVStoreTPS = r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS
+	r.Ratio = median(rounds, func(r Round) float64 { return ratio(r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS) })
+	r.CPURatio = median(rounds, func(r Round) float64 { return ratio(r.Starling.Saturated.CPUMicros, r.KVStore.Saturated.CPUMicros) })
+	return r
+}
+
+// Goal is one of the issue's figures to reach, as a ratio within one run.
+type Goal struct {
+	Name   string  `json:"name"`
+	Met    bool    `json:"met"`
+	Figure float64 `json:"figure"`
+}
+
+// wantedRatio is what Starling is to reach of kvstore's transactions a second on its own load.
+const wantedRatio = 0.95
+
+func (r *Result) judge() {
+	if r.Own != nil {
+		r.StarlingTPS, r.KVStoreTPS, r.Ratio = r.Own.StarlingTPS, r.Own.KVStoreTPS, r.Own.Ratio
+		r.Goals = append(r.Goals, Goal{"at least 0.95 of kvstore's transactions a second on its own load", r.Ratio >= wantedRatio, r.Ratio})
+	}
+}

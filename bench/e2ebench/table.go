@@ -1,0 +1,76 @@
+package e2ebench
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// Print writes the tables, how to read them, and the target.
+func (r *Result) Print(out io.Writer) {
+	for _, load := range []struct {
+		title string
+		of    *LoadResult
+	}{{"one key (CometBFT's loadtime)", r.Own}, {"distinct keys", r.Distinct}} {
+		if load.of != nil {
+			load.of.table(out, load.title)
+		}
+	}
+	fmt.Fprintf(out, `%d validators on one machine, started anew each time; %d rounds of %d s for each load, the networks in turn; medians
+×            Starling's figure over kvstore's, of the rounds' ratios the median one
+tx/s         transactions of %d bytes in blocks while %d are under way at any time, sent to all validators alike (broadcast_tx_sync)
+CPU          seconds of all validators together over the transactions in blocks meanwhile
+latency      at %d transactions a second: from when one is due to be sent until a client hears of its block, executed
+config       CometBFT's defaults but timeout_commit %.0f ms and indexer %q; kvstore is --proxy_app=%s, with its db_backend (goleveldb)
+`, r.Validators, r.Rounds, r.Seconds, r.TxBytes, r.InFlight, r.Rate, r.TimeoutCommitMS, r.Indexer, r.KVStore)
+	if len(r.Goals) > 0 {
+		fmt.Fprint(out, "\nTarget\n")
+	}
+	for _, g := range r.Goals {
+		met := "not met"
+		if g.Met {
+			met = "met"
+		}
+		fmt.Fprintf(out, "  %-8s %s: %.3f\n", met, g.Name, g.Figure)
+	}
+}
+
+func (l *LoadResult) table(out io.Writer, title string) {
+	cells := [][]string{{title, nameStarling, nameKVStore, "×"}}
+	row := func(name, format string, a, b, times float64) {
+		cells = append(cells, []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b), fmt.Sprintf("%.3f", times)})
+	}
+	s, k := l.Starling, l.KVStore
+	plain := func(name, format string, a, b float64) { row(name, format, a, b, ratio(a, b)) }
+	row("tx/s", "%.0f", l.StarlingTPS, l.KVStoreTPS, l.Ratio)
+	row("CPU, µs a transaction", "%.0f", s.Saturated.CPUMicros, k.Saturated.CPUMicros, l.CPURatio)
+	plain("between blocks, ms", "%.0f", s.Saturated.IntervalMS, k.Saturated.IntervalMS)
+	plain("latency p50, ms", "%.0f", s.Paced.P50MS, k.Paced.P50MS)
+	plain("latency p99, ms", "%.0f", s.Paced.P99MS, k.Paced.P99MS)
+	plain("between blocks, ms", "%.0f", s.Paced.IntervalMS, k.Paced.IntervalMS)
+	harness.PrintAligned(out, cells)
+	fmt.Fprint(out, "  tx/s of the rounds:")
+	for _, r := range l.Rounds {
+		fmt.Fprintf(out, "  %.0f/%.0f", r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS)
+	}
+	fmt.Fprint(out, "\n\n")
+}
+
+// Print writes the table and how to read it.
+func (r *JoinersResult) Print(out io.Writer) {
+	cells := [][]string{{"blocks", "before", "during"}}
+	row := func(name, format string, a, b float64) {
+		cells = append(cells, []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b)})
+	}
+	row("number", "%.0f", float64(r.Before.Blocks), float64(r.During.Blocks))
+	row("between two, p50, ms", "%.0f", r.Before.P50MS, r.During.P50MS)
+	row("between two, most, ms", "%.0f", r.Before.MaxMS, r.During.MaxMS)
+	row("tx/s", "%.0f", r.Before.TPS, r.During.TPS)
+	harness.PrintAligned(out, cells)
+	fmt.Fprintf(out, "\n%d of %d joiners follow the head of %d validators after %.1f s, with the same app hash\n", r.Joined, r.Joiners, r.Validators, r.Seconds)
+	fmt.Fprintf(out, "  had the state (%.1f MB) after  %.1f s (first)  %.1f s (median)  %.1f s (last)\n", float64(r.StateBytes)/1e6,
+		harness.Percentile(r.RestoredS, 0), harness.Median(r.RestoredS), harness.Percentile(r.RestoredS, 100))
+	fmt.Fprintf(out, "  followed the head after        %.1f s (first)  %.1f s (median)  %.1f s (last)\n",
+		harness.Percentile(r.FollowingS, 0), harness.Median(r.FollowingS), harness.Percentile(r.FollowingS, 100))
+}

@@ -1,0 +1,190 @@
+package e2ebench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+// block is one that was seen.
+type block struct {
+	height int64
+	at     time.Time // when a client was told of it, after it was executed
+	txs    int
+}
+
+// ledger knows which transactions are under way, and what became of the others.
+type ledger struct {
+	room chan struct{} // one for each transaction that may be under way
+
+	mu        sync.Mutex
+	underway  map[string]time.Time // when it was, or should have been, sent
+	blocks    []block
+	latencies []arrival
+	refusals  int
+	refusal   error // the first one
+}
+
+// arrival is a transaction in a block.
+type arrival struct {
+	sent    time.Time
+	latency time.Duration
+}
+
+func newLedger(inFlight int) *ledger {
+	return &ledger{room: make(chan struct{}, inFlight), underway: make(map[string]time.Time)}
+}
+
+// begin notes a transaction as sent at a time. Where too many are under way it waits; false: ctx ended meanwhile.
+func (l *ledger) begin(ctx context.Context, tx string, at func() time.Time) bool {
+	select {
+	case l.room <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.underway[tx] = at()
+	return true
+}
+
+// refused forgets a transaction that a node did not take.
+func (l *ledger) refused(tx string, why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refusals++
+	if l.refusal == nil {
+		l.refusal = why
+	}
+	if _, ours := l.underway[tx]; ours {
+		delete(l.underway, tx)
+		<-l.room
+	}
+}
+
+// seen books a block.
+func (l *ledger) seen(height int64, at time.Time, txs [][]byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.blocks = append(l.blocks, block{height, at, len(txs)})
+	for _, tx := range txs {
+		if sent, ours := l.underway[string(tx)]; ours {
+			l.latencies = append(l.latencies, arrival{sent, at.Sub(sent)})
+			delete(l.underway, string(tx))
+			<-l.room
+		}
+	}
+}
+
+// pending is how many transactions are under way.
+func (l *ledger) pending() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.underway)
+}
+
+// watch books every block that the node at url tells of, from now on, until ctx ends. started is called when none is missed any more.
+func (l *ledger) watch(ctx context.Context, url string, started func()) error {
+	ws, resp, err := websocket.DefaultDialer.DialContext(ctx, "ws"+strings.TrimPrefix(url, "http")+"/websocket", nil)
+	if err != nil {
+		return fmt.Errorf("websocket of %s: %w", url, err)
+	}
+	if resp.Body != nil {
+		resp.Body.Close()
+	}
+	defer context.AfterFunc(ctx, func() { _ = ws.Close() })() // which ends the read below
+	defer func() { _ = ws.Close() }()                         // nobody reads from it any more
+	const subscribe = `{"jsonrpc":"2.0","method":"subscribe","id":0,"params":{"query":"tm.event='NewBlockHeader'"}}`
+	if err := ws.WriteMessage(websocket.TextMessage, []byte(subscribe)); err != nil {
+		return err
+	}
+	for {
+		_, message, err := ws.ReadMessage()
+		at := time.Now()
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was closed for that
+		}
+		if err != nil {
+			return fmt.Errorf("the node tells of no more blocks: %w", err)
+		}
+		height, err := newHeight(message)
+		switch {
+		case err != nil:
+			return err
+		case height == 0:
+			started()
+			continue
+		}
+		txs, err := blockTxs(ctx, url, height)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // nobody waits for it any more
+		}
+		if err != nil {
+			return err
+		}
+		l.seen(height, at, txs)
+	}
+}
+
+// newHeight is the height that an event tells of, 0 for the answer to the subscription.
+func newHeight(message []byte) (int64, error) {
+	var event struct {
+		Result struct {
+			Data struct {
+				Value struct {
+					Header struct {
+						Height string `json:"height"`
+					} `json:"header"`
+				} `json:"value"`
+			} `json:"data"`
+		} `json:"result"`
+		Error json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal(message, &event); err != nil {
+		return 0, fmt.Errorf("the node's event: %w", err)
+	}
+	if event.Error != nil {
+		return 0, fmt.Errorf("the node does not tell of blocks: %s", event.Error)
+	}
+	if event.Result.Data.Value.Header.Height == "" {
+		return 0, nil
+	}
+	return strconv.ParseInt(event.Result.Data.Value.Header.Height, 10, 64)
+}
+
+// blockTxs fetches the transactions of a block.
+func blockTxs(ctx context.Context, url string, height int64) ([][]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("%s/block?height=%d", url, height), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("block %d: %w", height, err)
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Result struct {
+			Block struct {
+				Data struct {
+					Txs [][]byte `json:"txs"`
+				} `json:"data"`
+			} `json:"block"`
+		} `json:"result"`
+		Error json.RawMessage `json:"error"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return nil, fmt.Errorf("block %d: %w", height, err)
+	}
+	if answer.Error != nil {
+		return nil, fmt.Errorf("block %d: %s", height, answer.Error)
+	}
+	return answer.Result.Block.Data.Txs, nil
+}
