@@ -5,6 +5,10 @@ TOOLS         := $(CURDIR)/.tools
 GOLANGCI      := v2.11.4
 FUZZTIME      ?= 30s
 KILLS         ?= 50
+SEEDS         ?= 20
+FIRST         ?= 1
+NETWORK       ?= ci
+PROVIDER      ?= process
 VERSION       ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS       := -X github.com/starling-kv/starling/node.Version=$(VERSION)
 
@@ -18,7 +22,7 @@ else
 RACE          := -race
 endif
 
-.PHONY: help build install test unit oracle bench e2e torture lint fuzz proto kernels vectors clean
+.PHONY: help build image install release release-check test unit oracle bench e2e e2e-docker e2e-network e2e-random torture lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -28,6 +32,15 @@ build: ## build starlingd into build/
 
 install: ## install starlingd into GOBIN
 	CGO_ENABLED=0 $(GO) install -trimpath -ldflags '$(LDFLAGS)' ./cmd/starlingd
+
+release: ## static binaries for linux and darwin in build/release, the same bytes wherever they are built, with checksums
+	GO='$(GO)' scripts/release.sh build/release
+
+release-check: ## build the release of linux/amd64 in two folders and compare
+	GO='$(GO)' scripts/release-check.sh
+
+image: ## build the image starling:latest, FROM scratch around the static binary (needs Docker)
+	networks/build-image.sh
 
 test: unit oracle bench e2e ## everything that must pass: unit tests, the iavl oracle, a small benchmark, networks of real processes
 
@@ -43,10 +56,19 @@ oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so th
 	cd avlstar/oracle && $(GO) test -timeout 10m ./...
 
 bench: ## the tests of starling-bench, which run it on a few keys (a module of its own, so that the peers never reach the node)
-	cd bench && $(GO) vet ./... && $(GO) test -timeout 10m ./...
+	cd bench && $(GO) vet ./... && $(GO) test -timeout 20m ./...
 
-e2e: ## networks of real processes on loopback: localnet, a stock CometBFT, the README's commands
-	$(GO) test -count=1 -p 1 -timeout 20m $(E2E_PACKAGES)
+e2e: ## networks of real processes on loopback: e2e/networks, localnet, a stock CometBFT, the README's commands
+	$(GO) test -count=1 -p 1 -timeout 40m $(E2E_PACKAGES)
+
+e2e-docker: ## the networks ci and byzantine of e2e/networks as Docker containers (needs Docker)
+	STARLING_E2E_PROVIDER=docker STARLING_E2E_NETWORKS=ci,byzantine $(GO) test -count=1 -v -timeout 30m -run '^TestNetworks$$' ./e2e
+
+e2e-network: ## one network of e2e/networks: NETWORK=wan PROVIDER=docker (ci, process)
+	STARLING_E2E_PROVIDER=$(PROVIDER) STARLING_E2E_NETWORKS=$(NETWORK) $(GO) test -count=1 -v -timeout 120m -run '^TestNetworks$$' ./e2e
+
+e2e-random: ## SEEDS (20) generated networks with perturbations, one after another, from seed FIRST (1) on
+	STARLING_E2E_PROVIDER=$(PROVIDER) STARLING_E2E_SEEDS=$(SEEDS) STARLING_E2E_FIRST=$(FIRST) $(GO) test -count=1 -v -timeout 240m -run '^TestNetworks$$' ./e2e
 
 torture: ## kill a validator KILLS times (50) while clients write, then again with a state that is not all in memory (`make e2e`: a few times)
 	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
