@@ -78,8 +78,26 @@ func (m *Manifest) Check() error {
 		if err := m.checkStep(step); err != nil {
 			wrong("step %d (%s): %w", i+1, step.Do, err)
 		}
+		if name := m.notThere(i); name != "" {
+			wrong("step %d (%s): %s joins in a later step (%s), or for the second time", i+1, step.Do, name, KillMidSync)
+		}
 	}
 	return errors.Join(errs...)
+}
+
+// notThere returns a node of a step that a later step starts: it does not run yet. "": there is none.
+func (m *Manifest) notThere(step int) string {
+	for _, later := range m.Steps[step+1:] {
+		if later.Do != KillMidSync {
+			continue
+		}
+		for _, name := range later.Nodes {
+			if slices.Contains(m.Steps[step].Nodes, name) {
+				return name
+			}
+		}
+	}
+	return ""
 }
 
 // checkStep says what is wrong with a step.

@@ -47,11 +47,20 @@ func Generate(seed uint64, upgradeFrom string) *Manifest {
 	for range 2 + r.IntN(3) {
 		m.Steps = append(m.Steps, step(r, m, established, late))
 	}
+	slices.SortStableFunc(m.Steps, func(a, b Step) int { return startsNodes(b) - startsNodes(a) }) // a node is there before something happens to it
 	if m.Nodes["validator-0"].Version != "" {
 		m.Steps = append(m.Steps, Step{Do: Upgrade, Nodes: []string{"validator-0"}})
 	}
 	m.complete()
 	return m
+}
+
+// startsNodes is 1 if a step does, else 0.
+func startsNodes(s Step) int {
+	if s.Do == KillMidSync {
+		return 1
+	}
+	return 0
 }
 
 // step draws one step. Steps that take more than a third of the power away are among them: the chain then stands still, and has to go on afterwards.

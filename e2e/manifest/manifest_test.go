@@ -108,6 +108,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		{good + "[[steps]]\ndo = 'delay'\nnodes = ['a']\nfor = '1s'\n", "delay belongs to"},
 		{good + "[[steps]]\ndo = 'kill-mid-sync'\nnodes = ['a']\n", "a does not join"},
 		{good + "[[steps]]\ndo = 'upgrade'\nnodes = ['a']\n", "no version to begin with"},
+		{good + "[node.b]\nmode = 'full'\nstart_at = 3\n[[steps]]\ndo = 'kill'\nnodes = ['b']\n[[steps]]\ndo = 'kill-mid-sync'\nnodes = ['b']\n",
+			"step 1 (kill): b joins in a later step"},
 	} {
 		_, err := manifest.Parse("test", []byte(c.toml))
 		require.ErrorContains(t, err, c.want, c.toml)
