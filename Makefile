@@ -59,6 +59,10 @@ bench: ## the tests of starling-bench, which run it on a few keys (a module of i
 	cd bench && $(GO) vet ./... && $(GO) test -timeout 20m ./...
 
 e2e: ## networks of real processes on loopback: e2e/networks, localnet, a stock CometBFT, the README's commands
+	@absent() { command -v $$1 >/dev/null || echo "NOT RUN: $$2 (no $$1 here)"; }; \
+	absent docker 'tests of containers, the image and networks/'; absent prometheus "the dashboard's queries"; absent promtool 'the check of alerts'; \
+	absent chromium 'the status page in a browser'; absent python3 'the Python example'; absent systemd-analyze 'the check of the systemd unit'; \
+	test "$$(id -u)" = 0 || echo 'NOT RUN: full disks (they need root)'
 	$(GO) test -count=1 -p 1 -timeout 40m $(E2E_PACKAGES)
 
 e2e-docker: ## the networks ci and byzantine of e2e/networks as Docker containers (needs Docker)
