@@ -42,6 +42,7 @@ type chainOptions struct {
 	validators int   // how many there are
 	turnover   int64 // every so many heights the oldest validator is exchanged for a new one; 0: never
 	equal      bool  // all have the same power
+	evidence   int64 // every so many heights a block holds evidence; 0: never
 	salt       string
 	round      int32
 }
@@ -54,10 +55,13 @@ type chain struct {
 	base   int64 // below it everything was pruned
 	noSeen bool  // the top has no commit
 	keys   map[string]crypto.PrivKey
+	// evidence that stands in a block, by height
+	evidence map[int64]types.EvidenceList
 }
 
 func makeChain(o chainOptions) *chain {
-	c := &chain{chainOptions: o, params: *types.DefaultConsensusParams(), base: 1, keys: map[string]crypto.PrivKey{}}
+	c := &chain{chainOptions: o, params: *types.DefaultConsensusParams(), base: 1, keys: map[string]crypto.PrivKey{},
+		evidence: map[int64]types.EvidenceList{}}
 	c.params.Version.App = 1
 	made := 0
 	join := func() *types.Validator {
@@ -84,6 +88,9 @@ func makeChain(o chainOptions) *chain {
 			mustDo(next.UpdateWithChangeSet([]*types.Validator{types.NewValidator(left.PubKey, 0), members[len(members)-1]}))
 		}
 		next.IncrementProposerPriority(1)
+		if o.evidence > 0 && h%o.evidence == 0 {
+			c.evidence[h] = types.EvidenceList{c.doubleVote(h - 1)}
+		}
 		lb := c.makeBlock(h, set, next, last, "")
 		last = lb.Commit.BlockID
 		c.blocks = append(c.blocks, lb)
@@ -98,14 +105,32 @@ func mustDo(err error) {
 	}
 }
 
+// doubleVote is evidence that the first validator of a height signed two blocks of it.
+func (c *chain) doubleVote(h int64) types.Evidence {
+	lb := c.blocks[h-1]
+	vote := lb.Commit.GetVote(0)
+	other := vote.Copy()
+	other.BlockID.Hash = sum("another block %d", h)
+	var err error
+	other.Signature, err = c.keys[string(vote.ValidatorAddress)].Sign(types.VoteSignBytes(testChain, other.ToProto()))
+	mustDo(err)
+	ev, err := types.NewDuplicateVoteEvidence(vote, other, lb.Time, lb.ValidatorSet)
+	mustDo(err)
+	return ev
+}
+
 // makeBlock makes and signs a block; fork sets it apart from the chain's own.
 func (c *chain) makeBlock(h int64, set, next *types.ValidatorSet, last types.BlockID, fork string) *types.LightBlock {
+	lastCommit := new(types.Commit)
+	if h > 1 {
+		lastCommit = c.blocks[h-2].Commit
+	}
 	header := &types.Header{
 		Version: cmtversion.Consensus{Block: version.BlockProtocol, App: 1}, ChainID: testChain, Height: h,
 		Time: chainEnd.Add(time.Duration(h-c.heights) * time.Second), LastBlockID: last,
 		ValidatorsHash: set.Hash(), NextValidatorsHash: next.Hash(), ConsensusHash: c.params.Hash(),
-		AppHash: sum("app %d%s", h-1, fork), LastResultsHash: sum("results %d", h-1), DataHash: sum("data %d", h), EvidenceHash: sum("evidence"),
-		LastCommitHash: sum("commit %d", h-1), ProposerAddress: set.GetProposer().Address,
+		AppHash: sum("app %d%s", h-1, fork), LastResultsHash: sum("results %d", h-1), DataHash: sum("data %d", h), EvidenceHash: c.evidence[h].Hash(),
+		LastCommitHash: lastCommit.Hash(), ProposerAddress: set.GetProposer().Address,
 	}
 	return c.sign(header, set)
 }
@@ -133,7 +158,7 @@ func (c *chain) fork(at int64) *chain {
 		header := *old.Header
 		header.AppHash = sum("forked app %d", h)
 		if h > 1 {
-			header.LastBlockID = f.blocks[h-2].Commit.BlockID
+			header.LastBlockID, header.LastCommitHash = f.blocks[h-2].Commit.BlockID, f.blocks[h-2].Commit.Hash()
 		}
 		f.blocks[h-1] = f.sign(&header, old.ValidatorSet)
 	}
@@ -155,6 +180,14 @@ func (c *chain) LoadBlockMeta(h int64) *types.BlockMeta {
 		return &types.BlockMeta{BlockID: lb.Commit.BlockID, Header: *lb.Header}
 	}
 	return nil
+}
+
+func (c *chain) LoadBlock(h int64) *types.Block {
+	lb := c.at(h)
+	if lb == nil {
+		return nil
+	}
+	return &types.Block{Header: *lb.Header, Evidence: types.EvidenceData{Evidence: c.evidence[h]}}
 }
 
 func (c *chain) LoadBlockCommit(h int64) *types.Commit {

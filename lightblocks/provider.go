@@ -20,7 +20,7 @@ type Provider struct {
 	newest  atomic.Int64 // the highest height that the peer gave
 }
 
-var _ Peer = (*Provider)(nil)
+var _ HeaderPeer = (*Provider)(nil)
 
 // NewProvider asks over conn, which stays the caller's to close.
 func NewProvider(chainID string, conn transport.Conn) *Provider {
@@ -73,8 +73,8 @@ func (p *Provider) translate(ctx context.Context, height int64, err error) error
 	return err
 }
 
-// Headers asks for the headers and commits of up to count heights (at most MaxHeaders), from downwards. Its errors are LightBlock's.
-func (p *Provider) Headers(ctx context.Context, from int64, count int) ([]*types.SignedHeader, error) {
+// Headers implements HeaderPeer; count is MaxHeaders at most. Its errors are LightBlock's.
+func (p *Provider) Headers(ctx context.Context, from int64, count int) ([]Ancestor, error) {
 	if from < 1 || count < 1 || count > MaxHeaders {
 		return nil, fmt.Errorf("there are no %d headers from height %d", count, from)
 	}

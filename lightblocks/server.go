@@ -1,6 +1,7 @@
 package lightblocks
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 type Blocks interface {
 	Base() int64
 	Height() int64
+	LoadBlock(height int64) *types.Block
 	LoadBlockMeta(height int64) *types.BlockMeta
 	LoadBlockCommit(height int64) *types.Commit
 	LoadSeenCommit(height int64) *types.Commit
@@ -170,7 +172,10 @@ func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte,
 	return nil, fmt.Errorf("light block %d: %w", height, transport.ErrGone)
 }
 
-// serveHeaders answers with the headers and canonical commits of a height and those below it, as many as were asked for, fit and are there.
+// noEvidence is the EvidenceHash of a block that holds none.
+var noEvidence = types.EvidenceList(nil).Hash()
+
+// serveHeaders answers with headers, canonical commits and evidence of a height and those below it, as many as were asked for, fit and are there.
 func (s *Server) serveHeaders(ctx context.Context, r transport.Request) ([]byte, error) {
 	from, count, err := decodeRange(r.Body)
 	if err != nil {
@@ -183,11 +188,18 @@ func (s *Server) serveHeaders(ctx context.Context, r transport.Request) ([]byte,
 			if meta == nil || commit == nil || ctx.Err() != nil {
 				break
 			}
-			sh := &types.SignedHeader{Header: &meta.Header, Commit: commit}
-			if err := sh.ValidateBasic(s.chainID); err != nil {
+			a := Ancestor{SignedHeader: &types.SignedHeader{Header: &meta.Header, Commit: commit}}
+			if !bytes.Equal(meta.Header.EvidenceHash, noEvidence) {
+				block := blocks.LoadBlock(h)
+				if block == nil {
+					break
+				}
+				a.Evidence = block.Evidence.Evidence
+			}
+			if err := a.SignedHeader.ValidateBasic(s.chainID); err != nil {
 				return fmt.Errorf("own header %d: %w", h, err) // never let a damaged store make this node look like a liar
 			}
-			longer, err := appendHeader(answer, sh)
+			longer, err := appendHeader(answer, a)
 			if err != nil {
 				return fmt.Errorf("encode header %d: %w", h, err)
 			}

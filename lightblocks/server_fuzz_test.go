@@ -15,8 +15,8 @@ func FuzzServer(f *testing.F) {
 	c := sharedChain(chainOptions{heights: 12, validators: 4, turnover: 5})
 	evidence, err := encodeEvidence(testEvidence(f))
 	require.NoError(f, err)
-	for _, method := range []transport.Method{transport.MethodLightBlock, transport.MethodConsensusParams, transport.MethodEvidence} {
-		for _, body := range [][]byte{nil, encodeHeight(0), encodeHeight(5), encodeHeight(13), encodeHeight(-1), evidence} {
+	for _, method := range []transport.Method{transport.MethodLightBlock, transport.MethodConsensusParams, transport.MethodEvidence, transport.MethodHeaders} {
+		for _, body := range [][]byte{nil, encodeHeight(0), encodeHeight(5), encodeHeight(13), encodeHeight(-1), evidence, encodeRange(9, 3)} {
 			f.Add(uint8(method), body)
 		}
 	}
@@ -40,6 +40,11 @@ func FuzzServer(f *testing.F) {
 			height, err := decodeHeight(body)
 			require.NoError(t, err)
 			_, err = decodeLightBlock(answer, testChain, height)
+			require.NoError(t, err)
+		case transport.MethodHeaders:
+			from, count, err := decodeRange(body)
+			require.NoError(t, err)
+			_, err = decodeHeaders(answer, testChain, from, count)
 			require.NoError(t, err)
 		case transport.MethodConsensusParams:
 			_, err := decodeParams(answer)

@@ -132,7 +132,7 @@ func TestServerWithoutOrWithBrokenStores(t *testing.T) {
 	_, err = p.LightBlock(ctx, 9)
 	require.Equal(t, provider.ErrLightBlockNotFound, err, "not even from the cache")
 
-	for _, m := range []transport.Method{transport.MethodLightBlock, transport.MethodConsensusParams, transport.MethodEvidence} {
+	for _, m := range []transport.Method{transport.MethodLightBlock, transport.MethodConsensusParams, transport.MethodEvidence, transport.MethodHeaders} {
 		for _, body := range [][]byte{nil, {1, 2, 3}, make([]byte, 9), encodeHeight(-1)} {
 			_, err := mux.Serve(ctx, transport.Request{Method: m, Body: body})
 			require.ErrorIs(t, err, transport.ErrRefused)

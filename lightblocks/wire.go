@@ -1,6 +1,7 @@
 package lightblocks
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -96,7 +97,9 @@ func checkBasic(lb *types.LightBlock, chainID string, height int64) error {
 }
 
 // encodeRange is the body of a request for the headers of count heights, from downwards.
-func encodeRange(from int64, count int) []byte { return binary.BigEndian.AppendUint16(encodeHeight(from), uint16(count)) }
+func encodeRange(from int64, count int) []byte {
+	return binary.BigEndian.AppendUint16(encodeHeight(from), uint16(count))
+}
 
 func decodeRange(body []byte) (from int64, count int, err error) {
 	if len(body) != 10 {
@@ -111,44 +114,65 @@ func decodeRange(body []byte) (from int64, count int, err error) {
 	return from, count, nil
 }
 
-// appendHeader adds one to an answer: length u32 and protobuf.
-func appendHeader(to []byte, sh *types.SignedHeader) ([]byte, error) {
-	text, err := sh.ToProto().Marshal()
+// appendHeader adds one to an answer: the signed header and the evidence in its block, each a length u32 and protobuf.
+func appendHeader(to []byte, a Ancestor) ([]byte, error) {
+	header, err := a.SignedHeader.ToProto().Marshal()
 	if err != nil {
 		return nil, err
 	}
-	return append(binary.BigEndian.AppendUint32(to, uint32(len(text))), text...), nil
+	var evidence []byte
+	if len(a.Evidence) > 0 {
+		pb, err := (&types.EvidenceData{Evidence: a.Evidence}).ToProto()
+		if err != nil {
+			return nil, err
+		}
+		if evidence, err = pb.Marshal(); err != nil {
+			return nil, err
+		}
+	}
+	for _, part := range [][]byte{header, evidence} {
+		to = append(binary.BigEndian.AppendUint32(to, uint32(len(part))), part...)
+	}
+	return to, nil
 }
 
-// decodeHeaders reads an answer: headers of the heights from downwards, at least one and at most count, each consistent in itself. Whether
-// they hang together and who signed is not checked.
-func decodeHeaders(body []byte, chainID string, from int64, count int) ([]*types.SignedHeader, error) {
-	var headers []*types.SignedHeader
+// decodeHeaders reads an answer: headers of the heights from downwards, at least one and at most count, each consistent in itself and with the
+// evidence that it names. Whether they hang together and who signed is not checked.
+func decodeHeaders(body []byte, chainID string, from int64, count int) ([]Ancestor, error) {
+	part := func() ([]byte, error) {
+		if len(body) < 4 || uint64(len(body)-4) < uint64(binary.BigEndian.Uint32(body)) {
+			return nil, errors.New("the last one is cut off")
+		}
+		end := 4 + int(binary.BigEndian.Uint32(body))
+		p := body[4:end]
+		body = body[end:]
+		return p, nil
+	}
+	var headers []Ancestor
 	err := guard(func() error {
 		for len(body) > 0 {
 			if len(headers) == count {
 				return fmt.Errorf("there are more than %d", count)
 			}
-			if len(body) < 4 || uint64(len(body)-4) < uint64(binary.BigEndian.Uint32(body)) {
-				return errors.New("the last one is cut off")
-			}
-			end := 4 + int(binary.BigEndian.Uint32(body))
-			var pb cmtproto.SignedHeader
-			if err := pb.Unmarshal(body[4:end]); err != nil {
-				return err
-			}
-			body = body[end:]
-			sh, err := types.SignedHeaderFromProto(&pb)
+			header, err := part()
 			if err != nil {
 				return err
 			}
-			if err := sh.ValidateBasic(chainID); err != nil {
+			evidence, err := part()
+			if err != nil {
 				return err
 			}
-			if wanted := from - int64(len(headers)); sh.Height != wanted {
-				return fmt.Errorf("one is of height %d, not %d", sh.Height, wanted)
+			a, err := decodeHeader(header, evidence)
+			if err != nil {
+				return err
 			}
-			headers = append(headers, sh)
+			if err := a.SignedHeader.ValidateBasic(chainID); err != nil {
+				return err
+			}
+			if wanted := from - int64(len(headers)); a.Height != wanted {
+				return fmt.Errorf("one is of height %d, not %d", a.Height, wanted)
+			}
+			headers = append(headers, a)
 		}
 		if len(headers) == 0 {
 			return errors.New("there is none")
@@ -159,6 +183,31 @@ func decodeHeaders(body []byte, chainID string, from int64, count int) ([]*types
 		return nil, fmt.Errorf("headers: %w", err)
 	}
 	return headers, nil
+}
+
+func decodeHeader(header, evidence []byte) (a Ancestor, err error) {
+	var pb cmtproto.SignedHeader
+	if err := pb.Unmarshal(header); err != nil {
+		return a, err
+	}
+	if a.SignedHeader, err = types.SignedHeaderFromProto(&pb); err != nil {
+		return a, err
+	}
+	if len(evidence) > 0 {
+		var pb cmtproto.EvidenceList
+		if err := pb.Unmarshal(evidence); err != nil {
+			return a, err
+		}
+		var data types.EvidenceData
+		if err := data.FromProto(&pb); err != nil {
+			return a, err
+		}
+		a.Evidence = data.Evidence
+	}
+	if hash := a.Evidence.Hash(); a.Header != nil && !bytes.Equal(hash, a.EvidenceHash) {
+		return a, fmt.Errorf("the evidence has hash %X, header %d says %X", hash, a.Height, a.EvidenceHash)
+	}
+	return a, nil
 }
 
 func encodeParams(params types.ConsensusParams) ([]byte, error) {

@@ -7,13 +7,15 @@ import (
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/store"
 	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/lightblocks"
 )
 
 // bootstrap tells CometBFT that a height was reached without its blocks, as its own BootstrapState does, in an order in which a kill does no
-// harm: a commit without a state is nothing, and of a state with its commit prepare makes the rest (databases.go).
+// harm: headers and a commit without a state are nothing, and of a state with its commit prepare makes the rest (databases.go).
 //
-//	commit of H ──► state after H ──► mark of an offline state sync
-func (d *databases) bootstrap(state sm.State, commit *cmttypes.Commit) error {
+//	headers up to H (ancestors.go) ──► commit of H ──► state after H ──► mark of an offline state sync
+func (d *databases) bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor) error {
 	height := state.LastBlockHeight
 	blockDB, err := d.provide(&cfg.DBContext{ID: "blockstore", Config: d.config})
 	if err != nil {
@@ -24,6 +26,15 @@ func (d *databases) bootstrap(state sm.State, commit *cmttypes.Commit) error {
 		return err
 	}
 	failed := func(err error) error { return fmt.Errorf("CometBFT's databases in %s: %w", d.config.DBDir(), err) }
+	if len(before) > 0 {
+		evidenceDB, err := d.provide(&cfg.DBContext{ID: "evidence", Config: d.config})
+		if err != nil {
+			return err
+		}
+		if err := saveAncestors(blockDB, stateDB, evidenceDB, before); err != nil {
+			return failed(err)
+		}
+	}
 	if err := store.NewBlockStore(synced{blockDB}).SaveSeenCommit(height, commit); err != nil {
 		return failed(err)
 	}

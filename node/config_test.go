@@ -87,6 +87,8 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 		"bytes below a flush":  {app: "[storage]\nmax_lag_bytes = 5\n", want: "storage.max_lag_bytes is 5"},
 		"in memory":            {app: "[storage]\nstate_in_memory = 3\n", want: "storage.state_in_memory must be true or false"},
 		"negative":             {app: "[storage]\nmin_free_bytes = -1\n", want: "storage.min_free_bytes is -1"},
+		"negative headers":     {app: "[join]\nevidence_headers = -1\n", want: "join.evidence_headers is -1, it must be 0 (none) to 100000"},
+		"too many headers":     {app: "[join]\nevidence_headers = 100001\n", want: "join.evidence_headers is 100001"},
 		"no TOML":              {app: "[state\n", want: "app.toml"},
 		"CometBFT's unknown":   {from: "timeout_commit =", to: "timeout_comit =", want: "unknown field consensus.timeout_comit"},
 		"CometBFT's kind":      {from: "pex = false", to: "pex = \"maybe\"", want: "p2p.pex must be true or false"},

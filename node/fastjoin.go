@@ -79,7 +79,7 @@ func (n *Node) fastWayOf(have progress) fastWay {
 		return noJoin
 	case have.none():
 		return joinNew
-	case c.App.Join.CatchUpBlocks > 0:
+	case c.App.Join.CatchUpBlocks > 0 && c.App.HaltHeight == 0: // else it would give up a state for one beyond its last block
 		return catchUp
 	}
 	return noJoin
@@ -390,18 +390,22 @@ func (j *fastJoin) fetch(ctx context.Context) error {
 // bootstrap tells CometBFT of the state that is there. What it had before is put aside when all that takes its place is at hand.
 func (j *fastJoin) bootstrap(ctx context.Context, height int64) error {
 	n := j.n
-	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
+	limited, cancel := context.WithTimeout(ctx, bootstrapTimeout)
 	defer cancel()
-	state, err := j.verifier.State(ctx, height, n.genesis)
+	state, err := j.verifier.State(limited, height, n.genesis)
 	if err != nil {
 		return err
 	}
-	commit, err := j.verifier.Commit(ctx, height)
+	commit, err := j.verifier.Commit(limited, height)
 	if err != nil {
 		return err
 	}
 	if err := n.sameAppHash(height, state); err != nil {
 		return err
+	}
+	before := ancestors(ctx, j.verifier, state, n.config.App.Join.EvidenceHeaders, j.log)
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	if j.own != nil {
 		j.verifier.Remove(transport.ID(n.ID()))
@@ -413,7 +417,7 @@ func (j *fastJoin) bootstrap(ctx context.Context, height int64) error {
 	n.mu.Lock()
 	databases := n.mu.databases
 	n.mu.Unlock()
-	return databases.bootstrap(state, commit)
+	return databases.bootstrap(state, commit, before)
 }
 
 // sameAppHash compares what the headers say with what is there.

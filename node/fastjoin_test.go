@@ -121,6 +121,7 @@ func TestJoinOverTheTransport(t *testing.T) {
 	require.True(t, logs.has("The chain is far ahead"))
 	follows(t, j, n)
 	require.Greater(t, j.Comet().BlockStore().Base(), stopped)
+	require.NotNil(t, j.Comet().BlockStore().LoadBlockMeta(j.Comet().BlockStore().Base()-1), "evidence may be about it")
 	require.Equal(t, fmt.Sprintf("%064d", 42), get(t, rpcOf(t, joiner), "key-42"))
 	after, err := os.ReadFile(load(t, joiner).CometBFT.PrivValidatorStateFile())
 	require.NoError(t, err)

@@ -153,6 +153,7 @@ type importer struct {
 	// What CometBFT is told; nil: nothing.
 	state  *sm.State
 	commit *cmttypes.Commit
+	before []lightblocks.Ancestor // over the transport only: RPC servers are asked for a header at a time
 }
 
 // prepare finds out whether the file can be imported, and whom to trust, and changes nothing.
@@ -204,7 +205,9 @@ func (i *importer) own() (hash []byte, err error) {
 		return nil, err
 	}
 	height := i.header.Height
-	if first := d.blocks.Base(); height > last || first > 0 && height < first-1 || !d.canExecuteAfter(height) {
+	first := d.blocks.Base()
+	executes := height == last || first > 0 && height >= first-1 && height < last // below that there may be headers, but no blocks
+	if !executes || !d.canExecuteAfter(height) {
 		return nil, fmt.Errorf("%w: it is of height %d, and the home has blocks %d to %d, on which no state of that height fits: export one of those heights, or remove the blocks with `starlingd unsafe-reset-all`",
 			ErrNoTrust, height, first, last)
 	}
@@ -309,6 +312,12 @@ func (i *importer) fromHeaders(ctx context.Context, connect func(context.Context
 	if state.LastBlockHeight != i.header.Height || !bytes.Equal(state.AppHash, hash) {
 		return nil, fmt.Errorf("%w: the light client's state is of height %d, app hash %X", ErrNoTrust, state.LastBlockHeight, state.AppHash)
 	}
+	if over, is := headers.(lightblocks.StateProvider); is {
+		i.before = ancestors(ctx, over.Verifier, state, i.config.App.Join.EvidenceHeaders, i.logger())
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
 	i.state, i.trust = &state, "the light client"
 	return hash, nil
 }
@@ -336,20 +345,14 @@ func (i *importer) lightClient(ctx context.Context, genesis *cmttypes.GenesisDoc
 	if err != nil {
 		return nil, err
 	}
-	logger := i.o.Logger
-	if logger == nil {
-		logger = log.NewNopLogger()
-	}
+	logger := i.logger()
 	return cometsync.NewLightClientStateProvider(ctx, genesis.ChainID, first.Version, first.InitialHeight, c.RPCServers,
 		light.TrustOptions{Period: c.TrustPeriod, Height: c.TrustHeight, Hash: c.TrustHashBytes()}, logger)
 }
 
 // overTransport has headers from the transports of peers, as a join has.
 func (i *importer) overTransport(ctx context.Context, genesis *cmttypes.GenesisDoc) (Headers, error) {
-	logger := i.o.Logger
-	if logger == nil {
-		logger = log.NewNopLogger()
-	}
+	logger := i.logger()
 	key, err := loadNodeKey(i.config.CometBFT)
 	if err != nil {
 		return nil, err
@@ -408,7 +411,14 @@ func (i *importer) install(ctx context.Context) (err error) {
 	if i.state == nil {
 		return nil
 	}
-	return bootstrapped(databases, *i.state, i.commit)
+	return bootstrapped(databases, *i.state, i.commit, i.before)
+}
+
+func (i *importer) logger() log.Logger {
+	if i.o.Logger == nil {
+		return log.NewNopLogger()
+	}
+	return i.o.Logger
 }
 
 func (i *importer) reach(step string) {
@@ -419,13 +429,13 @@ func (i *importer) reach(step string) {
 
 // bootstrapped tells CometBFT. Where that fails it is as after a kill: whether CometBFT has got its state decides what the next start
 // makes of it.
-func bootstrapped(d *databases, state sm.State, commit *cmttypes.Commit) (err error) {
+func bootstrapped(d *databases, state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor) (err error) {
 	defer func() { // so does CometBFT meet what it cannot write
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("CometBFT's databases in %s: %w", d.config.DBDir(), panicked(cause))
 		}
 	}()
-	return d.bootstrap(state, commit)
+	return d.bootstrap(state, commit, before)
 }
 
 // synced is a database whose writes are durable when they return.

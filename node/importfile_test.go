@@ -235,6 +235,10 @@ func TestImportWithALightClient(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, exported.AppHash, byTransport.AppHash)
 	require.Equal(t, "the light client", byTransport.Trust)
+	made, err := openOffline(other, false)
+	require.NoError(t, err)
+	require.NotNil(t, made.blocks.LoadBlockMeta(exported.Height), "evidence may be about it")
+	require.NoError(t, made.close())
 
 	signing, err := os.ReadFile(joiner.CometBFT.PrivValidatorStateFile())
 	require.NoError(t, err)

@@ -1,0 +1,226 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	dbm "github.com/cometbft/cometbft-db"
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/evidence"
+	"github.com/cometbft/cometbft/privval"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	cmtversion "github.com/cometbft/cometbft/proto/tendermint/version"
+	sm "github.com/cometbft/cometbft/state"
+	"github.com/cometbft/cometbft/store"
+	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/cometbft/cometbft/version"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/lightblocks"
+)
+
+// A node joins. Then validators prove that one of them signed two blocks of one height, or a block for a light client that is not the chain's, at
+// heights before the snapshot: the joiner knows who could sign there and when, accepts the block with the evidence, and goes on.
+func TestJoinerAcceptsEvidenceAboutHeightsBeforeItsSnapshot(t *testing.T) {
+	home, n, first := fastNetwork(t, 10)
+	validator := privval.LoadFilePV(load(t, home).CometBFT.PrivValidatorKeyFile(), load(t, home).CometBFT.PrivValidatorStateFile())
+	key := validator.Key.PrivKey.(ed25519.PrivKey)
+	old := doubleVote(t, n, key, 1)
+	before := commitEvidence(t, home, n, old)
+	untilSnapshot(t, n, before)
+	logs := new(logBuffer)
+	joiner := fastJoiner(t, home, n, first, nil)
+	j := start(t, joiner, logs.logger(t))
+	require.True(t, logs.has("Fetched the headers that evidence may be about"))
+	follows(t, j, n)
+	base := j.Comet().BlockStore().Base()
+	require.Greater(t, base, before)
+
+	states := sm.NewStore(databaseOf(t, j, "state"), sm.StoreOptions{})
+	state, err := states.Load()
+	require.NoError(t, err)
+	evidenceDB := dbm.NewMemDB() // a copy, so that the node's own learns nothing
+	require.NoError(t, copyDatabase(databaseOf(t, j, "evidence"), evidenceDB))
+	pool, err := evidence.NewPool(evidenceDB, states, store.NewBlockStore(databaseOf(t, j, "blockstore")))
+	require.NoError(t, err)
+	require.ErrorContains(t, pool.CheckEvidence(cmttypes.EvidenceList{old}), "already committed")
+	for height := int64(2); height < base; height++ {
+		require.NoError(t, pool.CheckEvidence(cmttypes.EvidenceList{doubleVote(t, n, key, height)}), "height %d", height)
+		require.NoError(t, pool.CheckEvidence(cmttypes.EvidenceList{attack(t, n, key, height)}), "height %d", height)
+	}
+	require.Equal(t, base, j.Comet().BlockStore().Base())
+	require.Nil(t, j.Comet().BlockStore().LoadBlock(base-1), "there is a header only")
+	require.Equal(t, int64(1), state.InitialHeight)
+
+	// The same in a block.
+	with := commitEvidence(t, home, n, doubleVote(t, n, key, base-1))
+	until(t, "the joiner beyond it", func() bool { return j.Application().Height() > with })
+	requireSameHashes(t, j)
+}
+
+// Headers are fetched as far as the operator wants: none is a choice, too.
+func TestJoinWithoutHeadersForEvidence(t *testing.T) {
+	home, n, first := fastNetwork(t, 10)
+	untilSnapshot(t, n, 4)
+	for most, logged := range map[int64]bool{0: false, 2: true} {
+		logs := new(logBuffer)
+		j := start(t, fastJoiner(t, home, n, first, func(_ *cfg.Config, a *AppConfig) { a.Join.EvidenceHeaders = most }), logs.logger(t))
+		follows(t, j, n)
+		require.Equal(t, logged, logs.has("Fetched the headers that evidence may be about"))
+		blocks := j.Comet().BlockStore()
+		for back := int64(1); back <= 3; back++ {
+			require.Equal(t, back <= most, blocks.LoadBlockMeta(blocks.Base()-back) != nil, "%d of %d", back, most)
+		}
+		require.NoError(t, j.Stop())
+	}
+}
+
+// untilSnapshot waits for a snapshot above a height that can be joined at.
+func untilSnapshot(t *testing.T, n *Node, above int64) {
+	t.Helper()
+	until(t, "a snapshot", func() bool {
+		heights := n.application.snapshots.Heights()
+		return len(heights) > 0 && heights[len(heights)-1] > above && n.Comet().BlockStore().Height() > heights[len(heights)-1]+2
+	})
+}
+
+// commitEvidence waits until evidence stands in a block.
+func commitEvidence(t *testing.T, home string, n *Node, ev cmttypes.Evidence) (height int64) {
+	t.Helper()
+	from := n.Comet().BlockStore().Height()
+	_, err := rpcOf(t, home).BroadcastEvidence(t.Context(), ev)
+	require.NoError(t, err)
+	until(t, "a block with the evidence", func() bool {
+		for h := from; h <= n.Comet().BlockStore().Height() && height == 0; h++ {
+			if block := n.Comet().BlockStore().LoadBlock(h); block != nil && block.Evidence.Evidence.Has(ev) {
+				height = h
+			}
+		}
+		return height > 0
+	})
+	return height
+}
+
+func copyDatabase(from, to dbm.DB) error {
+	it, err := from.Iterator(nil, nil)
+	if err != nil {
+		return err
+	}
+	for ; it.Valid() && err == nil; it.Next() {
+		err = to.Set(bytes.Clone(it.Key()), bytes.Clone(it.Value()))
+	}
+	return errors.Join(err, it.Error(), it.Close())
+}
+
+func databaseOf(t *testing.T, n *Node, id string) dbm.DB {
+	t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	db, err := n.mu.databases.provide(&cfg.DBContext{ID: id, Config: n.config.CometBFT})
+	require.NoError(t, err)
+	return db
+}
+
+// doubleVote is proof that the only validator of n signed two blocks of a height.
+func doubleVote(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.DuplicateVoteEvidence {
+	t.Helper()
+	meta := n.Comet().BlockStore().LoadBlockMeta(height)
+	set := cmttypes.NewValidatorSet([]*cmttypes.Validator{cmttypes.NewValidator(key.PubKey(), n.Comet().GenesisDoc().Validators[0].Power)})
+	vote := func(fill byte) *cmttypes.Vote {
+		hash := make([]byte, 32)
+		hash[0] = fill
+		v := &cmttypes.Vote{
+			Type: cmtproto.PrecommitType, Height: height, BlockID: cmttypes.BlockID{Hash: hash, PartSetHeader: cmttypes.PartSetHeader{Total: 1, Hash: hash}},
+			Timestamp: meta.Header.Time, ValidatorAddress: key.PubKey().Address(),
+		}
+		var err error
+		v.Signature, err = key.Sign(cmttypes.VoteSignBytes(n.genesis.ChainID, v.ToProto()))
+		require.NoError(t, err)
+		return v
+	}
+	ev, err := cmttypes.NewDuplicateVoteEvidence(vote(1), vote(2), meta.Header.Time, set)
+	require.NoError(t, err)
+	return ev
+}
+
+// attack is proof that the validator signed a block in the same round as the chain's, to deceive a light client.
+func attack(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.LightClientAttackEvidence {
+	t.Helper()
+	blocks := n.Comet().BlockStore()
+	trusted := &cmttypes.SignedHeader{Header: &blocks.LoadBlockMeta(height).Header, Commit: blocks.LoadBlockCommit(height)}
+	set := cmttypes.NewValidatorSet([]*cmttypes.Validator{cmttypes.NewValidator(key.PubKey(), n.Comet().GenesisDoc().Validators[0].Power)})
+	header := *trusted.Header
+	header.DataHash = make([]byte, 32)
+	id := cmttypes.BlockID{Hash: header.Hash(), PartSetHeader: cmttypes.PartSetHeader{Total: 1, Hash: header.Hash()}}
+	commit := &cmttypes.Commit{Height: height, Round: trusted.Commit.Round, BlockID: id, Signatures: []cmttypes.CommitSig{{
+		BlockIDFlag: cmttypes.BlockIDFlagCommit, ValidatorAddress: key.PubKey().Address(), Timestamp: header.Time,
+	}}}
+	var err error
+	commit.Signatures[0].Signature, err = key.Sign(commit.VoteSignBytes(n.genesis.ChainID, 0))
+	require.NoError(t, err)
+	ev := &cmttypes.LightClientAttackEvidence{
+		ConflictingBlock: &cmttypes.LightBlock{SignedHeader: &cmttypes.SignedHeader{Header: &header, Commit: commit}, ValidatorSet: set},
+		CommonHeight:     height, Timestamp: header.Time, TotalVotingPower: set.TotalVotingPower(),
+	}
+	ev.ByzantineValidators = ev.GetByzantineValidators(set, trusted)
+	require.Len(t, ev.ByzantineValidators, 1)
+	return ev
+}
+
+// What is written is what CometBFT's own stores read: across changes of validators, and across the heights where they expect a whole set.
+func TestAncestorsAsCometReadsThem(t *testing.T) {
+	const top, count = checkpointInterval + 3, 8
+	set := func(powers ...int64) *cmttypes.ValidatorSet {
+		var members []*cmttypes.Validator
+		for i, power := range powers {
+			members = append(members, cmttypes.NewValidator(ed25519.GenPrivKeyFromSecret([]byte{byte(i)}).PubKey(), power))
+		}
+		return cmttypes.NewValidatorSet(members)
+	}
+	one, two := set(10, 20, 30), set(10, 25, 30, 1)
+	var found []lightblocks.Ancestor
+	for i := range int64(count) {
+		height := top - i
+		validators := two
+		if height%4 == 0 || height > checkpointInterval { // 100003…100000 and 99996 are of one set
+			validators = one
+		}
+		header := &cmttypes.Header{
+			Version: cmtversion.Consensus{Block: version.BlockProtocol},
+			ChainID: "test-chain", Height: height, Time: time.Unix(height, 0).UTC(), ValidatorsHash: validators.Hash(),
+			LastBlockID:     cmttypes.BlockID{Hash: make([]byte, 32), PartSetHeader: cmttypes.PartSetHeader{Total: 1, Hash: make([]byte, 32)}},
+			ProposerAddress: validators.Validators[0].Address,
+		}
+		commit := &cmttypes.Commit{
+			Height: height, Round: 3,
+			BlockID:    cmttypes.BlockID{Hash: header.Hash(), PartSetHeader: cmttypes.PartSetHeader{Total: 7, Hash: make([]byte, 32)}},
+			Signatures: []cmttypes.CommitSig{cmttypes.NewCommitSigAbsent()},
+		}
+		found = append(found, lightblocks.Ancestor{SignedHeader: &cmttypes.SignedHeader{Header: header, Commit: commit}, Validators: validators})
+	}
+	blockDB, stateDB, evidenceDB := dbm.NewMemDB(), dbm.NewMemDB(), dbm.NewMemDB()
+	for range 2 { // as after a kill
+		require.NoError(t, saveAncestors(blockDB, stateDB, evidenceDB, found))
+	}
+	blocks, states := store.NewBlockStore(blockDB), sm.NewStore(stateDB, sm.StoreOptions{})
+	require.True(t, blocks.IsEmpty(), "there are no blocks")
+	for i, a := range found {
+		meta := blocks.LoadBlockMeta(a.Height)
+		require.NotNil(t, meta)
+		require.Equal(t, a.Commit.BlockID, meta.BlockID)
+		require.Equal(t, a.Hash().Bytes(), meta.Header.Hash().Bytes())
+		require.Equal(t, a.Commit, blocks.LoadBlockCommit(a.Height))
+		require.Nil(t, blocks.LoadBlock(a.Height))
+		validators, err := states.LoadValidators(a.Height)
+		if i == 0 {
+			require.Error(t, err, "CometBFT's state has them")
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, a.Validators.Hash(), validators.Hash(), "height %d", a.Height)
+	}
+	require.Nil(t, blocks.LoadBlockMeta(top-count))
+}
