@@ -48,8 +48,8 @@ type options struct {
 	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
 }
 
-// WithPrivValidator puts a signer of the caller's before the one that config.toml and the home folder name, which is nil where a remote signer
-// holds the key. It is for tests and embedders: what protects a validator from signing twice is in the one that is wrapped.
+// WithPrivValidator puts a signer of the caller's before the one that config.toml and the home folder name, anew for each CometBFT that the node
+// makes. It is for tests and embedders: what protects a validator from signing twice is in the one that is wrapped.
 func WithPrivValidator(wrap func(cmttypes.PrivValidator) cmttypes.PrivValidator) Option {
 	return func(o *options) { o.wrapValidator = wrap }
 }
@@ -71,15 +71,17 @@ func WithApp(wrap func(abci.Application) abci.Application) Option {
 
 // Node is a member of a network: CometBFT and the application in one process.
 type Node struct {
-	config      *Config
-	log         log.Logger
-	genesis     *cmttypes.GenesisDoc
-	nodeKey     *p2p.NodeKey
-	validator   cmttypes.PrivValidator
-	cache       *sgc.Cache // of the block zone and the state zone
-	application *Application
-	gate        *gate // what CometBFT sees
-	metrics     cometnode.MetricsProvider
+	config        *Config
+	log           log.Logger
+	genesis       *cmttypes.GenesisDoc
+	nodeKey       *p2p.NodeKey
+	validator     cmttypes.PrivValidator
+	signer        *remoteSigner                                       // nil: the validator's key is in the home
+	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator // nil: it is taken as it is
+	cache         *sgc.Cache                                          // of the block zone and the state zone
+	application   *Application
+	gate          *gate // what CometBFT sees
+	metrics       cometnode.MetricsProvider
 
 	serving          serving
 	transportMetrics *transportMetrics // nil: none
@@ -94,6 +96,7 @@ type Node struct {
 		joining   bool                    // comet state-syncs, and another one takes its place afterwards
 		making    bool                    // a comet is being made, which executes the blocks that the state does not have
 		comet     *cometnode.Node         // replaced once, at the end of a state sync
+		stopped   bool                    // comet was: databases are those of the one that takes its place
 		databases *databases              // of comet
 		abort     context.CancelCauseFunc // ends the join under way; nil: there was none
 		failure   error                   // the first one, for Health
@@ -134,12 +137,16 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 	if n.validator, err = loadValidator(comet); err != nil {
 		return err
 	}
-	if o.wrapValidator != nil {
-		n.validator = o.wrapValidator(n.validator)
-	}
 	if err := checkAddresses(ctx, comet, n.config.App.Status.ListenAddress); err != nil {
 		return err
 	}
+	if comet.PrivValidatorListenAddr != "" {
+		if n.signer, err = listenForSigner(ctx, comet, n.genesis.ChainID, n.nodeKey, n.log); err != nil {
+			return err
+		}
+		n.validator = n.signer.validator()
+	}
+	n.wrapValidator = o.wrapValidator
 	disk := newDiskWatch(n.config.App.Storage.MinFreeBytes, dataFolders(comet)...)
 	if err := disk.check(); err != nil {
 		return err
@@ -150,8 +157,10 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := checkHalt(n.config.App.HaltHeight, have.state); err != nil {
-		return err
+	if halt := n.config.App.HaltHeight; have.state != halt { // else that block may have to be executed again, to become durable: see below
+		if err := checkHalt(halt, have.state); err != nil {
+			return err
+		}
 	}
 	appOptions := ApplicationOptions{
 		DataDir: comet.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
@@ -163,6 +172,9 @@ func (n *Node) open(ctx context.Context, o options) (err error) {
 		appOptions.Metrics = prometheus.DefaultRegisterer
 	}
 	if n.application, err = NewApplication(appOptions); err != nil {
+		return err
+	}
+	if err := checkHalt(n.config.App.HaltHeight, n.application.Height()); err != nil {
 		return err
 	}
 	if appOptions.Metrics != nil {
@@ -267,12 +279,19 @@ func (n *Node) newComet(ctx context.Context) (err error) {
 	if r := n.serving.reactor; r != nil {
 		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
 	}
-	comet, err := cometnode.NewNodeWithContext(ctx, config, n.validator, n.nodeKey, clientCreator{n.gate},
+	validator := n.validator
+	if n.signer != nil {
+		config, validator = withoutSigner(config), n.signer.validator()
+	}
+	if n.wrapValidator != nil {
+		validator = n.wrapValidator(validator)
+	}
+	comet, err := cometnode.NewNodeWithContext(ctx, config, validator, n.nodeKey, clientCreator{n.gate},
 		func() (*cmttypes.GenesisDoc, error) { return n.genesis, nil }, provide, n.metrics, logger, opts...)
 	n.mu.Lock()
 	n.mu.making = false
 	if err == nil {
-		n.mu.comet = comet
+		n.mu.comet, n.mu.stopped = comet, false
 	}
 	n.mu.Unlock()
 	if cause := n.gate.cause(); cause != nil {
@@ -330,7 +349,7 @@ func loadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 	return key, nil
 }
 
-// loadValidator reads the validator's key and signing state. CometBFT's own loader ends the process when it cannot.
+// loadValidator reads the validator's key and signing state; nil: a remote signer holds them. CometBFT's own loader ends the process when it cannot.
 func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
 	if c.PrivValidatorListenAddr != "" {
 		return nil, nil // a remote signer holds it
@@ -404,6 +423,15 @@ func (n *Node) Comet() *cometnode.Node {
 	return n.mu.comet
 }
 
+// readable is the CometBFT whose databases are open, nil: there is none. They are closed only after they have left n.mu, so who holds n.mu, as the
+// caller does, can read them.
+func (n *Node) readable() *cometnode.Node {
+	if n.mu.databases == nil || n.mu.stopped {
+		return nil
+	}
+	return n.mu.comet
+}
+
 // Application is the real application, without a wrapper.
 func (n *Node) Application() *Application { return n.application }
 
@@ -458,6 +486,9 @@ func (n *Node) close() error {
 		errs = append(errs, n.application.StopJoining())
 	}
 	errs = append(errs, n.stopComet())
+	if n.signer != nil {
+		errs = append(errs, n.signer.stop())
+	}
 	if n.application != nil {
 		errs = append(errs, n.application.Close())
 	}
@@ -468,7 +499,7 @@ func (n *Node) close() error {
 func (n *Node) stopComet() error {
 	n.mu.Lock()
 	comet, databases := n.mu.comet, n.mu.databases
-	n.mu.databases = nil
+	n.mu.databases, n.mu.stopped = nil, true
 	n.mu.Unlock()
 	errs := []error{n.setStores(nil)}
 	if comet != nil && comet.IsRunning() {

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,26 +38,35 @@ func TestRemoteSigner(t *testing.T) {
 	height := n.Application().Height()
 	_, err := LoadIdentity(load(t, home))
 	require.ErrorContains(t, err, "the validator's key is with the remote signer")
+	_, err = New(t.Context(), load(t, home), log.NewNopLogger())
+	require.Error(t, err, "the home, and the signer's socket, have a node already")
 	require.NoError(t, n.Stop())
 	stopSigner()
 	require.NoFileExists(t, filepath.Join(home, "config", "priv_validator_key.json"))
 	require.NoFileExists(t, filepath.Join(home, "data", "priv_validator_state.json"))
 
-	stopSigner = startSigner(t, address, key, state)
-	defer stopSigner()
+	defer startSigner(t, address, key, state)()
 	n = start(t, home, log.NewNopLogger())
 	until(t, "blocks to go on", func() bool { return n.Application().Height() > height })
 	require.Equal(t, "elsewhere", get(t, client, "signed"))
 }
 
-// startSigner runs CometBFT's signer server, which dials until the node listens.
+// startSigner runs CometBFT's signer server, which dials until a node listens. It does not dial again when the node has closed the connection
+// (privval/signer_endpoint.go, ReadMessage), and after Stop it goes on to dial: what it then takes would be a connection without an answer.
 func startSigner(t *testing.T, address, key, state string) (stop func()) {
 	t.Helper()
-	socket := address[len("unix://"):]
-	require.NoError(t, os.RemoveAll(socket)) // of the node before
-	endpoint := privval.NewSignerDialerEndpoint(log.NewNopLogger(), privval.DialUnixFn(socket),
-		privval.SignerDialerEndpointConnRetries(6000), privval.SignerDialerEndpointRetryWaitInterval(10*time.Millisecond))
+	var stopped atomic.Bool
+	dial := privval.DialUnixFn(address[len("unix://"):])
+	endpoint := privval.NewSignerDialerEndpoint(log.NewNopLogger(), func() (net.Conn, error) {
+		if stopped.Load() {
+			return nil, net.ErrClosed
+		}
+		return dial()
+	}, privval.SignerDialerEndpointConnRetries(6000), privval.SignerDialerEndpointRetryWaitInterval(10*time.Millisecond))
 	server := privval.NewSignerServer(endpoint, "test-chain", privval.LoadFilePV(key, state))
 	require.NoError(t, server.Start())
-	return func() { require.NoError(t, server.Stop()) }
+	return func() {
+		stopped.Store(true)
+		require.NoError(t, server.Stop())
+	}
 }
