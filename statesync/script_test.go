@@ -17,7 +17,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// script runs the files in testdata against one joiner:
+// script runs the files in testdata/scripts against one joiner:
 //
 //	tree keys=N limit=B [seed=S]     the honest state; prints its number of chunks
 //	offer [CHANGES]                  offers its snapshot at height 20 with changes, in the order given, and prints the answer:
@@ -40,7 +40,7 @@ type script struct {
 }
 
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := &script{t: t}
 		s.m, s.target = joiner(t, 2)
 		s.m.opts.beforeVerify = func() {
