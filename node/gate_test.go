@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/health"
 )
 
@@ -167,4 +169,60 @@ func TestHealthFacts(t *testing.T) {
 	c.CometBFT.Consensus.CreateEmptyBlocks = false
 	require.Zero(t, HealthFacts(c).MaxBlockAge)
 	require.True(t, health.Of(health.Facts{Started: true, Height: 1}).Live)
+}
+
+// CometBFT's state sync learns of an abort alone. The node says that the program is too old, so that nobody fetches the state again and again.
+func TestStateSyncOfATooNewState(t *testing.T) {
+	params := app.Params{ChainId: "test-chain", ChunkBytes: 1 << 10, SnapshotInterval: 10, AppVersion: app.NewestVersion() + 1}
+	value, err := params.Marshal()
+	require.NoError(t, err)
+	empty, err := avlstar.Empty(params.ChunkBytes)
+	require.NoError(t, err)
+	defer empty.Release()
+	v, err := empty.Apply([]avlstar.Change{{Key: app.ParamsKey(), Value: value}})
+	require.NoError(t, err)
+	defer v.Release()
+
+	var failed []error
+	a, err := NewApplication(ApplicationOptions{
+		DataDir: t.TempDir(), Config: DefaultAppConfig(), Logger: log.NewNopLogger(), Failed: func(err error) { failed = append(failed, err) },
+	})
+	require.NoError(t, err)
+	defer a.Close()
+	hash := v.AppHash()
+	offered, err := a.OfferSnapshot(t.Context(), &abci.RequestOfferSnapshot{AppHash: hash[:], Snapshot: &abci.Snapshot{
+		Height: 10, Format: 1, Chunks: v.NumChunks(), Hash: hash[:], Metadata: v.Manifest().Encode(),
+	}})
+	require.NoError(t, err)
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offered.Result)
+	chunk, err := v.Chunk(0)
+	require.NoError(t, err)
+	applied, err := a.ApplySnapshotChunk(t.Context(), &abci.RequestApplySnapshotChunk{Chunk: chunk, Sender: "peer"})
+	require.NoError(t, err)
+	require.Equal(t, abci.ResponseApplySnapshotChunk_ABORT, applied.Result)
+	require.Zero(t, a.Height())
+	require.Len(t, failed, 1)
+	require.True(t, IsTooOld(failed[0]))
+}
+
+// A node that was killed after its last block, before that was durable, executes it again and halts as it should have.
+func TestHaltAgainUntilDurable(t *testing.T) {
+	home, _ := testHome(t, nil)
+	config := load(t, home)
+	config.App.HaltHeight = 5
+	n, err := New(t.Context(), config, log.NewNopLogger())
+	require.NoError(t, err)
+	require.NoError(t, n.Start(t.Context()))
+	require.ErrorIs(t, <-n.Failed(), ErrHalted)
+	require.NoError(t, n.Stop())
+	require.NoError(t, os.RemoveAll(StateDir(config.CometBFT.DBDir()))) // none of it was durable
+
+	_, err = New(t.Context(), config, log.NewNopLogger())
+	require.ErrorIs(t, err, ErrHalted)
+	_, err = New(t.Context(), config, log.NewNopLogger())
+	require.ErrorIs(t, err, ErrPastHalt)
+	config.App.HaltHeight = 4
+	require.NoError(t, os.RemoveAll(StateDir(config.CometBFT.DBDir())))
+	_, err = New(t.Context(), config, log.NewNopLogger())
+	require.ErrorIs(t, err, ErrPastHalt)
 }

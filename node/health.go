@@ -35,13 +35,12 @@ func (n *Node) healthFacts() health.Facts {
 			facts.Joining = fmt.Sprintf("%d of %d chunks", p.ChunksDone, p.Chunks)
 		}
 	}
-	// Databases are closed only after they have left n.mu, so they can be read here.
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	facts.Failed = n.mu.failure
-	comet := n.mu.comet
+	comet := n.readable()
 	switch {
-	case comet == nil || n.mu.databases == nil:
+	case comet == nil:
 		return facts
 	case n.mu.joining:
 		facts.Joining = "CometBFT's state sync"

@@ -282,6 +282,9 @@ func (r *restoring) Commit(height int64, v *avlstar.Version) error {
 		return fmt.Errorf("%w: the snapshot is of chain %q, the genesis file of %q", ErrOtherChain, params.ChainId, want)
 	}
 	if err := r.app.MayExecute(v); err != nil {
+		if r.zone.failed != nil {
+			r.zone.failed(err) // CometBFT hears only that its state sync is aborted, and would be told to try again
+		}
 		return err
 	}
 	if params.SnapshotInterval > 0 && height%params.SnapshotInterval != 0 {

@@ -77,11 +77,10 @@ func (s statusSource) Status() statuspage.Status {
 // chain is what CometBFT knows, and what the node is at.
 func (s statusSource) chain() (c statuspage.Chain, phase string) {
 	n := s.n
-	// Databases are closed only after they have left n.mu, so they can be read here.
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	comet := n.mu.comet
-	if comet == nil || n.mu.databases == nil {
+	comet := n.readable()
+	if comet == nil {
 		if _, joining := n.joinView.Progress(); joining {
 			return c, statuspage.PhaseJoining
 		}

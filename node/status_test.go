@@ -101,3 +101,24 @@ func TestListedPeers(t *testing.T) {
 		require.Equal(t, []int{c.wantGood, c.wantBanned}, []int{good, banned}, "%+v", c)
 	}
 }
+
+// At the end of CometBFT's state sync another CometBFT takes the place of the first. Between the two the databases are open again, but not those
+// of the first.
+func TestStatusBetweenTwoComets(t *testing.T) {
+	home, _ := testHome(t, nil)
+	n := start(t, home, log.NewNopLogger())
+	put(t, rpcOf(t, home), "a", "1")
+	require.NoError(t, n.stopComet())
+	_, err := n.openDatabases()
+	require.NoError(t, err)
+	require.Contains(t, n.Health().Line(false), "the node has not started yet")
+	require.Equal(t, statuspage.PhaseStarting, statusSource{n}.Status().Phase)
+	base, height := n.blockRange()
+	require.Zero(t, base)
+	require.Zero(t, height)
+
+	require.NoError(t, n.newComet(t.Context()))
+	require.NoError(t, n.startComet())
+	until(t, "the node is ready", func() bool { return n.Health().Ready })
+	require.NoError(t, n.Stop())
+}

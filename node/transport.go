@@ -176,10 +176,11 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 func (n *Node) blockRange() (base, height int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.mu.comet == nil || n.mu.databases == nil {
+	comet := n.readable()
+	if comet == nil {
 		return 0, 0
 	}
-	store := n.mu.comet.BlockStore()
+	store := comet.BlockStore()
 	return store.Base(), store.Height()
 }
 

@@ -34,8 +34,12 @@ func isLoopback(host string) bool {
 }
 
 // allowed says whether a request may name this host. A site that has its own name lead to 127.0.0.1 (DNS rebinding) names itself, so
-// a name must be one that the operator gave; an address is always this node's, or the request would not be here.
+// a name must be one that the operator gave; an address is always this node's, or the request would not be here. What names nothing
+// (HTTP/1.0, as load balancers check health) is no browser.
 func (s *Server) allowed(host string) bool {
+	if host == "" {
+		return true
+	}
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		name = h

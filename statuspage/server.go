@@ -23,8 +23,9 @@ const (
 	// eventsEvery is the time between two events.
 	eventsEvery = time.Second
 
-	maxConns  = 64
-	maxEvents = 16 // connections of /events
+	maxConns   = 64
+	localConns = 8  // of these, for this machine only: so that nobody else can keep out its supervisor's health checks
+	maxEvents  = 16 // connections of /events
 
 	readTimeout  = 5 * time.Second
 	writeTimeout = 10 * time.Second // for an answer, and for each event
@@ -130,7 +131,11 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	defer s.conns.Unlock()
 	switch state {
 	case http.StateNew:
-		if len(s.conns.open) >= maxConns {
+		places := maxConns
+		if from, tcp := c.RemoteAddr().(*net.TCPAddr); !tcp || !from.IP.IsLoopback() {
+			places -= localConns
+		}
+		if len(s.conns.open) >= places {
 			_ = c.Close() // who is refused finds out by himself
 			return
 		}

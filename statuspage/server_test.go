@@ -126,6 +126,15 @@ func TestRequestsThatAreRefused(t *testing.T) {
 			require.Empty(t, resp.Header.Get("Access-Control-Allow-Origin"))
 		}
 	}
+	conn, err := net.Dial("tcp", private.Addr())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "GET /status.json HTTP/1.0\r\n\r\n")
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, 200, resp.StatusCode, "a health check of a load balancer, without a host")
 	for _, path := range []string{"/index.html", "/assets/page.js", "/livez"} {
 		resp, _ := ask(t, private, "GET", path, "")
 		require.Equal(t, 404, resp.StatusCode, path)
@@ -287,4 +296,35 @@ func TestConnectionsAreBounded(t *testing.T) {
 		defer resp.Body.Close()
 		return resp.StatusCode == 200
 	}, patience, 10*time.Millisecond)
+}
+
+// from is a connection from an address.
+type from struct {
+	net.Conn
+	address string
+	closed  bool
+}
+
+func (f *from) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(f.address)} }
+
+func (f *from) Close() error {
+	f.closed = true
+	return nil
+}
+
+// Strangers leave places for this machine's health checks.
+func TestStrangersLeavePlaces(t *testing.T) {
+	s := serve(t, Options{Public: true})
+	open := func(address string) bool {
+		c := &from{address: address}
+		s.connState(c, http.StateNew)
+		return !c.closed
+	}
+	for i := range maxConns {
+		require.Equal(t, i < maxConns-localConns, open("192.0.2.1"), i)
+	}
+	for i, address := range []string{"127.0.0.1", "::1", "::ffff:127.0.0.1"} {
+		require.True(t, open(address), i)
+	}
+	require.False(t, open("2001:db8::1"))
 }

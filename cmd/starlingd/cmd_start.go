@@ -68,13 +68,20 @@ func runNode(ctx context.Context, env *cliEnv) error {
 	return errors.Join(unlessHalted(logger, unlessStopped(ctx, err)), n.Stop())
 }
 
-// unlessHalted drops the error of a node that halt_height ended.
+// unlessHalted drops the error of a node that halt_height ended, but not what failed while it was stopped.
 func unlessHalted(logger log.Logger, err error) error {
-	if errors.Is(err, node.ErrHalted) {
-		logger.Info("Halting", "reason", err)
-		return nil
+	if !errors.Is(err, node.ErrHalted) {
+		return err
 	}
-	return err
+	if joined, several := err.(interface{ Unwrap() []error }); several { //nolint:errorlint // of errors.Join, not of what it joins
+		var rest []error
+		for _, one := range joined.Unwrap() {
+			rest = append(rest, unlessHalted(logger, one))
+		}
+		return errors.Join(rest...)
+	}
+	logger.Info("Halting", "reason", err)
+	return nil
 }
 
 // haltFlag lets --halt-height, as the Cosmos SDK spells it, stand for --halt_height.
