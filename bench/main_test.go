@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"github.com/starling-kv/starling/bench/harness"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,7 +93,7 @@ func TestTreeInterrupted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := run(ctx, "tree", "--keys", "3000000", "--dir", dir, "--json", file)
-	require.ErrorIs(t, err, treebench.ErrInterrupted)
+	require.ErrorIs(t, err, harness.ErrInterrupted)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"github.com/starling-kv/starling/bench/harness"
 	"os"
 	"path/filepath"
 	"strings"
@@ -88,7 +89,7 @@ func TestStorageInterrupted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := run(ctx, "storage", "--keys", "1000000", "--dir", dir, "--json", file)
-	require.ErrorIs(t, err, storagebench.ErrInterrupted)
+	require.ErrorIs(t, err, harness.ErrInterrupted)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"github.com/starling-kv/starling/bench/harness"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,7 +69,7 @@ func TestSyncInterrupted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := run(ctx, "sync", "--keys", "5000000", "--against", "", "--dir", dir, "--json", file)
-	require.ErrorIs(t, err, syncbench.ErrInterrupted)
+	require.ErrorIs(t, err, harness.ErrInterrupted)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)

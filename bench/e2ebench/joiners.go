@@ -68,11 +68,11 @@ type JoinersResult struct {
 	Before Blocks `json:"before"`
 	During Blocks `json:"during"`
 
-	Validators      int     `json:"validators"`
-	Keys            int     `json:"keys"`
-	Rate            int     `json:"rate"`
-	TimeoutCommitMS float64 `json:"timeout_commit_ms"`
-	Machine         Machine `json:"machine"`
+	Validators      int             `json:"validators"`
+	Keys            int             `json:"keys"`
+	Rate            int             `json:"rate"`
+	TimeoutCommitMS float64         `json:"timeout_commit_ms"`
+	Machine         harness.Machine `json:"machine"`
 }
 
 // Blocks are the pauses between some blocks.
@@ -99,9 +99,9 @@ func RunJoiners(ctx context.Context, o JoinersOptions, progress *harness.Progres
 		return nil, err
 	}
 	j := &joiners{o: o, progress: progress, result: JoinersResult{
-		Joiners: o.Joiners, Validators: o.Validators, Keys: o.Keys, Rate: o.Rate, TimeoutCommitMS: millis(o.TimeoutCommit), Machine: thisMachine(),
+		Joiners: o.Joiners, Validators: o.Validators, Keys: o.Keys, Rate: o.Rate, TimeoutCommitMS: millis(o.TimeoutCommit), Machine: harness.ThisMachine(),
 	}}
-	err := inFolder(ctx, o.Dir, progress, func(dir string) error { return j.run(ctx, dir) })
+	err := harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error { return j.run(ctx, dir) })
 	if err != nil {
 		return nil, err
 	}
@@ -349,6 +349,6 @@ func (l *ledger) intervals(from, until time.Time) (b Blocks) {
 	b.Blocks = len(pauses)
 	b.P50MS = harness.Median(pauses)
 	b.MaxMS = max(harness.Percentile(pauses, 100), millis(until.Sub(last)))
-	b.TPS = ratio(float64(txs), until.Sub(from).Seconds())
+	b.TPS = harness.Ratio(float64(txs), until.Sub(from).Seconds())
 	return b
 }

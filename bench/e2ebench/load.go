@@ -189,7 +189,7 @@ func (s *session) measure(warm, duration time.Duration, send sender) (figures, e
 		return figures{}, err
 	}
 	f := s.ledger.figures(from, until)
-	f.CPUMicros = ratio(used, f.TPS*until.Sub(from).Seconds()) * 1e6
+	f.CPUMicros = harness.Ratio(used, f.TPS*until.Sub(from).Seconds()) * 1e6
 	return f, nil
 }
 

@@ -1,8 +1,6 @@
 package e2ebench
 
 import (
-	"runtime"
-
 	"github.com/starling-kv/starling/bench/harness"
 )
 
@@ -16,17 +14,17 @@ type Result struct {
 	Own      *LoadResult `json:"own,omitempty"`
 	Distinct *LoadResult `json:"distinct,omitempty"`
 
-	Validators      int     `json:"validators"`
-	TimeoutCommitMS float64 `json:"timeout_commit_ms"`
-	InFlight        int     `json:"in_flight"`
-	TxBytes         int     `json:"tx_bytes"`
-	Indexer         string  `json:"indexer"`
-	KVStore         string  `json:"kvstore"`
-	Seconds         int     `json:"seconds"`
-	Rounds          int     `json:"rounds"`
-	Rate            int     `json:"rate"` // transactions a second for the latencies
-	Machine         Machine `json:"machine"`
-	Goals           []Goal  `json:"targets"`
+	Validators      int             `json:"validators"`
+	TimeoutCommitMS float64         `json:"timeout_commit_ms"`
+	InFlight        int             `json:"in_flight"`
+	TxBytes         int             `json:"tx_bytes"`
+	Indexer         string          `json:"indexer"`
+	KVStore         string          `json:"kvstore"`
+	Seconds         int             `json:"seconds"`
+	Rounds          int             `json:"rounds"`
+	Rate            int             `json:"rate"` // transactions a second for the latencies
+	Machine         harness.Machine `json:"machine"`
+	Goals           []Goal          `json:"targets"`
 }
 
 // LoadResult are the figures of one load.
@@ -51,26 +49,6 @@ type Side struct {
 type Round struct {
 	Starling Side `json:"starling"`
 	KVStore  Side `json:"kvstore"`
-}
-
-// Machine says where that was.
-type Machine struct {
-	OS   string `json:"os"`
-	Arch string `json:"arch"`
-	CPUs int    `json:"cpus"`
-	Go   string `json:"go"`
-}
-
-func thisMachine() Machine {
-	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
-}
-
-// ratio is 0 where there is nothing to compare with.
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
 }
 
 // median is that of one figure of some rounds.
@@ -100,8 +78,10 @@ func newLoadResult(rounds []Round) *LoadResult {
 	r.Starling = Side{of(func(r Round) figures { return r.Starling.Saturated }), of(func(r Round) figures { return r.Starling.Paced })}
 	r.KVStore = Side{of(func(r Round) figures { return r.KVStore.Saturated }), of(func(r Round) figures { return r.KVStore.Paced })}
 	r.StarlingTPS, r.KVStoreTPS = r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS
-	r.Ratio = median(rounds, func(r Round) float64 { return ratio(r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS) })
-	r.CPURatio = median(rounds, func(r Round) float64 { return ratio(r.Starling.Saturated.CPUMicros, r.KVStore.Saturated.CPUMicros) })
+	r.Ratio = median(rounds, func(r Round) float64 { return harness.Ratio(r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS) })
+	r.CPURatio = median(rounds, func(r Round) float64 {
+		return harness.Ratio(r.Starling.Saturated.CPUMicros, r.KVStore.Saturated.CPUMicros)
+	})
 	return r
 }
 

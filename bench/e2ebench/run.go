@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -22,9 +21,6 @@ const (
 	rampSeconds = 5
 )
 
-// ErrInterrupted is the end by a signal before there was a result.
-var ErrInterrupted = errors.New("interrupted: nothing was written")
-
 // run makes one run.
 type run struct {
 	o        Options
@@ -39,27 +35,12 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Re
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	err = inFolder(ctx, o.Dir, progress, func(dir string) error {
+	err = harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error {
 		r := &run{o: o, dir: dir, progress: progress}
 		result, err = r.run(ctx)
 		return err
 	})
 	return result, err
-}
-
-// inFolder runs measure with a folder that is removed afterwards.
-func inFolder(ctx context.Context, parent string, progress *harness.Progress, measure func(dir string) error) error {
-	dir, err := os.MkdirTemp(parent, "starling-bench-")
-	if err != nil {
-		return fmt.Errorf("no folder for the nodes' homes (--dir says where): %w", err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
-	defer progress.Run()()
-	err = measure(dir)
-	if ctx.Err() != nil {
-		return ErrInterrupted
-	}
-	return err
 }
 
 func (r *run) run(ctx context.Context) (*Result, error) {
@@ -86,7 +67,7 @@ func (r *run) run(ctx context.Context) (*Result, error) {
 	o := r.o
 	result := &Result{
 		Validators: o.Validators, TimeoutCommitMS: millis(o.TimeoutCommit), InFlight: o.InFlight, TxBytes: o.TxBytes, Indexer: o.Indexer,
-		KVStore: o.KVStore, Seconds: o.Seconds, Rounds: o.Rounds, Rate: rate, Machine: thisMachine(),
+		KVStore: o.KVStore, Seconds: o.Seconds, Rounds: o.Rounds, Rate: rate, Machine: harness.ThisMachine(),
 	}
 	rounds, err := r.rounds(ctx, rate)
 	if err != nil {

@@ -42,7 +42,7 @@ func (l *LoadResult) table(out io.Writer, title string) {
 		cells = append(cells, []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b), fmt.Sprintf("%.3f", times)})
 	}
 	s, k := l.Starling, l.KVStore
-	plain := func(name, format string, a, b float64) { row(name, format, a, b, ratio(a, b)) }
+	plain := func(name, format string, a, b float64) { row(name, format, a, b, harness.Ratio(a, b)) }
 	row("tx/s", "%.0f", l.StarlingTPS, l.KVStoreTPS, l.Ratio)
 	row("CPU, µs a transaction", "%.0f", s.Saturated.CPUMicros, k.Saturated.CPUMicros, l.CPURatio)
 	plain("between blocks, ms", "%.0f", s.Saturated.IntervalMS, k.Saturated.IntervalMS)

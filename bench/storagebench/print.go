@@ -44,7 +44,7 @@ func (r *Result) printWrites(out io.Writer) {
 	for _, c := range r.Writes {
 		times := ""
 		if mixed != nil {
-			times = fmt.Sprintf("%.2f", ratio(c.BlocksPerS, mixed.BlocksPerS))
+			times = fmt.Sprintf("%.2f", harness.Ratio(c.BlocksPerS, mixed.BlocksPerS))
 		}
 		name := c.Contestant
 		if c.Step != "" && c.Step != stepMixed {
@@ -86,7 +86,7 @@ func (r *Result) printReads(out io.Writer) {
 			for _, m := range mixes {
 				c, times := r.read(n.Contestant, n.Step, m, d), ""
 				if mixed := r.read(nameMixed, stepMixed, m, d); mixed != nil {
-					times = fmt.Sprintf("%.2f", ratio(c.PerS, mixed.PerS))
+					times = fmt.Sprintf("%.2f", harness.Ratio(c.PerS, mixed.PerS))
 				}
 				line = append(line, fmt.Sprintf("%.0f", c.PerS), times)
 			}
@@ -193,7 +193,7 @@ memory        the same for all: memtables and what waits for a flush, block cach
 `, r.Chain.Window, mb(s.BlockLogical)*1e3/float64(r.Chain.Blocks),
 		float64(s.NodeOps)/float64(r.Chain.Blocks), mb(s.NodeBytes)*1e3/float64(r.Chain.Blocks),
 		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
-		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), ratio(float64(s.StateBytes), float64(r.Budget)))
+		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))
 	fmt.Fprintf(out, `reads         %s queries by one goroutine after as many that fill empty caches. Tx: the index by hash, then the block part it lies in;
               Acc: the value of an account, in %d levels of nodes from the root, or by the page. Ranks are scattered; normal-random: normal around
               the middle, a sixth of all wide. %s;

@@ -1,6 +1,6 @@
 package storagebench
 
-import "runtime"
+import "github.com/starling-kv/starling/bench/harness"
 
 // WriteCell is the replay of the blocks by one contestant.
 type WriteCell struct {
@@ -109,19 +109,7 @@ type Result struct {
 	Queries int                   `json:"queries"`
 	Cold    bool                  `json:"cold"`
 	// Whether the zones' memtables could be given a size within the budget.
-	Machine Machine `json:"machine"`
-}
-
-// Machine says where that was.
-type Machine struct {
-	OS   string `json:"os"`
-	Arch string `json:"arch"`
-	CPUs int    `json:"cpus"`
-	Go   string `json:"go"`
-}
-
-func thisMachine() Machine {
-	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
+	Machine harness.Machine `json:"machine"`
 }
 
 // steps of the paper's breakdown (section 8.4), each on top of the one before.
@@ -171,7 +159,7 @@ func (r *Result) finish() {
 	if ours := r.write(nameStarling); ours != nil {
 		s.WriteAmplification = ours.WriteAmplification
 		if mixed := r.write(nameMixed); mixed != nil {
-			s.WriteRatio = ratio(ours.BlocksPerS, mixed.BlocksPerS)
+			s.WriteRatio = harness.Ratio(ours.BlocksPerS, mixed.BlocksPerS)
 		}
 	}
 	reads := func(m mix10) float64 {
@@ -179,11 +167,11 @@ func (r *Result) finish() {
 		if ours == nil || mixed == nil {
 			return 0
 		}
-		return ratio(ours.PerS, mixed.PerS)
+		return harness.Ratio(ours.PerS, mixed.PerS)
 	}
 	s.ReadRatioAcc, s.ReadRatioTx = reads(0), reads(10)
 	if ours, plain := r.read(nameStarling, stepNoWAL, 0, distNormal), r.read(nameMixed, stepPlain, 0, distNormal); ours != nil && plain != nil {
-		r.ReadRatioAccPlain = ratio(ours.PerS, plain.PerS)
+		r.ReadRatioAccPlain = harness.Ratio(ours.PerS, plain.PerS)
 	}
 	s.SGCGain = r.gain(changing.String())
 	if r.Recovery != nil {
@@ -203,13 +191,5 @@ func (r *Result) gain(mix string) float64 {
 	if game == nil {
 		return 0
 	}
-	return ratio(game.PerS, best)
-}
-
-// ratio is 0 where there is nothing to compare with.
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
+	return harness.Ratio(game.PerS, best)
 }

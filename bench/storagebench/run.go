@@ -19,9 +19,6 @@ const (
 	writeRounds = 10
 )
 
-// ErrInterrupted is the end by a signal before there was a result.
-var ErrInterrupted = errors.New("interrupted: nothing was written")
-
 // runner makes one run.
 type runner struct {
 	o        Options
@@ -53,7 +50,7 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
 	r := &runner{o: o, dir: dir, progress: progress, ctx: ctx, result: &Result{
-		Plans: map[string]memoryPlan{}, Chain: o.spec(), Budget: o.budget(), Queries: o.Queries, Cold: o.Cold, Machine: thisMachine(),
+		Plans: map[string]memoryPlan{}, Chain: o.spec(), Budget: o.budget(), Queries: o.Queries, Cold: o.Cold, Machine: harness.ThisMachine(),
 	}}
 	defer progress.Run()()
 	defer func() {
@@ -63,7 +60,7 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 	}()
 	err = r.run()
 	if ctx.Err() != nil {
-		return nil, ErrInterrupted
+		return nil, harness.ErrInterrupted
 	}
 	if err != nil {
 		return nil, err
@@ -237,7 +234,7 @@ func (r *runner) blocks() error {
 func (r *runner) writeCell(e *entrant) WriteCell {
 	s := r.result.Sizes
 	c := WriteCell{
-		Contestant: e.Name, Step: stepOf(e.Name), Seconds: e.seconds, CPUMillis: ratio(e.cpu*1e3, float64(r.o.Blocks)),
+		Contestant: e.Name, Step: stepOf(e.Name), Seconds: e.seconds, CPUMillis: harness.Ratio(e.cpu*1e3, float64(r.o.Blocks)),
 		LogicalBytes: s.BlockLogical + s.StateLogical, RequestBytes: s.BlockLogical + s.NodeBytes,
 		WrittenBytes: e.after.Written - e.before.Written, counts: e.after.Counts.minus(e.before.Counts),
 		SettleS: max(0, e.after.Seconds-settleEvery.Seconds()*settleQuiet), Space: e.after.Disk, Plan: e.after.Plan,
@@ -248,10 +245,10 @@ func (r *runner) writeCell(e *entrant) WriteCell {
 	if c.WrittenBytes == 0 { // no /proc: what the databases say
 		c.WrittenBytes = c.Log + c.Flushed + c.Compacted
 	}
-	c.BlocksPerS = ratio(float64(r.o.Blocks), c.Seconds)
-	c.MBPerS = ratio(float64(c.LogicalBytes)/1e6, c.Seconds)
-	c.WriteAmplification = ratio(float64(c.WrittenBytes), float64(c.LogicalBytes))
-	c.RequestWriteAmplification = ratio(float64(c.WrittenBytes), float64(c.RequestBytes))
+	c.BlocksPerS = harness.Ratio(float64(r.o.Blocks), c.Seconds)
+	c.MBPerS = harness.Ratio(float64(c.LogicalBytes)/1e6, c.Seconds)
+	c.WriteAmplification = harness.Ratio(float64(c.WrittenBytes), float64(c.LogicalBytes))
+	c.RequestWriteAmplification = harness.Ratio(float64(c.WrittenBytes), float64(c.RequestBytes))
 	return c
 }
 
@@ -299,8 +296,8 @@ func (r *runner) reads() error {
 				r.result.Plans[strings.TrimSpace(e.Name+" "+e.step)] = a.Plan
 				r.result.Reads = append(r.result.Reads, ReadCell{
 					Contestant: e.Name, Step: e.step, Mix: m.String(), Distribution: string(d), Queries: a.Done,
-					PerS: ratio(done, a.Seconds), Micros: ratio(a.Seconds*1e6, done), CPUMicros: ratio(a.CPU*1e6, done),
-					Reads: ratio(float64(a.Reads), done), ReadBytes: ratio(float64(a.ReadBytes), done), HitRate: a.Hits.rate(),
+					PerS: harness.Ratio(done, a.Seconds), Micros: harness.Ratio(a.Seconds*1e6, done), CPUMicros: harness.Ratio(a.CPU*1e6, done),
+					Reads: harness.Ratio(float64(a.Reads), done), ReadBytes: harness.Ratio(float64(a.ReadBytes), done), HitRate: a.Hits.rate(),
 				})
 			}
 		}
@@ -367,10 +364,10 @@ func (r *runner) cache() error {
 			done := float64(a.Done)
 			h := a.Hits
 			r.result.Cache = append(r.result.Cache, CacheCell{
-				Split: splitName(eighths), Mix: name, PerS: ratio(done, a.Seconds), Micros: ratio(a.Seconds*1e6, done), CPUMicros: ratio(a.CPU*1e6, done),
-				HitRate: h.rate(), Reads: ratio(float64(a.Reads), done),
-				State:  ratio(float64(h.StateHits), float64(h.StateHits+h.StateMisses)),
-				Blocks: ratio(float64(h.BlockHits), float64(h.BlockHits+h.BlockMisses)),
+				Split: splitName(eighths), Mix: name, PerS: harness.Ratio(done, a.Seconds), Micros: harness.Ratio(a.Seconds*1e6, done), CPUMicros: harness.Ratio(a.CPU*1e6, done),
+				HitRate: h.rate(), Reads: harness.Ratio(float64(a.Reads), done),
+				State:  harness.Ratio(float64(h.StateHits), float64(h.StateHits+h.StateMisses)),
+				Blocks: harness.Ratio(float64(h.BlockHits), float64(h.BlockHits+h.BlockMisses)),
 			})
 		}
 		return nil
@@ -489,15 +486,15 @@ func (r *runner) commits() error {
 		MemoryP50: harness.Percentile(memory, 50), MemoryP99: harness.Percentile(memory, 99),
 		DurableP50: harness.Percentile(durable, 50), DurableP99: harness.Percentile(durable, 99),
 	}
-	c.RatioP50, c.RatioP99 = ratio(c.DurableP50, c.MemoryP50), ratio(c.DurableP99, c.MemoryP99)
+	c.RatioP50, c.RatioP99 = harness.Ratio(c.DurableP50, c.MemoryP50), harness.Ratio(c.DurableP99, c.MemoryP99)
 	r.result.Commit = c
 	return r.slices(1, func(_ int, e *entrant) error {
 		a, err := ask(e, request{Op: opUnpaced, N: unpaced})
 		if e.Name == roleMemory {
-			c.MemoryRate = ratio(float64(a.Done), a.Seconds)
+			c.MemoryRate = harness.Ratio(float64(a.Done), a.Seconds)
 			return err
 		}
-		c.DurableRate, c.WaitS, c.BlocksBeforeWait, c.Saturated = ratio(float64(a.Done), a.Seconds), a.Waited, a.FirstWait, a.Waited > 0
+		c.DurableRate, c.WaitS, c.BlocksBeforeWait, c.Saturated = harness.Ratio(float64(a.Done), a.Seconds), a.Waited, a.FirstWait, a.Waited > 0
 		return err
 	})
 }

@@ -66,15 +66,15 @@ func (o ByzantineOptions) Check() error {
 
 // ByzantineResult is the outcome of a run.
 type ByzantineResult struct {
-	Keys    int        `json:"keys"`
-	Peers   int        `json:"peers"`
-	Lies    []string   `json:"lies"`
-	Rows    []LyingRow `json:"rows"`
-	Seed    uint64     `json:"seed"`
-	Repeat  int        `json:"repeat"`
-	Limit   float64    `json:"limit_s"`
-	Machine Machine    `json:"machine"`
-	Goals   []Goal     `json:"targets"`
+	Keys    int             `json:"keys"`
+	Peers   int             `json:"peers"`
+	Lies    []string        `json:"lies"`
+	Rows    []LyingRow      `json:"rows"`
+	Seed    uint64          `json:"seed"`
+	Repeat  int             `json:"repeat"`
+	Limit   float64         `json:"limit_s"`
+	Machine harness.Machine `json:"machine"`
+	Goals   []Goal          `json:"targets"`
 }
 
 // LyingRow is the join of the median time with so many liars.
@@ -97,8 +97,8 @@ func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Pro
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	result := &ByzantineResult{Keys: o.Keys, Peers: o.Peers, Lies: o.Lies, Seed: o.Seed, Repeat: o.Repeat, Limit: o.Limit, Machine: thisMachine()}
-	err := inFolder(ctx, o.Dir, progress, func(dir string) error {
+	result := &ByzantineResult{Keys: o.Keys, Peers: o.Peers, Lies: o.Lies, Seed: o.Seed, Repeat: o.Repeat, Limit: o.Limit, Machine: harness.ThisMachine()}
+	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
 		r := &runner{o: Options{Keys: o.Keys, Seed: o.Seed}, dir: dir, progress: progress}
 		server, err := r.startLoaded(ctx, roleServer)
 		if err != nil {
@@ -168,7 +168,7 @@ func (r *ByzantineResult) judge() {
 	honest := slices.IndexFunc(r.Rows, func(row LyingRow) bool { return row.Lying == 0 })
 	for i, row := range r.Rows {
 		if honest >= 0 {
-			r.Rows[i].Ratio = ratio(row.StarlingS, r.Rows[honest].StarlingS)
+			r.Rows[i].Ratio = harness.Ratio(row.StarlingS, r.Rows[honest].StarlingS)
 		}
 		switch {
 		case row.Lying == 26 && honest >= 0:

@@ -2,6 +2,7 @@ package syncbench
 
 import (
 	"fmt"
+	"github.com/starling-kv/starling/bench/harness"
 	"io"
 )
 
@@ -24,12 +25,12 @@ func atMost(name string, want, figure float64) Goal {
 // goals judges a result. What was not measured is left out.
 func (r *Result) goals() (g []Goal) {
 	if r.SDK != nil {
-		g = append(g, atLeast("at least 100× faster than the SDK's store", 100, ratio(r.SDKIAVLS, r.StarlingS)))
+		g = append(g, atLeast("at least 100× faster than the SDK's store", 100, harness.Ratio(r.SDKIAVLS, r.StarlingS)))
 	}
 	if r.Memiavl != nil {
-		g = append(g, atLeast("at least 5× faster than memiavl", 5, ratio(r.MemiavlS, r.StarlingS)))
+		g = append(g, atLeast("at least 5× faster than memiavl", 5, harness.Ratio(r.MemiavlS, r.StarlingS)))
 	}
-	return append(g, atMost("within 2× of the floor", 2, ratio(r.StarlingS, r.FloorS)))
+	return append(g, atMost("within 2× of the floor", 2, harness.Ratio(r.StarlingS, r.FloorS)))
 }
 
 // printGoals says which are met; note is for what numbers they are set.

@@ -69,16 +69,16 @@ func (o HiccupOptions) Check() error {
 
 // HiccupResult is the outcome of a run.
 type HiccupResult struct {
-	Keys      int         `json:"keys"`
-	Blocks    int         `json:"blocks"`
-	PauseMS   int         `json:"interval_ms"`
-	RateMBPS  float64     `json:"rate_mb_s"` // the cap of each joiner
-	Starling  []HiccupRow `json:"starling"`
-	SDK       []HiccupRow `json:"sdk_iavl,omitempty"`
-	SDKBlocks int         `json:"sdk_blocks"`
-	Seed      uint64      `json:"seed"`
-	Machine   Machine     `json:"machine"`
-	Goals     []Goal      `json:"targets"`
+	Keys      int             `json:"keys"`
+	Blocks    int             `json:"blocks"`
+	PauseMS   int             `json:"interval_ms"`
+	RateMBPS  float64         `json:"rate_mb_s"` // the cap of each joiner
+	Starling  []HiccupRow     `json:"starling"`
+	SDK       []HiccupRow     `json:"sdk_iavl,omitempty"`
+	SDKBlocks int             `json:"sdk_blocks"`
+	Seed      uint64          `json:"seed"`
+	Machine   harness.Machine `json:"machine"`
+	Goals     []Goal          `json:"targets"`
 }
 
 // HiccupRow are the commit times of one situation.
@@ -108,9 +108,9 @@ func RunHiccup(ctx context.Context, o HiccupOptions, progress *harness.Progress)
 		return nil, err
 	}
 	h := &hiccups{o: o, progress: progress, result: HiccupResult{
-		Keys: o.Keys, Blocks: o.Blocks, PauseMS: o.PauseMS, RateMBPS: o.Rate, SDKBlocks: o.SDKBlocks, Seed: o.Seed, Machine: thisMachine(),
+		Keys: o.Keys, Blocks: o.Blocks, PauseMS: o.PauseMS, RateMBPS: o.Rate, SDKBlocks: o.SDKBlocks, Seed: o.Seed, Machine: harness.ThisMachine(),
 	}}
-	err := inFolder(ctx, o.Dir, progress, func(dir string) error {
+	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
 		h.r = &runner{o: Options{Keys: o.Keys, Seed: o.Seed}, dir: dir, progress: progress}
 		if err := h.starling(ctx); err != nil {
 			return err
@@ -179,7 +179,7 @@ func (h *hiccups) starling(ctx context.Context) error {
 	for _, joiners := range h.o.Joiners {
 		row := hiccupRow(times[joiners])
 		row.Joiners = joiners
-		row.ServedMBS = ratio(float64(served[joiners])/1e6, seconds[joiners])
+		row.ServedMBS = harness.Ratio(float64(served[joiners])/1e6, seconds[joiners])
 		h.result.Starling = append(h.result.Starling, row)
 	}
 	return err
@@ -237,7 +237,7 @@ func hiccupRow(nanos []int64) HiccupRow {
 func (r *HiccupResult) judge() {
 	for _, rows := range [][]HiccupRow{r.Starling, r.SDK} {
 		for i := range rows {
-			rows[i].P99Ratio, rows[i].MaxRatio = ratio(rows[i].P99MS, rows[0].P99MS), ratio(rows[i].MaxMS, rows[0].MaxMS)
+			rows[i].P99Ratio, rows[i].MaxRatio = harness.Ratio(rows[i].P99MS, rows[0].P99MS), harness.Ratio(rows[i].MaxMS, rows[0].MaxMS)
 		}
 	}
 	for _, row := range r.Starling {

@@ -1,6 +1,6 @@
 package syncbench
 
-import "runtime"
+import "github.com/starling-kv/starling/bench/harness"
 
 // Result is the outcome of a run. Peers that did not take part are left out. Seconds are medians over the joins.
 type Result struct {
@@ -14,14 +14,14 @@ type Result struct {
 	RSSBytes  int64   `json:"rss_bytes"` // the most that the joiner had resident
 
 	// Beyond what was asked for.
-	Starling Starling `json:"starling"`
-	SDK      *SDK     `json:"sdk_iavl,omitempty"`
-	Memiavl  *Memiavl `json:"memiavl,omitempty"`
-	Floor    Floor    `json:"floor"`
-	Seed     uint64   `json:"seed"`
-	Repeat   int      `json:"repeat"`
-	Machine  Machine  `json:"machine"`
-	Goals    []Goal   `json:"targets"`
+	Starling Starling        `json:"starling"`
+	SDK      *SDK            `json:"sdk_iavl,omitempty"`
+	Memiavl  *Memiavl        `json:"memiavl,omitempty"`
+	Floor    Floor           `json:"floor"`
+	Seed     uint64          `json:"seed"`
+	Repeat   int             `json:"repeat"`
+	Machine  harness.Machine `json:"machine"`
+	Goals    []Goal          `json:"targets"`
 }
 
 // Starling are the details of its joins.
@@ -51,24 +51,4 @@ type Memiavl struct {
 	CPUS     float64   `json:"cpu_s"`
 	Bytes    int64     `json:"bytes"`     // leaf records
 	RSSBytes int64     `json:"rss_bytes"` // of one process that is both sides
-}
-
-// Machine says where that was.
-type Machine struct {
-	OS   string `json:"os"`
-	Arch string `json:"arch"`
-	CPUs int    `json:"cpus"`
-	Go   string `json:"go"`
-}
-
-func thisMachine() Machine {
-	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
-}
-
-// ratio is 0 where there is nothing to compare with.
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
 }

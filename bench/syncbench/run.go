@@ -15,9 +15,6 @@ import (
 // loadSlice is how many batches a child loads before it says so.
 const loadSlice = 10
 
-// ErrInterrupted is the end by a signal before there was a result.
-var ErrInterrupted = errors.New("interrupted: nothing was written")
-
 // runner makes one run.
 type runner struct {
 	o        Options
@@ -32,8 +29,8 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	r := &runner{o: o, progress: progress, result: Result{Keys: o.Keys, Seed: o.Seed, Repeat: o.Repeat, Machine: thisMachine()}}
-	err := inFolder(ctx, o.Dir, progress, func(dir string) error {
+	r := &runner{o: o, progress: progress, result: Result{Keys: o.Keys, Seed: o.Seed, Repeat: o.Repeat, Machine: harness.ThisMachine()}}
+	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
 		r.dir = dir
 		return r.run(ctx)
 	})
@@ -41,21 +38,6 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 		return nil, err
 	}
 	return &r.result, nil
-}
-
-// inFolder runs measure with a folder that is removed afterwards.
-func inFolder(ctx context.Context, parent string, progress *harness.Progress, measure func(dir string) error) error {
-	dir, err := os.MkdirTemp(parent, "starling-bench-")
-	if err != nil {
-		return fmt.Errorf("no folder for the databases (--dir says where): %w", err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
-	defer progress.Run()()
-	err = measure(dir)
-	if ctx.Err() != nil {
-		return ErrInterrupted
-	}
-	return err
 }
 
 func (r *runner) run(ctx context.Context) error {

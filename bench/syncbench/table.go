@@ -33,7 +33,7 @@ func (r *Result) Print(out io.Writer) {
 		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  ×"}, {"  of it first, s"}, {"  then, s"}, {"CPU, s"}, {"bytes, MB"}, {"memory, MB"},
 	}
 	for _, c := range r.columns() {
-		times := ratio(c.seconds, r.StarlingS)
+		times := harness.Ratio(c.seconds, r.StarlingS)
 		for i, text := range []string{
 			c.name, show("%.3f", c.seconds), show("%.3g", times), show("%.3f", c.first), show("%.3f", c.then), show("%.2f", c.cpu),
 			show("%.1f", float64(c.bytes)/1e6), show("%.0f", float64(c.rss)/1e6),

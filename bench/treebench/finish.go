@@ -10,7 +10,7 @@ import (
 // result checks that all trees are what they should be, and computes the figures.
 func (r *runner) result() (*Result, error) {
 	result := &Result{
-		Keys: r.o.Keys, Batch: r.o.Batch, Versions: r.o.Versions, Seed: r.o.Seed, ExportRate: r.o.ExportRate, Machine: thisMachine(),
+		Keys: r.o.Keys, Batch: r.o.Batch, Versions: r.o.Versions, Seed: r.o.Seed, ExportRate: r.o.ExportRate, Machine: harness.ThisMachine(),
 	}
 	r.progress.Begin("check", "trees", len(r.entrants))
 	for _, e := range r.entrants {
@@ -42,7 +42,7 @@ func (e *entrant) figures() *Figures {
 		GetNS:    harness.Median(e.gets), ProofUS: harness.Median(e.proofs), ProofBytes: e.proofBytes,
 		ExportS: harness.Median(e.exports), ImportS: harness.Median(e.imports), ExportBytes: e.exportLen,
 		BytesPerKey:              e.loaded.perKey(),
-		HeapBytesPerKey:          ratio(float64(e.loaded.Heap), float64(e.loaded.keys)),
+		HeapBytesPerKey:          harness.Ratio(float64(e.loaded.Heap), float64(e.loaded.keys)),
 		BytesPerKeyAfterVersions: e.after.perKey(),
 		FinalKeys:                e.keys,
 		FinalRoot:                e.roots[len(e.roots)-1],

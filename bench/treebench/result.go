@@ -1,9 +1,8 @@
 package treebench
 
 import (
-	"runtime"
-
 	"github.com/starling-kv/starling/bench/contestant"
+	"github.com/starling-kv/starling/bench/harness"
 )
 
 // Figures are what was measured of one contestant.
@@ -38,24 +37,12 @@ type Result struct {
 	Memiavl  *Figures `json:"memiavl,omitempty"`
 	Floor    Floor    `json:"floor"`
 
-	Batch      int      `json:"batch"`
-	Versions   int      `json:"versions"`
-	Seed       uint64   `json:"seed"`
-	ExportRate float64  `json:"export_rate_mb_s"` // that was asked for
-	Machine    Machine  `json:"machine"`
-	Targets    []Target `json:"targets"`
-}
-
-// Machine says where that was.
-type Machine struct {
-	OS   string `json:"os"`
-	Arch string `json:"arch"`
-	CPUs int    `json:"cpus"`
-	Go   string `json:"go"`
-}
-
-func thisMachine() Machine {
-	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
+	Batch      int             `json:"batch"`
+	Versions   int             `json:"versions"`
+	Seed       uint64          `json:"seed"`
+	ExportRate float64         `json:"export_rate_mb_s"` // that was asked for
+	Machine    harness.Machine `json:"machine"`
+	Targets    []Target        `json:"targets"`
 }
 
 // figures of a contestant, nil where it did not take part.

@@ -2,7 +2,6 @@ package treebench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,9 +26,6 @@ const (
 	secondsANano = 1e-9
 	millisANano  = 1e-6
 )
-
-// ErrInterrupted is the end by a signal before there was a result.
-var ErrInterrupted = errors.New("interrupted: nothing was written")
 
 // runner makes one run.
 type runner struct {
@@ -62,7 +58,7 @@ type held struct {
 	keys int
 }
 
-func (h held) perKey() float64 { return ratio(float64(h.larger()), float64(h.keys)) }
+func (h held) perKey() float64 { return harness.Ratio(float64(h.larger()), float64(h.keys)) }
 
 // Run measures. It says on progress how far it is, and ends its processes in any case.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
@@ -83,7 +79,7 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 	}()
 	result, err := r.run(ctx, dir)
 	if ctx.Err() != nil {
-		return nil, ErrInterrupted
+		return nil, harness.ErrInterrupted
 	}
 	return result, err
 }

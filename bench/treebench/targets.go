@@ -1,5 +1,7 @@
 package treebench
 
+import "github.com/starling-kv/starling/bench/harness"
+
 import "fmt"
 
 // Target is one of the figures to reach, as a ratio within one run.
@@ -15,7 +17,7 @@ func (r *Result) targets() (t []Target) {
 	s := r.Starling
 	// faster than a peer at least so many times
 	faster := func(name string, times, peer, ours float64) Target {
-		ratio := ratio(peer, ours)
+		ratio := harness.Ratio(peer, ours)
 		return Target{Name: name, Met: ratio >= times, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
 	}
 	if m := r.Memiavl; m != nil {
@@ -24,7 +26,7 @@ func (r *Result) targets() (t []Target) {
 	if i := r.IAVL; i != nil {
 		t = append(t, faster("commit at least 100× IAVL v1", 100, i.CommitP50MS, s.CommitP50MS))
 	}
-	above := ratio(s.CommitP50MS, r.Floor.CommitMS)
+	above := harness.Ratio(s.CommitP50MS, r.Floor.CommitMS)
 	t = append(t, Target{Name: "commit within 4× of the hash floor", Met: above <= 4, Figure: above, Measure: fmt.Sprintf("%.3g×", above)})
 	if m := r.Memiavl; m != nil {
 		t = append(t, faster("load at least 5× memiavl", 5, m.LoadS, s.LoadS))
@@ -37,16 +39,8 @@ func (r *Result) targets() (t []Target) {
 	} else {
 		t = append(t, Target{Name: "get at most 1 µs", Met: s.GetNS <= 1000, Figure: s.GetNS, Measure: fmt.Sprintf("%.0f ns", s.GetNS)})
 	}
-	during := ratio(s.CommitP99DuringExportMS, s.CommitP99MS)
+	during := harness.Ratio(s.CommitP99DuringExportMS, s.CommitP99MS)
 	return append(t,
 		Target{Name: "memory at most 300 bytes a key", Met: s.BytesPerKey <= 300, Figure: s.BytesPerKey, Measure: fmt.Sprintf("%.0f bytes", s.BytesPerKey)},
 		Target{Name: "commit p99 during an export at most 1.3× without", Met: during <= 1.3, Figure: during, Measure: fmt.Sprintf("%.3g×", during)})
-}
-
-// ratio is 0 where there is nothing to compare with.
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
 }
