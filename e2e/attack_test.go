@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -32,13 +31,7 @@ const (
 // proof of the double votes into one, let a node join meanwhile, need no more memory than they may, and have nothing left of it afterwards.
 func TestAttackedNetwork(t *testing.T) {
 	p, ctx := processes(t, 5*time.Minute)
-	homes := make([]*runner.Home, 0, 6)
-	for _, name := range []string{"validator-0", "validator-1", "validator-2", "double", "attacker", "joiner"} {
-		dir := filepath.Join(t.TempDir(), name)
-		home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", joinChain, "--home", dir)
-		require.NoError(t, err)
-		homes = append(homes, home)
-	}
+	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "validator-2", "double", "attacker", "joiner")
 	validators, double, attacker, joiner := homes[:3:3], homes[3], homes[4], homes[5]
 	doc, err := runner.Genesis(homes[:4], homes[4:], joinChain, map[string]any{
 		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},

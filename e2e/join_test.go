@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -36,13 +35,7 @@ var joinLies = []string{"equivocate", "withhold", "last"}
 // verified is fetched again, what it has signed stays as it is until it signs again, and then it has the network's state.
 func TestKilledJoin(t *testing.T) {
 	p, ctx := processes(t, 3*time.Minute)
-	homes := make([]*runner.Home, 0, 6)
-	for _, name := range []string{"validator-0", "validator-1", "joiner", "liar-0", "liar-1", "liar-2"} {
-		dir := filepath.Join(t.TempDir(), name)
-		home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", joinChain, "--home", dir)
-		require.NoError(t, err)
-		homes = append(homes, home)
-	}
+	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "joiner", "liar-0", "liar-1", "liar-2")
 	validators, joiner, liars := homes[:2:2], homes[2], homes[3:]
 	joiner.Power = 1 // the others do without it
 	_, err := runner.Genesis(homes[:3], liars, joinChain, map[string]any{

@@ -62,6 +62,19 @@ func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Co
 	return p, ctx
 }
 
+// makeHomes makes a home for each name, of nodes of one chain.
+func makeHomes(ctx context.Context, t *testing.T, chainID string, names ...string) []*runner.Home {
+	t.Helper()
+	homes := make([]*runner.Home, 0, len(names))
+	for _, name := range names {
+		dir := filepath.Join(t.TempDir(), name)
+		home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", chainID, "--home", dir)
+		require.NoError(t, err)
+		homes = append(homes, home)
+	}
+	return homes
+}
+
 func start(t *testing.T, p *runner.Processes, spec runner.Spec) {
 	t.Helper()
 	_, err := p.Start(spec)

@@ -34,13 +34,7 @@ func TestStatusPage(t *testing.T) {
 		t.Skip("NOT RUN: TestStatusPage: there is no chromium (Debian: apt-get install chromium)")
 	}
 	p, ctx := processes(t, 4*time.Minute)
-	homes := make([]*runner.Home, 0, 5)
-	for _, name := range []string{"validator-0", "validator-1", "liar-0", "liar-1", "joiner"} {
-		dir := filepath.Join(t.TempDir(), name)
-		home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", joinChain, "--home", dir)
-		require.NoError(t, err)
-		homes = append(homes, home)
-	}
+	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "liar-0", "liar-1", "joiner")
 	validators, liars, joiner := homes[:2:2], homes[2:4:4], homes[4]
 	_, err := runner.Genesis(validators, append(liars, joiner), joinChain, map[string]any{
 		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},
