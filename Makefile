@@ -1,5 +1,10 @@
 # What one types here; `make help` lists it.
 
+# Everything is compiled in one way, static and without the folder's name, as `make build` does: the build cache then holds each
+# package once, and tests, programs and the commands of the README share it. Only the race detector needs another.
+export CGO_ENABLED := 0
+export GOFLAGS     := $(GOFLAGS) -trimpath
+
 GO            ?= go
 TOOLS         := $(CURDIR)/.tools
 GOLANGCI      := v2.11.4
@@ -10,19 +15,16 @@ FIRST         ?= 1
 NETWORK       ?= ci
 PROVIDER      ?= process
 VERSION       ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS       := -X github.com/starling-kv/starling/node.Version=$(VERSION)
+LDFLAGS       := -X github.com/starling-kv/starling/node/buildinfo.Version=$(VERSION)
 
-# Packages whose tests run under the race detector (it needs gcc): all but those that drive real networks of processes.
-RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 'starling$$')
-E2E_PACKAGES   = . ./e2e/... ./cmd/localnet/...
-HAVE_CC       := $(shell command -v $${CC:-gcc} 2>/dev/null)
-ifeq ($(HAVE_CC),)
-RACE          :=
-else
-RACE          := -race
-endif
+# The packages of the node. The root's tests run the README's commands; those of e2e and localnet drive networks of processes.
+UNIT_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 'starling$$')
+E2E_PACKAGES   = ./e2e/... ./cmd/localnet/...
+# Nothing in these runs concurrently: the race detector finds nothing in them that the plain run of their tests does not.
+PURE_PACKAGES  = /tx$$|/statesync/scheduler$$|/health$$|/internal/(hexruns|bubble)$$|/networks/
+RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 'starling$$' | grep -v -E '$(PURE_PACKAGES)')
 
-.PHONY: help build image install release release-check test unit oracle bench e2e e2e-docker e2e-network e2e-random torture lint fuzz proto kernels vectors clean
+.PHONY: help build image install release release-check test check checks race debug oracle bench e2e e2e-docker e2e-network e2e-random torture lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -42,28 +44,45 @@ release-check: ## build the release of linux/amd64 in two folders and compare
 image: ## build the image starling:latest, FROM scratch around the static binary (needs Docker)
 	networks/build-image.sh
 
-test: unit oracle bench e2e ## everything that must pass: unit tests, the iavl oracle, a small benchmark, networks of real processes
-
-unit: ## vet and unit tests, under the race detector where there is a C compiler
-	$(GO) vet ./...
-	@test -n '$(RACE)' || echo 'NOT RUN: the race detector (no C compiler here); the tests run without it'
-	$(GO) test $(RACE) -timeout 20m $(RACE_PACKAGES)
-	$(GO) test -tags purego ./avlstar/... # without assembly
-	$(GO) test -tags avlstardebug -timeout 20m ./avlstar # every version checked as a whole
+test: ## what every change must pass, in ten minutes at most: unit tests, scripts, vectors, the README's commands with a network of liars
+	$(GO) build -o build/programs/ ./cmd/starlingd ./cmd/localnet ./e2e/byzantine
+	@absent() { command -v $$1 >/dev/null || echo "NOT RUN: $$2 (no $$1 here)"; }; \
+	absent python3 'the Python example'; absent promtool 'the check of alerts'; absent systemd-analyze 'the check of the systemd unit'
 	@$(GO) test -count=1 -v -run '^TestAbsent$$' ./avlstar/sha256mb | grep -o 'NOT RUN: .*' || true
+	@# Many of them wait for blocks: four packages at a time keep two cores busy, and so do four of their tests.
+	$(GO) test -p 4 -parallel 4 -timeout 10m $(UNIT_PACKAGES)
+	$(GO) test -count=1 -timeout 10m .
+
+# The stages of `make check`; .ci/run times each.
+CHECKS := race debug oracle bench e2e
+
+checks:
+	@echo $(CHECKS)
+
+check: $(CHECKS) ## everything else: race detector, debug checks, the iavl oracle, the benchmarks' tests, all networks
+
+race: ## the unit tests with fewer rounds, under the race detector (which needs a C compiler)
+	@if command -v $${CC:-gcc} >/dev/null; then \
+	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 15m $(RACE_PACKAGES); \
+	else echo 'NOT RUN: the race detector (no C compiler here)'; fi
+
+debug: ## the tree's tests without assembly, with every version checked as a whole
+	$(GO) test -tags purego,avlstardebug -short -vet=off -timeout 10m ./avlstar/...
 
 oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so that iavl never reaches the node)
 	cd avlstar/oracle && $(GO) test -timeout 10m ./...
 
 bench: ## the tests of starling-bench, which run it on a few keys (a module of its own, so that the peers never reach the node)
-	cd bench && $(GO) vet ./... && $(GO) test -timeout 20m ./...
+	cd bench && $(GO) test -timeout 20m ./...
 
-e2e: ## networks of real processes on loopback: e2e/networks, localnet, a stock CometBFT, the README's commands
+e2e: ## networks of processes on loopback, and of containers where there is Docker
 	@absent() { command -v $$1 >/dev/null || echo "NOT RUN: $$2 (no $$1 here)"; }; \
-	absent docker 'tests of containers, the image and networks/'; absent prometheus "the dashboard's queries"; absent promtool 'the check of alerts'; \
-	absent chromium 'the status page in a browser'; absent python3 'the Python example'; absent systemd-analyze 'the check of the systemd unit'; \
+	absent docker 'tests of containers, the image and networks/'; absent prometheus "the dashboard's queries"; \
+	absent chromium 'the status page in a browser'; \
+	test "$$(git rev-parse --is-shallow-repository 2>/dev/null)" = false || echo 'NOT RUN: the upgrade from an older build (no whole clone)'; \
 	test "$$(id -u)" = 0 || echo 'NOT RUN: full disks (they need root)'
-	$(GO) test -count=1 -p 1 -timeout 40m $(E2E_PACKAGES)
+	@# Networks wait for blocks: two packages at a time.
+	$(GO) test -count=1 -p 2 -timeout 40m $(E2E_PACKAGES)
 
 e2e-docker: ## the networks ci and byzantine of e2e/networks as Docker containers (needs Docker)
 	STARLING_E2E_PROVIDER=docker STARLING_E2E_NETWORKS=ci,byzantine $(GO) test -count=1 -v -timeout 30m -run '^TestNetworks$$' ./e2e
@@ -83,7 +102,7 @@ lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
 	cd bench && $(TOOLS)/golangci-lint-$(GOLANGCI) run --config ../.golangci.yml ./...
 
 $(TOOLS)/golangci-lint-$(GOLANGCI):
-	GOFLAGS= GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+	GOFLAGS=-trimpath GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(TOOLS)/golangci-lint $@
 
 fuzz: ## run every fuzz target for FUZZTIME (30s)

@@ -1,4 +1,5 @@
-// Package starling holds what concerns the whole repository: the tests of its import graph and of its README.
+// Package starling holds the tests that concern the whole repository: its import graph, its README
+// and other documents, the links between them, and the words of its comments.
 //
 //	tx ◄─── app ───► avlstar ◄─── statesync        storage
 //	 ▲       ▲          ▲             ▲               ▲

@@ -12,14 +12,15 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// TestValidatorGuide runs the commands of docs/validator.md that are marked as those of the README are, in order, with a program built from
-// here, a home folder of its own, and the genesis file of a network in the working folder.
+// TestValidatorGuide runs the commands of docs/validator.md that are marked as those of the README
+// are, in order, with starlingd as it is here, a home folder of its own, and the genesis file of a
+// network in the working folder.
 func TestValidatorGuide(t *testing.T) {
 	text, err := os.ReadFile("docs/validator.md")
 	require.NoError(t, err)
 	work := t.TempDir()
-	program := filepath.Join(work, "bin", "starlingd")
-	require.NoError(t, runner.Build(t.Context(), ".", "./cmd/starlingd", program))
+	program, err := runner.Program(t.Context(), "./cmd/starlingd")
+	require.NoError(t, err)
 	network := filepath.Join(work, "network")
 	out, err := exec.Command(program, "init", "--home", network, "--chain-id", "guide-1", "--open").CombinedOutput()
 	require.NoError(t, err, "%s", out)

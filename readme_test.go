@@ -23,9 +23,10 @@ import (
 //	<!-- test: GROUP, stays up, "TEXT" -->      it prints TEXT and stays up while the rest of its group runs; then Ctrl-C ends it,
 //	                                            with exit status 0 (but for `go run`, which answers 1 to Ctrl-C whatever it ran)
 //
-// The blocks of one group run in order, each in a shell of its own, as a reader would open one: what an earlier block exported is not
-// there. All groups run in one copy of the repository with a home folder (~) of its own, so nothing of the reader's is touched.
-// A block without such a comment may only hold `make TARGET`, and is checked by `make --dry-run` (`make test` is what runs this).
+// The blocks of one group run in order, each in a shell of its own, as a reader would open one:
+// what an earlier block exported is not there. All groups run in one copy of the repository with a
+// home folder (~) of its own, so nothing of the reader's is touched. A block without such a comment
+// may only hold `make TARGET`, and is checked by `make --dry-run` (`make test` is what runs this).
 
 // block is a fenced block of the README.
 type block struct {

@@ -16,7 +16,8 @@ var (
 	anyTestName = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z][A-Za-z0-9_]*`)
 )
 
-// TestSecurityNamesTests: what docs/security.md says is shown by a test is shown by one that exists, where it says.
+// TestSecurityNamesTests: what docs/security.md says is shown by a test is shown by one that
+// exists, where it says.
 func TestSecurityNamesTests(t *testing.T) {
 	text, err := os.ReadFile("docs/security.md")
 	require.NoError(t, err)

@@ -12,7 +12,8 @@ import (
 
 const installedProgram = "/usr/local/bin/starlingd"
 
-// TestSystemdUnit: systemd takes the unit of networks/systemd as it is, and finds little that it could do to the host.
+// TestSystemdUnit: systemd takes the unit of networks/systemd as it is, and finds little that it
+// could do to the host.
 func TestSystemdUnit(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -27,7 +28,8 @@ func TestSystemdUnit(t *testing.T) {
 	require.NoError(t, os.WriteFile(unit, []byte(strings.ReplaceAll(string(text), installedProgram, program)), 0o600))
 	for _, args := range [][]string{
 		{"verify", "--man=no", "--recursive-errors=no", unit},
-		{"security", "--offline=yes", "--threshold=20", "--no-pager", unit}, // 2.0 of 10, where 10 is no protection
+		// 2.0 of 10, where 10 is no protection
+		{"security", "--offline=yes", "--threshold=20", "--no-pager", unit},
 	} {
 		out, err := exec.Command(analyze, args...).CombinedOutput()
 		require.NoError(t, err, "systemd-analyze %s\n%s", strings.Join(args, " "), out)

@@ -18,15 +18,17 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// FuzzABCI plays CometBFT: it reads any bytes as decisions of what to call next, within the order that ABCI 2.0 allows ("CometBFT's
-// expected behavior", spec/abci), with transactions that are valid, damaged or junk.
+// FuzzABCI plays CometBFT: it reads any bytes as decisions about the next call, within the order
+// that ABCI 2.0 allows ("CometBFT's expected behavior", spec/abci), with transactions that are
+// valid, damaged or junk.
 //
 //	start    = info [init-chain] replay | offer apply… replay
 //	height   = (prepare process | process)… [finalize] finalize commit recheck…
 //	meantime = check-tx | query | info | list | load | offer | apply | a kill and another start
 //
-// Two replicas must agree on every proposal and every result, a third takes the place of one of them by a snapshot, among damaged
-// chunks; state, codes, values read and validators are those of the simple-minded model.
+// Two replicas must agree on every proposal and every result. A third replaces one of them by a
+// snapshot, some of whose chunks are damaged. State, codes, values read and validators must be
+// those of a naive model.
 func FuzzABCI(f *testing.F) {
 	for seed := range uint64(16) {
 		f.Add(randomDecisions(seed, 40+40*int(seed)))
@@ -37,8 +39,8 @@ func FuzzABCI(f *testing.F) {
 	})
 }
 
-// TestRandomABCI is FuzzABCI on random bytes, and sees that they lead to everything there is. The counts are sums over so many decisions
-// that none can be 0 by chance.
+// TestRandomABCI runs FuzzABCI on random bytes and checks that they reach every kind of call. Each
+// count sums over enough decisions that it cannot be 0 by chance.
 func TestRandomABCI(t *testing.T) {
 	seed, total := testSeed(t), map[string]int{}
 	for i := range uint64(12) {
@@ -61,7 +63,7 @@ func randomDecisions(seed uint64, n int) []byte {
 	return decisions
 }
 
-// decisions are bytes as choices; where they have run out, every choice is the first.
+// decisions reads bytes as choices; when they are used up, every choice is the first.
 type decisions []byte
 
 func (d *decisions) choose(n int) int {
@@ -73,7 +75,7 @@ func (d *decisions) choose(n int) int {
 	return int(b) % n
 }
 
-// junk is up to n bytes as they are.
+// junk returns up to n of the bytes unchanged.
 func (d *decisions) junk(n int) []byte {
 	n = min(d.choose(n+1), len(*d))
 	b := bytes.Clone((*d)[:n])
@@ -81,8 +83,9 @@ func (d *decisions) junk(n int) []byte {
 	return b
 }
 
-// source makes decisions random numbers for the generator of transactions: each is a function of the next two bytes and of how many there were
-// before, so that it goes on where the decisions have run out.
+// source turns decisions into random numbers for the generator of transactions. Each number is a
+// function of the next two bytes and of the number of bytes before them, so numbers keep differing
+// when the bytes are used up.
 type source struct {
 	*decisions
 	n uint64
@@ -100,7 +103,7 @@ func (s *source) Uint64() uint64 {
 const abciGenesis = `{"chunk_bytes": 150, "snapshot_interval": 2, "open": true, "admins": ["@root"], "grants": [
 	{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "ab", "quota": 100}, {"grantee": "*", "prefix": "c", "quota": 50}]}`
 
-// abciWorld is what CometBFT has: the blocks that were decided, a mempool, and nodes.
+// abciWorld is what CometBFT has: the decided blocks, a mempool, and nodes.
 type abciWorld struct {
 	t          *testing.T
 	decisions  *decisions
@@ -118,7 +121,7 @@ type abciBlock struct {
 	res *abci.ResponseFinalizeBlock
 }
 
-// replica is an application with what belongs to it.
+// replica is an application with its store and snapshots.
 type replica struct {
 	*App
 	store     *memoryStore
@@ -136,13 +139,13 @@ func playABCI(t *testing.T, bytes []byte) map[string]int {
 		defer func() { require.NoError(t, r.snapshots.Close()) }()
 		w.replay(r)
 	}
-	for k, v := range w.replicas[0].block.version.Ascend(nil, nil) {
-		w.model.state[string(k)] = string(v)
+	for _, kv := range entries(t, w.replicas[0].block.version) {
+		w.model.state[string(kv.Key)] = string(kv.Value)
 	}
 	for len(d) > 0 {
 		w.step()
 	}
-	w.block() // whatever was done, a block can follow
+	w.block() // whatever was decided, a block can follow
 	for _, r := range w.replicas {
 		checkState(t, r.App, w.model)
 	}
@@ -175,21 +178,21 @@ func (w *abciWorld) newReplica() *replica {
 	return r
 }
 
-// open makes the application from what is durable.
+// open starts the application from what is durable.
 func (w *abciWorld) open(r *replica) {
 	r.App = newTestApp(w.t, r.store)
 	r.snapshots = statesync.NewManager(statesync.Options{Target: &restoreInto{replica: r}, Interval: 2, Keep: 2, Workers: 1})
 	r.SetSnapshots(onlySnapshots{r.snapshots})
 }
 
-// restart follows a kill.
+// restart starts again after a kill.
 func (w *abciWorld) restart(r *replica) {
 	require.NoError(w.t, r.snapshots.Close())
 	w.open(r)
 	w.replay(r)
 }
 
-// onlySnapshots are those of a manager; the query for them is not asked here.
+// onlySnapshots are the snapshots of a manager, without the query for them.
 type onlySnapshots struct{ *statesync.Manager }
 
 func (onlySnapshots) Offered() []SnapshotInfo { return nil }
@@ -211,7 +214,7 @@ func (w *abciWorld) replay(r *replica) {
 	}
 }
 
-// transactions are valid, damaged and junk ones, some from the mempool.
+// transactions returns valid, damaged and junk transactions, some of them from the mempool.
 func (w *abciWorld) transactions() [][]byte {
 	var txs [][]byte
 	waiting := map[string]uint64{}
@@ -234,7 +237,7 @@ func (w *abciWorld) transactions() [][]byte {
 	return txs
 }
 
-// block is one height: rounds, the execution of what was decided, the commit.
+// block plays one height: rounds, the execution of the decided block, the commit.
 func (w *abciWorld) block() {
 	height := int64(len(w.blocks)) + 1
 	block := abciBlock{txs: w.round(height)}
@@ -242,7 +245,7 @@ func (w *abciWorld) block() {
 		block.txs = w.round(height)
 	}
 	for i, r := range w.replicas {
-		if w.decisions.choose(6) == 5 { // an execution that nothing came of
+		if w.decisions.choose(6) == 5 { // an execution without a commit
 			finalize(w.t, r.App, w.transactions()...)
 			w.did["again"]++
 		}
@@ -258,8 +261,9 @@ func (w *abciWorld) block() {
 	w.recheck()
 }
 
-// round is one round, whose block is decided if it is the last. What a correct proposer makes everybody accepts. A block with anything in it
-// is judged alike by all, and may be decided whatever they say: by validators of another mind.
+// round plays one round, whose block is decided if it is the last. Everybody must accept the
+// proposal of a correct proposer. All must judge a block with arbitrary contents alike; it may be
+// decided even if they reject it, by other validators.
 func (w *abciWorld) round(height int64) [][]byte {
 	txs := w.transactions()
 	honest := w.decisions.choose(3) != 2
@@ -294,7 +298,7 @@ func (w *abciWorld) follow(block abciBlock) {
 			values []string
 		)
 		if decoded, err := tx.Decode(raw, testChain); err != nil {
-			code = refusal(err).Code
+			code = refusal(err, tx.CodeMalformed).Code
 		} else {
 			code, values = w.model.execute(decoded)
 		}
@@ -345,7 +349,8 @@ func (w *abciWorld) recheck() {
 	w.mempool = kept
 }
 
-// query asks for a key that may well be there, and holds the answer against the model; or it asks for anything.
+// query asks for a key that is likely present and compares the answer with the model, or asks for
+// anything.
 func (w *abciWorld) query(r *replica) {
 	w.did["query"]++
 	if w.decisions.choose(2) == 0 || r.Height() == 0 {
@@ -363,7 +368,8 @@ func (w *abciWorld) query(r *replica) {
 	require.Equal(w.t, w.model.state[k], string(value))
 }
 
-// junk calls what a peer's bytes reach, when nobody asked for it. A snapshot that is refused leaves the state alone.
+// junk makes unexpected calls with the bytes of a peer. A snapshot that is refused must leave the
+// state unchanged.
 func (w *abciWorld) junk(r *replica) {
 	switch w.decisions.choose(4) {
 	case 0:
@@ -389,7 +395,8 @@ func (w *abciWorld) junk(r *replica) {
 	}
 }
 
-// join puts a new node in the place of the last replica: by a snapshot of the first, with chunks damaged on the way, then by the blocks since.
+// join replaces the last replica by a new node: it takes a snapshot of the first, with chunks
+// damaged on the way, and then the blocks since.
 func (w *abciWorld) join() {
 	server, last := w.replicas[0], w.replicas[len(w.replicas)-1]
 	list, err := server.ListSnapshots(ctx, &abci.RequestListSnapshots{})
@@ -434,7 +441,7 @@ func (w *abciWorld) join() {
 	w.replay(last)
 }
 
-// damaged is another chunk than the one that it was.
+// damaged returns a chunk that differs from the given one.
 func (w *abciWorld) damaged(chunk []byte) []byte {
 	at := min(w.decisions.choose(256), len(chunk)-1)
 	switch w.decisions.choose(3) {

@@ -14,35 +14,44 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Store keeps the state. The application calls Load and Commit from one goroutine at a time, Durable at any time.
+// Store keeps the state. The application calls Load and Commit from one goroutine at a time, and
+// Durable at any time.
 //
-// Versions are counted references (avlstar.Version), and one rule says whose they are, here and everywhere in this program: a version
-// that is passed as an argument is valid during the call, and who keeps it longer retains it; one that is returned comes with a
-// reference, which the caller releases.
+// Versions are counted references (avlstar.Version). One rule of ownership holds here and
+// everywhere in this program: a version passed as an argument is valid during the call, and a
+// callee that keeps it longer retains it; a version that is returned comes with a reference, which
+// the caller releases.
 type Store interface {
-	// Load returns the state that is durable, which the caller releases: height 0 and nil where there is none.
+	// Load returns the durable state, which the caller releases: height 0 and nil if there is none.
 	Load() (height int64, v *avlstar.Version, err error)
 
-	// Commit hands over the block that made v the state at height. What it writes becomes durable later, block after block in order, each
-	// whole or not at all: see Durable. It may wait where too much is waiting already. base is the version before and changes
-	// what differs from it, in ascending key order; base is nil at the first commit, which carries every key. The store retains v
-	// and base as long as it needs them, and may keep changes: nobody changes their keys and values, which are valid as long as v is
-	// retained. After an error, also one of an earlier block, the application goes on no further: the node must stop.
+	// Commit hands over the block that made v the state at height. It becomes durable later, in
+	// order of height, each block whole or not at all: see Durable. Commit may block while the
+	// backlog is at its maximum. base is the version before v, and changes is what differs from it,
+	// in ascending key order. In the first commit base is nil, and changes holds every key. The
+	// store retains v and base for as long as it needs them, and may keep changes: nobody modifies
+	// their keys and values, which are valid while v is retained. After an error, which may concern
+	// an earlier block, the application commits nothing more: the node must stop.
 	Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
 
-	// Durable returns the height of the state that a restart comes back to, 0 where there is none. It never falls. The blocks since
-	// are the only witness of what came after it: CometBFT executes them again.
+	// Durable returns the height of the state that a restart would load, 0 if there is none. It
+	// never decreases. Later blocks exist in CometBFT's block store only, which must keep them:
+	// CometBFT executes them again after a restart.
 	Durable() int64
 }
 
-// Snapshots offers and receives snapshots (package statesync). The last four are those of abci.Application. All methods may be
-// called at any time, concurrently, and without a lock of the application being held.
+// Snapshots offers and receives snapshots (package statesync). The last four methods are those of
+// abci.Application. All methods may be called concurrently and at any time; the application holds
+// none of its locks while it calls them.
 type Snapshots interface {
-	// Committed tells of every committed version, in ascending order of height. It retains v where it keeps it. It must not block.
+	// Committed reports a committed version; heights ascend. To keep v, it retains it. It must not
+	// block.
 	Committed(height int64, v *avlstar.Version)
-	// OldestServed returns the lowest height of a snapshot that is offered, whose blocks must be kept; 0: none.
+	// OldestServed returns the lowest height of a snapshot that is offered, 0 if there is none.
+	// CometBFT must keep the blocks from there on.
 	OldestServed() int64
-	// Offered describes the snapshots that are offered, newest first. Unlike ListSnapshots it is no joiner's question.
+	// Offered describes the snapshots on offer, newest first. Unlike ListSnapshots, it is not
+	// counted as a question of a joining node.
 	Offered() []SnapshotInfo
 
 	ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error)
@@ -55,19 +64,22 @@ type Snapshots interface {
 type Options struct {
 	Logger       log.Logger // default: none
 	Store        Store      // required
-	ChainID      string     // refuse the state of another chain; empty: not known
-	KeepRecent   int        // how many committed versions answer queries; 1 at least
-	RetainBlocks int64      // how many blocks CometBFT keeps; 0: all
+	ChainID      string     // if set, the state of another chain is refused
+	KeepRecent   int        // number of committed versions that answer queries, at least 1
+	RetainBlocks int64      // number of blocks that CometBFT keeps; 0: all
 	Version      string     // of the program, for Info
-	// NewestVersion is the newest app version whose blocks are executed, 0: NewestVersion(). A version that no rules exist for has those of
-	// the newest: so an upgrade can be rehearsed before there is one.
+	// NewestVersion is the newest app version whose blocks are executed, 0: NewestVersion(). A
+	// version without rules of its own uses those of the newest, so that an upgrade can be
+	// rehearsed before there is one.
 	NewestVersion uint64
 	Metrics       *Metrics // default: none
 }
 
-// App is the application. Its methods may be called concurrently; none that reads waits for a block in the making.
+// App is the application. Its methods may be called concurrently; those that read never wait for a
+// block that is being executed.
 type App struct {
-	abci.BaseApplication // what Starling does not use: vote extensions, the application's own mempool
+	// What Starling does not use: vote extensions, and a mempool of the application's own.
+	abci.BaseApplication
 
 	options   Options
 	logger    log.Logger
@@ -76,37 +88,42 @@ type App struct {
 	published atomic.Pointer[published]
 	check     checker
 
-	// block is the state machine, which goes from block to block.
+	// block is the state machine, which advances block by block.
 	block struct {
 		sync.Mutex
-		height   int64            // committed; 0: none yet
-		initial  int64            // height of the first block, known from InitChain
-		version  *avlstar.Version // after block height, or of genesis; nil before InitChain; holds a reference (see replace)
-		params   *Params          // of version
-		pending  *pending         // a finalized block that is not committed yet (see giveUp)
-		failures error            // a failed commit: nothing goes on after it
+		height  int64 // committed; 0: none yet
+		initial int64 // height of the first block, known from InitChain
+		// After block height, or of genesis; nil before InitChain. Holds a reference: see replace.
+		version  *avlstar.Version
+		params   *Params  // of version
+		pending  *pending // finalized and not yet committed: see giveUp
+		failures error    // a commit failed: nothing is executed any more
 	}
 }
 
 var _ abci.Application = (*App)(nil)
 
-// published is what queries see. It is never changed, only replaced; then what the new one has not is released. So who found a
-// version here may be too late for it: acquire.
+// published is what queries see. It is immutable. When it is replaced, the versions that the new
+// one lacks are released, so a version that was found here may no longer be valid: use acquire.
 type published struct {
-	height int64       // 0: no block is committed
-	recent []committed // ascending, the last is of height; each holds a reference, which goes from one published to the next
+	height int64 // 0: no block is committed
+	// In ascending order; the last one is of height. Each holds a reference, which passes from one
+	// published to the next.
+	recent []committed
 }
 
-// committed is a version after a block. Where it is a result, its reference belongs to the caller.
+// committed is a version after a block. A function that returns one passes its reference to the
+// caller.
 type committed struct {
 	height  int64
 	version *avlstar.Version
 }
 
-// ErrOtherChain says that the stored state belongs to another chain than the one that is asked for.
-var ErrOtherChain = errors.New("the state belongs to another chain")
+// ErrOtherChain: data belong to another chain, or to another genesis of it, than the one that is
+// asked for.
+var ErrOtherChain = errors.New("data of another chain")
 
-// New makes an application that goes on from what the store holds.
+// New returns an application that resumes from what the store holds.
 func New(options Options) (*App, error) {
 	if options.Store == nil {
 		return nil, errors.New("app: no store")
@@ -135,10 +152,10 @@ func New(options Options) (*App, error) {
 	return a, nil
 }
 
-// adopt makes a state of the store the one to go on from, and retains it.
+// adopt makes a state of the store the current one, and retains it.
 func (a *App) adopt(height int64, v *avlstar.Version) error {
 	if height < 1 || v == nil {
-		return fmt.Errorf("a state at height %d cannot be gone on from", height)
+		return fmt.Errorf("a state at height %d cannot be resumed", height)
 	}
 	params, err := ReadParams(v)
 	if err != nil {
@@ -162,8 +179,8 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 	return nil
 }
 
-// replace makes v the state to go on from and takes over a reference to it. The state before is released, and a block that waits for
-// its commit is given up. block is locked.
+// replace makes v the current state and takes over a reference to it. It releases the previous
+// state and gives up a block that waits for its commit. The caller holds block's lock.
 func (a *App) replace(height int64, v *avlstar.Version, params *Params) {
 	a.giveUp()
 	if a.block.version != nil {
@@ -172,7 +189,8 @@ func (a *App) replace(height int64, v *avlstar.Version, params *Params) {
 	a.block.height, a.block.version, a.block.params = height, v, params
 }
 
-// publish shows the committed state to queries and CheckTx. block is locked. The arguments are those of checker.reset.
+// publish shows the committed state to queries and to CheckTx. The caller holds block's lock. For
+// the arguments see checker.reset.
 func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
 	height, v := a.block.height, a.block.version
 	v.Retain()
@@ -180,25 +198,27 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
 	drop := max(0, len(old)-a.options.KeepRecent+1)
 	recent := append(make([]committed, 0, len(old)-drop+1), old[drop:]...)
 	a.published.Store(&published{height: height, recent: append(recent, committed{height, v})})
-	for _, c := range old[:drop] { // not before they are out of published: see acquire
+	for _, c := range old[:drop] { // only now that published lacks them: see acquire
 		c.version.Release()
 	}
 	a.check.reset(v, a.block.params, rewritten, sameRights)
 	a.options.Metrics.committed(height, v)
 }
 
-// acquire finds the version after block height (0: the last one) among those kept. The caller releases it.
+// acquire returns the version after block height (0: the latest) if it is kept. The caller releases
+// it.
 func (a *App) acquire(height int64) (committed, *tx.Error) {
 	for {
 		c, refused := a.published.Load().at(height)
 		if refused != nil || c.version.TryRetain() {
 			return c, refused
 		}
-		// It was released since it was found, so published is another one by now.
+		// It was released after it was found: by now published is a newer one.
 	}
 }
 
-// SetSnapshots connects the snapshots, once, before the first block. They are told of the state that is there.
+// SetSnapshots connects the snapshots. It must be called at most once, before the first block. If
+// there is a state already, it is reported to them.
 func (a *App) SetSnapshots(s Snapshots) {
 	a.snapshots.Store(&s)
 	if height, v := a.Latest(); v != nil {
@@ -207,8 +227,9 @@ func (a *App) SetSnapshots(s Snapshots) {
 	}
 }
 
-// Restored makes a complete, verified and durable state that came as a snapshot the one to go on from. It is for an application
-// that has none. The application retains v, and applies the next block to it: nobody else may. Snapshots.Committed is not called.
+// Restored makes v, which came as a snapshot and is complete, verified and durable, the current
+// state of an application that has none. The application retains v and applies the next block to
+// it; nobody else may. Snapshots.Committed is not called.
 func (a *App) Restored(height int64, v *avlstar.Version) error {
 	if err := a.adopt(height, v); err != nil {
 		return fmt.Errorf("restored state: %w", err)
@@ -217,8 +238,8 @@ func (a *App) Restored(height int64, v *avlstar.Version) error {
 	return nil
 }
 
-// Forget drops a restored state that no block was executed on, so that another one can be restored: the join was interrupted
-// before CometBFT knew of it. The caller removes it from the store.
+// Forget drops a restored state on which no block was executed, so that another can be restored:
+// the join was interrupted before CometBFT knew of it. The caller removes it from the store.
 func (a *App) Forget() {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -229,7 +250,8 @@ func (a *App) Forget() {
 	a.check.reset(nil, nil, nil, false)
 }
 
-// Latest returns the state that was committed last, which the caller releases: height 0 and nil where there is none.
+// Latest returns the last committed state, which the caller releases: height 0 and nil if there is
+// none.
 func (a *App) Latest() (height int64, v *avlstar.Version) {
 	c, refused := a.acquire(0)
 	if refused != nil {
@@ -238,10 +260,10 @@ func (a *App) Latest() (height int64, v *avlstar.Version) {
 	return c.height, c.version
 }
 
-// Height returns the height of the block that was committed last, 0 where there is none.
+// Height returns the height of the last committed block, 0 if there is none.
 func (a *App) Height() int64 { return a.published.Load().height }
 
-// Oldest returns the height of the oldest state that queries are answered from, 0 where there is none.
+// Oldest returns the height of the oldest state that answers queries, 0 if there is none.
 func (a *App) Oldest() int64 {
 	if recent := a.published.Load().recent; len(recent) > 0 {
 		return recent[0].height
@@ -249,7 +271,8 @@ func (a *App) Oldest() int64 {
 	return 0
 }
 
-// Info tells CometBFT from where to replay blocks: after the state in memory, which after a start is the one that was durable.
+// Info tells CometBFT after which block to replay: the height of the state in memory, which after a
+// start is the durable one.
 func (a *App) Info(context.Context, *abci.RequestInfo) (*abci.ResponseInfo, error) {
 	info := &abci.ResponseInfo{Data: "starling", Version: a.options.Version, AppVersion: GenesisVersion}
 	if height, v := a.Latest(); v != nil {

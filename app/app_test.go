@@ -24,7 +24,7 @@ func commitBlock(a *App) error {
 	return err
 }
 
-// Before InitChain and after nonsense every call answers, none panics.
+// Before InitChain, and after nonsense, every call answers and none panics.
 func TestBeforeGenesis(t *testing.T) {
 	a := newTestApp(t, &memoryStore{})
 	_, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: 1})
@@ -51,7 +51,8 @@ func TestBeforeGenesis(t *testing.T) {
 	}
 }
 
-// CometBFT calls InitChain again until the first block is committed; afterwards its data and ours do not belong together.
+// CometBFT calls InitChain again until the first block is committed; after that, its data and ours
+// do not match.
 func TestInitChainAgain(t *testing.T) {
 	a := newTestApp(t, &memoryStore{})
 	first, err := a.InitChain(ctx, initRequest(aliceOwnsA))
@@ -66,7 +67,7 @@ func TestInitChainAgain(t *testing.T) {
 	require.ErrorContains(t, err, "there is a state at height 1")
 }
 
-// Until Commit a block may be executed again, or another in its place, and nobody sees anything of it.
+// Until Commit, a block may be executed again, or another instead of it, and no reader sees it.
 func TestFinalizeBlockAgain(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	runBlock(t, a, sign(t, "alice", 0, put("a", "1")))
@@ -81,7 +82,7 @@ func TestFinalizeBlockAgain(t *testing.T) {
 	after, err := a.Info(ctx, &abci.RequestInfo{})
 	require.NoError(t, err)
 	require.Equal(t, before, after)
-	for _, path := range []string{PathKey, ""} { // the latter as CometBFT's kvstore is asked
+	for _, path := range []string{PathKey, ""} { // the latter as CometBFT's kvstore is queried
 		res, err := a.Query(ctx, &abci.RequestQuery{Path: path, Data: []byte("a")})
 		require.NoError(t, err)
 		require.Equal(t, "1", string(res.Value))
@@ -92,11 +93,14 @@ func TestFinalizeBlockAgain(t *testing.T) {
 
 	require.NoError(t, commitBlock(a))
 	v := latest(t, a)
-	require.False(t, v.Has([]byte("a")))
+	has, err := v.Has([]byte("a"))
+	require.NoError(t, err)
+	require.False(t, has)
 	require.ErrorContains(t, commitBlock(a), "commit without a finalized block")
 }
 
-// A state that cannot be saved stops the node: nothing is shown, nothing goes on, and a restart executes the block again.
+// A state that cannot be saved stops the node: nothing is published, no block is executed any more,
+// and a restart executes the block again.
 func TestCommitFails(t *testing.T) {
 	store := &memoryStore{}
 	a := startChain(t, store, aliceOwnsA)
@@ -115,7 +119,8 @@ func TestCommitFails(t *testing.T) {
 	require.ErrorIs(t, err, broken)
 	v := latest(t, a)
 	require.Equal(t, int64(1), a.Height())
-	value, _ := v.Get([]byte("a"))
+	value, _, err := v.Get([]byte("a"))
+	require.NoError(t, err)
 	require.Equal(t, "1", string(value))
 
 	a = newTestApp(t, store)
@@ -167,16 +172,16 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoState)
 }
 
-// A joiner that was handed a state goes on with the chain's next block and reaches the same hashes.
+// A joiner that was given a state executes the chain's next blocks and gets the same hashes.
 func TestRestored(t *testing.T) {
 	validator := startChain(t, &memoryStore{}, aliceOwnsA)
 	runBlock(t, validator, sign(t, "alice", 0, put("a1", "1"), put("a2", "2")))
 	runBlock(t, validator, sign(t, "root", 0, validatorOp(account("v2"), 3)))
 	height := validator.Height()
-	v := copyOf(t, latest(t, validator)) // the validator goes on with its own
+	v := copyOf(t, latest(t, validator)) // the validator keeps its own
 
 	store := &memoryStore{}
-	require.NoError(t, store.Commit(height, v, nil, everything(v)))
+	require.NoError(t, store.Commit(height, v, nil, must(everything(v))))
 	joiner, err := New(Options{Store: &memoryStore{}, ChainID: "another"})
 	require.NoError(t, err)
 	require.ErrorIs(t, joiner.Restored(height, v), ErrOtherChain)
@@ -194,16 +199,10 @@ func TestRestored(t *testing.T) {
 	}
 }
 
-// copyOf makes another tree of the same leaves: a tree has one history.
+// copyOf returns another tree with the same leaves, because a tree has a single history.
 func copyOf(t testing.TB, v *avlstar.Version) *avlstar.Version {
 	t.Helper()
-	c, err := avlstar.FromLeaves(v.ChunkBytes(), func(yield func(avlstar.Leaf, error) bool) {
-		for l := range v.Leaves() {
-			if !yield(l, nil) {
-				return
-			}
-		}
-	})
+	c, err := avlstar.FromLeaves(v.ChunkBytes(), v.Leaves())
 	require.NoError(t, err)
 	return c
 }
@@ -246,16 +245,16 @@ func TestRetainHeight(t *testing.T) {
 	for _, test := range []struct{ height, retain, oldest, durable, want int64 }{
 		{100, 0, 0, 100, 0},   // all
 		{100, 0, 50, 100, 0},  //
-		{9, 10, 0, 9, 0},      // not so many yet
+		{9, 10, 0, 9, 0},      // fewer blocks than are kept
 		{10, 10, 0, 10, 1},    //
 		{100, 10, 0, 100, 91}, //
 		{100, 1, 0, 100, 100}, //
-		{100, 1, 0, 99, 99},   // a restart needs the blocks since
+		{100, 1, 0, 99, 99},   // a restart needs the later blocks
 		{100, 10, 0, 95, 91},
 		{100, 10, 0, 50, 50},
 		{100, 10, 0, 0, 0},
 		{100, 10, 95, 100, 91},
-		{100, 10, 40, 100, 40}, // a snapshot outlives its blocks otherwise
+		{100, 10, 40, 100, 40}, // otherwise a snapshot would outlive its blocks
 		{100, 10, 40, 30, 30},
 		{100, -1, 40, 100, 0},
 	} {
@@ -277,8 +276,8 @@ func TestRetainHeight(t *testing.T) {
 	require.Equal(t, []int64{0, 1, 2, 2, 2}, retained)
 }
 
-// A store that falls behind: nothing that a restart would need is pruned, what is shown does not wait, and a crash costs nothing that
-// the blocks do not bring back.
+// A store that is behind: nothing is pruned that a restart would need, what is published does not
+// wait, and the blocks bring back all that a crash loses.
 func TestStoreFallsBehind(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testSeed(t), 11))
 	store := &memoryStore{}
@@ -325,7 +324,7 @@ func TestStoreFallsBehind(t *testing.T) {
 	require.Greater(t, len(blocks), 50)
 }
 
-// Decoded transactions are remembered within a budget, and only for their chain.
+// Decoded transactions are remembered up to a limit, and only for their chain.
 func TestDecoderForgets(t *testing.T) {
 	var d decoder
 	raw := sign(t, "alice", 0, put("a", strings.Repeat("x", 1<<20)))
@@ -346,7 +345,8 @@ func TestDecoderForgets(t *testing.T) {
 	}
 }
 
-// A block of 10,000 puts under a quota takes time in proportion: with a sum over all keys for each put it would be minutes.
+// A block of 10,000 puts under a quota takes linear time: summing up all keys for each put would
+// take minutes.
 func TestManyPutsUnderAQuota(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": "a/", "quota": 200000}]}`)
 	operations := make([]tx.Operation, tx.MaxOperations)
@@ -357,7 +357,7 @@ func TestManyPutsUnderAQuota(t *testing.T) {
 	require.Equal(t, []tx.Code{tx.CodeOK, tx.CodeQuota, tx.CodeOK}, codes(res))
 }
 
-// Vote extensions and the application's own mempool are not used, but must not hurt.
+// Vote extensions and the application's own mempool are not used; calls of them must do no harm.
 func TestUnusedCalls(t *testing.T) {
 	a := newTestApp(t, &memoryStore{})
 	_, err := a.ExtendVote(context.Background(), &abci.RequestExtendVote{})
@@ -367,7 +367,8 @@ func TestUnusedCalls(t *testing.T) {
 	require.True(t, verified.IsAccepted())
 }
 
-// However many validators max_validators lets in, CometBFT finds room for their signatures: it panics where there is none.
+// For as many validators as max_validators admits, CometBFT finds room for their signatures;
+// without room it would panic.
 func TestMaxValidatorsFitTheBlock(t *testing.T) {
 	perValidator := cmttypes.MaxCommitBytes(1) - cmttypes.MaxCommitBytes(0)
 	require.LessOrEqual(t, perValidator, int64(validatorBytes))

@@ -16,18 +16,20 @@ import (
 
 // pending is a block that was executed and waits for its commit.
 type pending struct {
-	height    int64
-	version   *avlstar.Version // holds a reference, until commit hands it to App.block or giveUp releases it
+	height int64
+	// Holds a reference, until commit passes it to App.block or giveUp releases it.
+	version   *avlstar.Version
 	params    *Params          // of version
-	changes   []avlstar.Change // refer to the transactions, not to a version
+	changes   []avlstar.Change // they refer to the transactions' bytes, not to a version
 	results   []*abci.ExecTxResult
 	rewritten map[[sha256.Size]byte]struct{}
 }
 
 var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain first")
 
-// FinalizeBlock executes a block on the committed state and computes the state after it, which Commit saves and makes visible.
-// Until then it may be called again, with this block or another. It depends on the committed state and the transactions alone.
+// FinalizeBlock executes a block on the committed state and computes the next state, which Commit
+// saves and publishes. It may be called again before that, with the same block or another. The
+// result depends on nothing but the committed state and the transactions.
 func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -57,22 +59,26 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 			res.TxResults[i] = execResult(outcome{err: t.err})
 			continue
 		}
-		res.TxResults[i] = execResult(x.run(t.tx))
+		ran, err := x.run(t.tx)
+		if err != nil {
+			return nil, fmt.Errorf("block %d: %w", req.Height, err)
+		}
+		res.TxResults[i] = execResult(ran)
 		x.keep(0)
 		if t.tx.Text != nil {
 			done.rewritten[colonID(t.tx.Text)] = struct{}{}
 		}
 	}
 
-	if params := x.beginUpgrade(); params != nil {
+	params, err := x.beginUpgrade()
+	if err != nil {
+		return nil, fmt.Errorf("block %d: %w", req.Height, err)
+	}
+	if params != nil {
 		done.params = params
 		res.ConsensusParamUpdates = versionUpdate(params.AppVersion)
 	}
 	done.changes = x.changes()
-	err := a.block.version.Err() // what could not be read was taken for absent
-	if err != nil {
-		return nil, fmt.Errorf("block %d: %w", req.Height, err)
-	}
 	a.giveUp() // only the latest version of a tree can be changed
 	if done.version, err = a.block.version.Apply(done.changes); err != nil {
 		return nil, fmt.Errorf("block %d: %w", req.Height, err)
@@ -85,7 +91,8 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 	return res, nil
 }
 
-// giveUp releases the finalized block that waits for its commit, if there is one. block is locked.
+// giveUp releases the finalized block that waits for its commit, if there is one. The caller holds
+// block's lock.
 func (a *App) giveUp() {
 	if p := a.block.pending; p != nil {
 		p.version.Release()
@@ -108,14 +115,16 @@ func execResult(o outcome) *abci.ExecTxResult {
 	return res
 }
 
-// colonID is the hash of the form key:value of a text transaction. PrepareProposal writes key=value into the block, so CometBFT
-// does not find the other form in it and would keep that in its mempool and propose it for ever: recheck refuses it by this id.
+// colonID is the hash of the form key:value of a text transaction. PrepareProposal writes key=value
+// into the block. CometBFT does not find the other form there, so it would keep that in its mempool
+// and propose it again for ever: a recheck refuses it by this id.
 func colonID(t *tx.Text) [sha256.Size]byte {
 	return sha256.Sum256(bytes.Join([][]byte{t.Key, t.Value}, []byte(":")))
 }
 
-// Commit hands the finalized block to the store, which makes it durable in its own time, and makes it visible. After a crash CometBFT
-// executes again what was not durable: so it must keep those blocks. An error stops the node.
+// Commit hands the finalized block to the store, which makes it durable later, and publishes the
+// new state. After a crash CometBFT executes the blocks again that were not durable, so it must
+// keep them until then. An error stops the node.
 func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit, error) {
 	height, v, err := a.commit()
 	if err != nil {
@@ -131,7 +140,7 @@ func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit
 	return &abci.ResponseCommit{RetainHeight: retainHeight(height, a.options.RetainBlocks, oldest, a.options.Store.Durable())}, nil
 }
 
-// commit returns the version that is the state now, which the caller releases.
+// commit returns the new state, which the caller releases.
 func (a *App) commit() (int64, *avlstar.Version, error) {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -142,19 +151,24 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	case p == nil:
 		return 0, nil, errors.New("commit without a finalized block")
 	}
+	var err error
 	base, changes := a.block.version, p.changes
 	if a.block.height == 0 {
-		base, changes = nil, everything(p.version)
+		base = nil
+		changes, err = everything(p.version)
 	}
 	start := time.Now()
-	if err := a.options.Store.Commit(p.height, p.version, base, changes); err != nil {
+	if err == nil {
+		err = a.options.Store.Commit(p.height, p.version, base, changes)
+	}
+	if err != nil {
 		a.block.failures = fmt.Errorf("save the state of block %d: %w (nothing is lost: once the cause is mended, start the node again)", p.height, err)
 		a.giveUp()
 		return 0, nil, a.block.failures
 	}
 	a.options.Metrics.CommitSeconds.Observe(time.Since(start).Seconds())
 	a.options.Metrics.executed(p.results)
-	a.block.pending = nil // its reference is the state's now
+	a.block.pending = nil // its reference passes to replace
 	if p.params.AppVersion != a.block.params.AppVersion {
 		a.logger.Info("the blocks from here on are of another app version", "after", p.height, "version", p.params.AppVersion)
 	}
@@ -164,14 +178,15 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	return p.height, p.version, nil
 }
 
-// changeRights tells whether the changes, in ascending key order, touch who may do what.
+// changeRights reports whether changes, in ascending key order, may alter what an account is
+// allowed to do.
 func changeRights(changes []avlstar.Change) bool {
 	for _, c := range changes {
 		if c.Key[0] != reserved {
 			return false
 		}
 		switch c.Key[1] {
-		case tagNonce, tagValidator, tagUpgrade: // give nobody a right
+		case tagNonce, tagValidator, tagUpgrade: // these grant no right
 		default:
 			return true
 		}
@@ -179,17 +194,22 @@ func changeRights(changes []avlstar.Change) bool {
 	return false
 }
 
-// everything lists a whole state as changes, which are v's own memory: until v is released.
-func everything(v *avlstar.Version) []avlstar.Change {
+// everything lists a whole state as changes. Keys and values are v's own memory: valid until v is
+// released.
+func everything(v *avlstar.Version) ([]avlstar.Change, error) {
 	changes := make([]avlstar.Change, 0, v.Len())
-	for key, value := range v.Ascend(nil, nil) {
-		changes = append(changes, avlstar.Change{Key: key, Value: value})
+	for kv, err := range v.Ascend(nil, nil) {
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, avlstar.Change{Key: kv.Key, Value: kv.Value})
 	}
-	return changes
+	return changes, nil
 }
 
-// retainHeight is the lowest block that CometBFT must keep; 0: all. A snapshot that is served needs the blocks from its height on, a
-// restart those after the durable state and, with the validators of the last of them, that of the durable state itself.
+// retainHeight returns the lowest block that CometBFT must keep, 0: all. A snapshot on offer needs
+// the blocks from its height on. A restart needs those after the durable state, and also that of
+// the durable state itself, for its validators.
 func retainHeight(height, retainBlocks, oldestServed, durable int64) int64 {
 	if retainBlocks <= 0 || height < retainBlocks {
 		return 0

@@ -11,32 +11,37 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// checker is what CheckTx knows: the committed state, and how many transactions of each account wait for a block. A commit starts
-// it anew and CometBFT's recheck counts again what is still in the mempool.
+// checker is the state of CheckTx: the committed version, and the number of transactions of each
+// account that wait for a block. Each commit resets it; CometBFT's recheck then counts again what
+// is still in the mempool.
 type checker struct {
 	mu struct {
 		sync.Mutex
-		version   *avlstar.Version // committed, or of genesis; nil: none; holds a reference of its own, released by reset
+		// Committed, or of genesis; nil: none. Holds a reference of its own, which reset releases.
+		version   *avlstar.Version
 		params    *Params
 		waiting   map[[AccountBytes]byte]uint64
-		rewritten map[[sha256.Size]byte]struct{} // see colonID; of the last block
+		rewritten map[[sha256.Size]byte]struct{} // of the last block; see colonID
 
-		// Signed transactions that were admitted since the last commit, and before it, as long as no right has changed.
+		// Signed transactions that were admitted since the last commit, and those that were
+		// admitted before it. The latter are dropped when a right may have changed.
 		admitted, earlier map[[sha256.Size]byte]sender
 	}
 }
 
-// sender is what a recheck needs of a transaction: its nonce alone. To execute a mempool of large ones anew after every block would
-// hold up the next block for a minute.
+// sender is what a recheck needs to know of a transaction: its nonce. To execute all of a mempool
+// of large transactions after every block would delay the next block by a minute.
 type sender struct {
 	account [AccountBytes]byte
 	nonce   uint64
 }
 
-// maxAdmitted bounds what is remembered of transactions, of which CheckTx does not learn whether the mempool took them.
+// maxAdmitted limits the transactions that are remembered: CheckTx never learns whether the mempool
+// kept one.
 const maxAdmitted = 1 << 16
 
-// reset starts anew on a committed state, which it retains. sameRights tells that who may do what is as it was before.
+// reset starts again on a committed state, which it retains. sameRights: no block since the last
+// reset has altered what an account is allowed to do.
 func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha256.Size]byte]struct{}, sameRights bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +60,8 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 	c.mu.waiting = make(map[[AccountBytes]byte]uint64)
 }
 
-// state returns what CheckTx is to look at, nil where there is nothing yet. The caller releases the version.
+// state returns the state that CheckTx checks against, nil if there is none yet. The caller
+// releases the version.
 func (c *checker) state() (*avlstar.Version, *Params) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,21 +71,14 @@ func (c *checker) state() (*avlstar.Version, *Params) {
 	return c.mu.version, c.mu.params
 }
 
-// parameters returns those of the state, nil where there is none yet.
-func (c *checker) parameters() *Params {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.mu.params
-}
-
-// admit takes the transaction with this hash as the account's next one, if it is.
+// admit counts the transaction with hash id if its nonce is the account's next one.
 func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	waiting := c.mu.waiting[from.account]
-	committed, unread := committedNonce(c.mu.version, from.account[:])
-	if unread != nil {
-		return unread
+	committed, err := committedNonce(c.mu.version, from.account[:])
+	if err != nil {
+		return refusal(err, tx.CodeUnreadable)
 	}
 	next := committed + waiting
 	if err := checkNonce(from.account[:], from.nonce, next); err != nil {
@@ -93,7 +92,8 @@ func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 	return nil
 }
 
-// admittedEarlier finds a transaction that was admitted before the last commit and needs no more than another look at its nonce.
+// admittedEarlier returns a transaction that was admitted before the last commit, of which only the
+// nonce must be checked again.
 func (c *checker) admittedEarlier(id [sha256.Size]byte) (sender, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,20 +108,20 @@ func waitingNote(waiting uint64) string {
 	return ", counting those that wait for a block"
 }
 
-// nextNonce returns the account's next nonce, counting waiting transactions.
+// nextNonce returns the account's next nonce, counting transactions that wait for a block.
 func (c *checker) nextNonce(account []byte) (uint64, *tx.Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.version == nil {
 		return 0, tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
-	committed, unread := committedNonce(c.mu.version, account)
-	return committed + c.mu.waiting[[AccountBytes]byte(account)], unread
+	committed, err := committedNonce(c.mu.version, account)
+	return committed + c.mu.waiting[[AccountBytes]byte(account)], refusal(err, tx.CodeUnreadable)
 }
 
-func committedNonce(v *avlstar.Version, account []byte) (uint64, *tx.Error) {
-	value, _ := v.Get(NonceKey(account))
-	return decodeUint64(value), readable(v)
+func committedNonce(v *avlstar.Version, account []byte) (uint64, error) {
+	value, _, err := v.View(NonceKey(account))
+	return decodeUint64(value), err
 }
 
 func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
@@ -131,13 +131,15 @@ func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
 	return ok
 }
 
-// CheckTx keeps out of the mempool what would be refused in a block without a trace, and what lacks the right to do what it does as
-// of the committed state. What may yet succeed or fail by the order of transactions (comparisons, quotas) is let in.
+// CheckTx keeps out of the mempool what a block would refuse without a trace, and what lacks a
+// right in the committed state. It admits what may succeed or fail depending on the order of
+// transactions (comparisons, quotas).
 func (a *App) CheckTx(_ context.Context, req *abci.RequestCheckTx) (*abci.ResponseCheckTx, error) {
 	if err := a.checkTx(req); err != nil {
 		return &abci.ResponseCheckTx{Code: uint32(err.Code), Codespace: tx.Codespace, Log: err.Reason}, nil //nolint:nilerr // a refusal is an answer
 	}
-	return &abci.ResponseCheckTx{GasWanted: 1}, nil // gas counts transactions, as with CometBFT's kvstore
+	// Gas counts transactions, as with CometBFT's kvstore.
+	return &abci.ResponseCheckTx{GasWanted: 1}, nil
 }
 
 func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
@@ -146,11 +148,7 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 		return tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
 	defer v.Release()
-	err := a.checkTxOn(v, params, req)
-	if unread := readable(v); unread != nil {
-		return unread
-	}
-	return err
+	return a.checkTxOn(v, params, req)
 }
 
 func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestCheckTx) *tx.Error {
@@ -166,7 +164,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 		return tx.Errorf(tx.CodeBadNonce, "it is in a block, written key=value")
 	}
 	if err := mayRun(v, params, t); err != nil {
-		return err
+		return refusal(err, tx.CodeUnreadable)
 	}
 	if t.Body != nil {
 		return a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce})
@@ -174,21 +172,26 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	return nil
 }
 
-// mayRun tries the transaction on v, whatever its nonce, and returns the refusal if a right is missing. No right depends on the height.
-func mayRun(v *avlstar.Version, params *Params, t *tx.Tx) *tx.Error {
-	if t.Text != nil { // as it writes whatever the value before, there is nothing to try
-		return newOverlay(v).refuseText(params, t.Text)
+// mayRun executes the transaction on v with the nonce that it should have, and returns the refusal
+// if a right is missing. No right depends on the height.
+func mayRun(v *avlstar.Version, params *Params, t *tx.Tx) error {
+	if t.Text != nil { // it writes whatever the value before: there is nothing to try
+		return newOverlay(v).mayWriteText(params, t.Text)
 	}
 	x := newExecutor(newOverlay(v), params, 0)
 	tried := *t.Body
-	tried.Nonce = x.nonce(tried.Account)
-	err := x.run(&tx.Tx{Body: &tried}).err
-	if err == nil {
-		return nil
-	}
-	switch err.Code {
-	case tx.CodeUnauthorized, tx.CodeNotAdmin, tx.CodeTextClosed, tx.CodeReserved:
+	nonce, err := x.nonce(tried.Account)
+	if err != nil {
 		return err
+	}
+	tried.Nonce = nonce
+	ran, err := x.run(&tx.Tx{Body: &tried})
+	if err != nil || ran.err == nil {
+		return err
+	}
+	switch ran.err.Code {
+	case tx.CodeUnauthorized, tx.CodeNotAdmin, tx.CodeTextClosed, tx.CodeReserved:
+		return ran.err
 	}
 	return nil
 }

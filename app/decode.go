@@ -10,19 +10,20 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// decoder decodes transactions and remembers the good ones, because CometBFT shows each one several times (CheckTx, recheck after
-// every block, proposal, block) and a signature costs a hundred times the hash. What a transaction decodes to depends on its bytes
-// and the chain alone, so remembering changes no result.
+// decoder decodes transactions and remembers those that are valid, because CometBFT shows each one
+// several times (CheckTx, a recheck after every block, proposal, block), and verifying a signature
+// costs a hundred times as much as the hash. The result depends on the bytes and the chain only, so
+// remembering it changes no result.
 type decoder struct {
 	mu struct {
 		sync.Mutex
 		chainID       string
-		recent, older map[[sha256.Size]byte]*tx.Tx // when recent is full it becomes older
+		recent, older map[[sha256.Size]byte]*tx.Tx // when recent is full, it becomes older
 		cost          int                          // of recent
 	}
 }
 
-// maxDecoderCost bounds each of the two generations, in bytes.
+// maxDecoderCost limits each of the two generations, in bytes.
 const maxDecoderCost = 8 << 20
 
 // decode decodes the transaction raw, whose SHA-256 is id.
@@ -32,18 +33,23 @@ func (d *decoder) decode(id [sha256.Size]byte, raw []byte, chainID string) (*tx.
 	}
 	t, err := tx.Decode(raw, chainID)
 	if err != nil {
-		return nil, refusal(err)
+		return nil, refusal(err, tx.CodeMalformed)
 	}
 	d.remember(id, t, len(raw))
 	return t, nil
 }
 
-func refusal(err error) *tx.Error {
+// refusal returns err as an answer to a client: nil and a *tx.Error as they are, any other error
+// under the code otherwise.
+func refusal(err error, otherwise tx.Code) *tx.Error {
 	var refused *tx.Error
-	if errors.As(err, &refused) {
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
 		return refused
 	}
-	return tx.Errorf(tx.CodeMalformed, "%v", err)
+	return tx.Errorf(otherwise, "%v", err)
 }
 
 func (d *decoder) lookup(id [sha256.Size]byte, chainID string) *tx.Tx {

@@ -11,11 +11,14 @@
 //	   nothing                                                            ▼
 //	Query ───────────────────────────────────────────────► published versions (the last keep_recent)
 //
-// One goroutine builds blocks; queries, CheckTx and snapshot calls read only what is published and never wait for it. The whole
-// state, bookkeeping included, is one tree (docs/spec/records.md); how it reaches the disk and how snapshots travel is behind the
-// interfaces Store and Snapshots.
+// One goroutine executes blocks. Queries, CheckTx and snapshot calls read only what is published
+// and never wait for it. The whole state, bookkeeping included, is one tree (docs/spec/records.md).
+// How it reaches the disk and how snapshots travel is hidden behind the interfaces Store and
+// Snapshots.
 //
-// Versions are references that are counted: each field that keeps one says so, and each reader has one of its own until it is done.
+// Versions are counted references: every field that keeps one says so, and every reader holds one
+// of its own until it is done. What reads the state returns an error if a part of it cannot be
+// read; then no block, proposal or answer may be made of it.
 package app
 
 //go:generate ../scripts/generate-proto.sh app

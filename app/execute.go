@@ -3,6 +3,7 @@ package app
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"math"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -10,14 +11,15 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// What the reads of one block may return together: results are stored by every node, and must fit a gRPC message of 4 MiB to the
-// CometBFT process. A result is longer than the read that asks for it, so their number counts too.
+// Limits of what the reads of one block return together. Every node stores the results, and they
+// must fit into a gRPC message of 4 MiB to the CometBFT process. A result is longer than the read
+// that asks for it, so the number of reads is limited too.
 const (
 	ReadBudgetBytes = 2 << 20 // of values
 	ReadBudget      = 1 << 15 // reads
 )
 
-// The events: one for each change of a key, none where a key is set to the value that it has.
+// The events: one for each key that changes, none where a key is set to the value that it has.
 const (
 	EventType     = "starling"
 	EventKey      = "key"  // attribute: the key in lower-case hex
@@ -37,40 +39,42 @@ type executor struct {
 	params     *Params
 	rules      *rules      // of the version that params name
 	height     int64       // of the block
-	reads      reads       // of this block, those of transactions that failed not counted
+	reads      reads       // of this block, without those of failed transactions
 	validators *validators // counted when first needed
 }
 
-// reads counts against the budget of a block.
+// reads counts what was read against the budget of a block.
 type reads struct{ bytes, number uint64 }
 
-// outcome is what a transaction did.
+// outcome is the result of a transaction.
 type outcome struct {
-	err    *tx.Error  // nil: done
-	trace  bool       // it left a trace in the state: it was done, or it failed and used up its nonce
+	err *tx.Error // nil: done
+	// It changed the state: it succeeded, or it failed and used up its nonce.
+	trace  bool
 	result *tx.Result // of the operations; nil for text
 	events []abci.Event
 }
 
-// newExecutor begins the block at height, by the rules of the version that params name.
+// newExecutor returns an executor for the block at height, with the rules of the version that
+// params name.
 func newExecutor(o *overlay, params *Params, height int64) *executor {
 	return &executor{overlay: o, params: params, rules: rulesOf(params.AppVersion), height: height}
 }
 
-// run executes a transaction: all of it, or its nonce alone, or nothing.
-func (x *executor) run(t *tx.Tx) outcome {
+// run executes a transaction: all of it, or its nonce alone, or nothing. An error is a failure of
+// this node, not of the transaction: the block must not be made.
+//
+// The same holds for everything that run calls: a *tx.Error refuses the operation, on every node
+// alike; any other error is a failure of this node.
+func (x *executor) run(t *tx.Tx) (outcome, error) {
 	if t.Text != nil {
 		return x.runText(t.Text)
 	}
 	body := t.Body
-	if !x.isAdmin(body.Account) && !x.hasAnyGrant(body.Account) {
-		return outcome{err: tx.Errorf(tx.CodeUnauthorized, "account %x holds no grant: ask an admin for one", body.Account)}
+	refused, err := x.spendNonce(body)
+	if refused != nil || err != nil {
+		return outcome{err: refused}, err
 	}
-	nonce := x.nonce(body.Account)
-	if err := checkNonce(body.Account, body.Nonce, nonce); err != nil {
-		return outcome{err: err}
-	}
-	x.set(NonceKey(body.Account), encodeUint64(nonce+1))
 
 	mark, before, counted := x.mark(), x.reads, x.validators.clone()
 	result := &tx.Result{Results: make([]tx.OperationResult, 0, len(body.Operations))}
@@ -78,45 +82,88 @@ func (x *executor) run(t *tx.Tx) outcome {
 	for i := range body.Operations {
 		found, value, event, err := x.rules.operation(x, body.Account, &body.Operations[i])
 		if err != nil {
+			if !errors.As(err, &refused) {
+				return outcome{}, err
+			}
 			x.undo(mark)
 			x.reads, x.validators = before, counted
-			return outcome{trace: true, err: tx.Errorf(err.Code, "operation %d: %s", i, err.Reason)}
+			return outcome{trace: true, err: tx.Errorf(refused.Code, "operation %d: %s", i, refused.Reason)}, nil
 		}
 		result.Results = append(result.Results, tx.OperationResult{Found: found, Value: value})
 		if event != nil {
 			events = append(events, *event)
 		}
 	}
-	return outcome{trace: true, result: result, events: events}
+	return outcome{trace: true, result: result, events: events}, nil
 }
 
-func (x *executor) runText(t *tx.Text) outcome {
-	if err := x.refuseText(x.params, t); err != nil {
-		return outcome{err: err}
+// spendNonce increments the account's nonce, or returns why the transaction leaves no trace.
+func (x *executor) spendNonce(body *tx.Body) (*tx.Error, error) {
+	may, err := x.isAdmin(body.Account)
+	if err == nil && !may {
+		may, err = x.hasAnyGrant(body.Account)
 	}
-	event := x.write(t.Key, t.Value, KindPut)
+	if err != nil {
+		return nil, err
+	}
+	if !may {
+		return tx.Errorf(tx.CodeUnauthorized, "account %x holds no grant: ask an admin for one", body.Account), nil
+	}
+	nonce, err := x.nonce(body.Account)
+	if err != nil {
+		return nil, err
+	}
+	if refused := checkNonce(body.Account, body.Nonce, nonce); refused != nil {
+		return refused, nil
+	}
+	_, err = x.set(NonceKey(body.Account), encodeUint64(nonce+1))
+	return nil, err
+}
+
+func (x *executor) runText(t *tx.Text) (outcome, error) {
+	if err := x.mayWriteText(x.params, t); err != nil {
+		var refused *tx.Error
+		if !errors.As(err, &refused) {
+			return outcome{}, err
+		}
+		return outcome{err: refused}, nil
+	}
+	event, err := x.write(t.Key, t.Value, KindPut)
+	if err != nil {
+		return outcome{}, err
+	}
 	done := outcome{trace: true}
 	if event != nil {
 		done.events = []abci.Event{*event}
 	}
-	return done
+	return done, nil
 }
 
-// refuseText returns why a text transaction may not write its key, nil if it may.
-func (o *overlay) refuseText(params *Params, t *tx.Text) *tx.Error {
+// mayWriteText returns a *tx.Error if a text transaction must not write its key.
+func (o *overlay) mayWriteText(params *Params, t *tx.Text) error {
 	if !params.Open {
 		return tx.Errorf(tx.CodeTextClosed, "this chain takes no text transactions: send a signed one")
 	}
-	if o.covered(t.Key) {
+	covered, err := o.covered(t.Key)
+	if err != nil {
+		return err
+	}
+	if covered {
 		return tx.Errorf(tx.CodeTextClosed, "a grant covers key %q, so only signed transactions may write it", shorten(t.Key))
 	}
 	return nil
 }
 
 // nonce returns the nonce of account's next transaction.
-func (o *overlay) nonce(account []byte) uint64 { return decodeUint64(o.get(NonceKey(account))) }
+func (o *overlay) nonce(account []byte) (uint64, error) {
+	value, err := o.get(NonceKey(account))
+	return decodeUint64(value), err
+}
 
-func (o *overlay) isAdmin(account []byte) bool { return o.get(AdminKey(account)) != nil }
+func (o *overlay) isAdmin(account []byte) (bool, error) {
+	value, err := o.get(AdminKey(account))
+	return value != nil, err
+}
 
 func checkNonce(account []byte, nonce, next uint64) *tx.Error {
 	if nonce != next {
@@ -128,8 +175,8 @@ func checkNonce(account []byte, nonce, next uint64) *tx.Error {
 	return nil
 }
 
-// operation executes one operation of account. found: whether its key was there before.
-func (x *executor) operation(account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err *tx.Error) {
+// operation executes one operation of account. found reports whether its key was there before.
+func (x *executor) operation(account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err error) {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_Put:
 		found, event, err = x.putOrDelete(account, op.Put.Key, op.Put.Value)
@@ -156,13 +203,13 @@ func (x *executor) operation(account []byte, operation *tx.Operation) (found boo
 	return found, value, event, err
 }
 
-// write sets key to value (nil: deletes) and returns the event of it, nil where nothing changes.
-func (x *executor) write(key, value []byte, kind string) *abci.Event {
-	old := x.set(key, value)
-	if bytes.Equal(old, value) {
-		return nil
+// write sets key to value (nil: deletes it) and returns the event, nil if nothing changes.
+func (x *executor) write(key, value []byte, kind string) (*abci.Event, error) {
+	old, err := x.set(key, value)
+	if err != nil || bytes.Equal(old, value) {
+		return nil, err
 	}
-	return newEvent(key, kind)
+	return newEvent(key, kind), nil
 }
 
 func newEvent(key []byte, kind string) *abci.Event {
@@ -172,44 +219,55 @@ func newEvent(key []byte, kind string) *abci.Event {
 	}}
 }
 
-// putOrDelete writes a client's key under the account's grant: value nil deletes.
-func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *abci.Event, err *tx.Error) {
-	if err := x.mayWrite(account, key, value); err != nil {
+// putOrDelete writes a client's key under the account's grant; value nil deletes it.
+func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *abci.Event, err error) {
+	old, err := x.mayWrite(account, key, value)
+	if err != nil {
 		return false, nil, err
 	}
 	kind := KindPut
 	if value == nil {
 		kind = KindDelete
 	}
-	found = x.get(key) != nil
-	return found, x.write(key, value, kind), nil
+	event, err = x.write(key, value, kind)
+	return old != nil, event, err
 }
 
-// mayWrite tells whether the account may set key to value: by the grant with the longest prefix, within its quota.
-func (x *executor) mayWrite(account, key, value []byte) *tx.Error {
+// mayWrite returns a *tx.Error unless the account may set key to value: by the grant with the
+// longest prefix, within its quota. old is the value that key has.
+func (x *executor) mayWrite(account, key, value []byte) (old []byte, err error) {
 	if key[0] == reserved {
-		return tx.Errorf(tx.CodeReserved, "keys that start with byte 0x00 are the application's own")
+		return nil, tx.Errorf(tx.CodeReserved, "keys that start with byte 0x00 are the application's own")
 	}
-	g, ok := x.grantFor(account, key)
+	g, ok, err := x.grantFor(account, key)
+	if err != nil {
+		return nil, err
+	}
 	if !ok {
-		return tx.Errorf(tx.CodeUnauthorized, "account %x has no grant for key %q", account, shorten(key))
+		return nil, tx.Errorf(tx.CodeUnauthorized, "account %x has no grant for key %q", account, shorten(key))
 	}
-	before, after := recordBytes(key, x.get(key)), recordBytes(key, value)
+	if old, err = x.get(key); err != nil {
+		return nil, err
+	}
+	before, after := recordBytes(key, old), recordBytes(key, value)
 	if g.quota == 0 || after <= before {
-		return nil
+		return old, nil
 	}
-	if used := x.usage(g.prefix) + after - before; used > g.quota {
-		return tx.Errorf(tx.CodeQuota, "the keys under prefix %q would take %d bytes, the quota is %d", shorten(g.prefix), used, g.quota)
+	used, err := x.usage(g.prefix)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	if used += after - before; used > g.quota {
+		return nil, tx.Errorf(tx.CodeQuota, "the keys under prefix %q would take %d bytes, the quota is %d", shorten(g.prefix), used, g.quota)
+	}
+	return old, nil
 }
 
-func (x *executor) compareAndPut(account []byte, op *tx.CompareAndPut) (bool, *abci.Event, *tx.Error) {
-	if err := x.mayWrite(account, op.Key, op.Value); err != nil {
-		return false, nil, err
-	}
-	value := x.get(op.Key)
+func (x *executor) compareAndPut(account []byte, op *tx.CompareAndPut) (bool, *abci.Event, error) {
+	value, err := x.mayWrite(account, op.Key, op.Value)
 	switch {
+	case err != nil:
+		return false, nil, err
 	case value == nil && len(op.Expected) > 0:
 		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q is absent", shorten(op.Key))
 	case value != nil && len(op.Expected) == 0:
@@ -217,11 +275,15 @@ func (x *executor) compareAndPut(account []byte, op *tx.CompareAndPut) (bool, *a
 	case !bytes.Equal(value, op.Expected):
 		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q has another value than expected", shorten(op.Key))
 	}
-	return value != nil, x.write(op.Key, op.Value, KindPut), nil
+	event, err := x.write(op.Key, op.Value, KindPut)
+	return value != nil, event, err
 }
 
-func (x *executor) read(key []byte) ([]byte, *tx.Error) {
-	value := x.get(key)
+func (x *executor) read(key []byte) ([]byte, error) {
+	value, err := x.get(key)
+	if err != nil {
+		return nil, err
+	}
 	after := reads{x.reads.bytes + uint64(len(value)), x.reads.number + 1}
 	switch {
 	case after.bytes > ReadBudgetBytes:
@@ -233,46 +295,69 @@ func (x *executor) read(key []byte) ([]byte, *tx.Error) {
 	return value, nil
 }
 
-// grant gives or (KindRevoke) takes back a grant.
-func (x *executor) grant(account, grantee, prefix []byte, quota uint64, kind string) (bool, *abci.Event, *tx.Error) {
-	if !x.isAdmin(account) {
-		return false, nil, notAdmin(account, "give or take back grants")
+// grant gives a grant, or revokes it (KindRevoke).
+func (x *executor) grant(account, grantee, prefix []byte, quota uint64, kind string) (bool, *abci.Event, error) {
+	if err := x.onlyAdmin(account, "give or take back grants"); err != nil {
+		return false, nil, err
 	}
-	old, changed := x.setGrant(grantee, prefix, quota, kind == KindRevoke)
-	if !changed {
-		return old != nil, nil, nil
+	old, changed, err := x.setGrant(grantee, prefix, quota, kind == KindRevoke)
+	if err != nil || !changed {
+		return old != nil, nil, err
 	}
 	return old != nil, newEvent(GrantKey(grantee, prefix), kind), nil
 }
 
-func notAdmin(account []byte, what string) *tx.Error {
-	return tx.Errorf(tx.CodeNotAdmin, "account %x is no admin: only an admin may %s", account, what)
+// onlyAdmin returns a *tx.Error if account is no admin.
+func (x *executor) onlyAdmin(account []byte, what string) error {
+	admin, err := x.isAdmin(account)
+	if err != nil {
+		return err
+	}
+	if !admin {
+		return tx.Errorf(tx.CodeNotAdmin, "account %x is no admin: only an admin may %s", account, what)
+	}
+	return nil
 }
 
-func (x *executor) setAdmin(account []byte, op *tx.SetAdmin) (bool, *abci.Event, *tx.Error) {
-	if !x.isAdmin(account) {
-		return false, nil, notAdmin(account, "change admins")
+func (x *executor) setAdmin(account []byte, op *tx.SetAdmin) (bool, *abci.Event, error) {
+	if err := x.onlyAdmin(account, "change admins"); err != nil {
+		return false, nil, err
 	}
-	found := x.isAdmin(op.Account)
-	if !op.Remove {
-		return found, x.write(AdminKey(op.Account), adminValue, KindAdmin), nil
+	found, err := x.isAdmin(op.Account)
+	if err != nil {
+		return false, nil, err
 	}
-	if found && x.lastAdmin() {
-		return false, nil, tx.Errorf(tx.CodeInvalidChange, "account %x is the last admin: name another one first", op.Account)
+	value := adminValue
+	if op.Remove {
+		value = nil
+		last := false
+		if found {
+			if last, err = x.lastAdmin(); err != nil {
+				return false, nil, err
+			}
+		}
+		if last {
+			return false, nil, tx.Errorf(tx.CodeInvalidChange, "account %x is the last admin: name another one first", op.Account)
+		}
 	}
-	return found, x.write(AdminKey(op.Account), nil, KindAdmin), nil
+	event, err := x.write(AdminKey(op.Account), value, KindAdmin)
+	return found, event, err
 }
 
-// lastAdmin tells whether there is only one admin. The admins' records are all of one length, so their bytes count them.
-func (x *executor) lastAdmin() bool {
+// lastAdmin reports whether there is only one admin. All records of admins have the same length, so
+// their total length counts them.
+func (x *executor) lastAdmin() (bool, error) {
 	start := record(tagAdmin)
 	end := prefixEnd(start)
-	sum := x.base.RangeBytes(start, end)
+	sum, err := x.base.RangeBytes(start, end)
+	if err != nil {
+		return false, err
+	}
 	x.ascend(start, end, func(e *overlayEntry) {
 		sum += recordBytes(e.key, e.value) - recordBytes(e.key, e.before)
 	})
-	return sum <= recordBytes(AdminKey(everyone), adminValue)
+	return sum <= recordBytes(AdminKey(everyone), adminValue), nil
 }
 
-// shorten makes a key fit for a message.
+// shorten limits a key to a length that is fit for a message.
 func shorten(key []byte) []byte { return key[:min(len(key), 64)] }

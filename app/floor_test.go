@@ -10,7 +10,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Runs of deleted keys that grow, split and come back: what floor remembers of them is never out of date.
+// Runs of deleted keys that grow, split and come back: what floor remembers of them is never
+// outdated.
 func TestFloorOverDeletedRuns(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -28,23 +29,25 @@ func TestFloorOverDeletedRuns(t *testing.T) {
 			i := rng.IntN(keys)
 			switch rng.IntN(8) {
 			case 0, 1, 2:
-				o.set(name(i), nil)
+				must(o.set(name(i), nil))
 				there[i] = false
 			case 3:
-				o.set(name(i), []byte("y"))
+				must(o.set(name(i), []byte("y")))
 				there[i] = true
-			case 4: // set and taken back
+			case 4: // set and undone
 				mark := o.mark()
-				o.set(name(i), []byte("z"))
-				o.set(name(rng.IntN(keys)), nil)
-				o.floor(name(rng.IntN(keys)))
+				must(o.set(name(i), []byte("z")))
+				must(o.set(name(rng.IntN(keys)), nil))
+				_, _, err := o.floor(name(rng.IntN(keys)))
+				require.NoError(t, err)
 				o.undo(mark)
 			default:
 				want := i
 				for want >= 0 && !there[want] {
 					want--
 				}
-				got, _ := o.floor(name(i))
+				got, _, err := o.floor(name(i))
+				require.NoError(t, err)
 				if want < 0 {
 					require.Nil(t, got, "seed %d", seed)
 				} else {
@@ -55,8 +58,9 @@ func TestFloorOverDeletedRuns(t *testing.T) {
 	}
 }
 
-// An admin cleans up, and every text in the same block looks for a grant beyond what was revoked: without memory of it each would
-// walk over all of it, and the block would take minutes.
+// An admin revokes many grants, and every text in the same block searches for a grant beyond them.
+// If floor remembered nothing, each search would pass all of them, and the block would take
+// minutes.
 func TestManyRevokesBeforeTexts(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"open": true, "admins": ["@root"]}`)
 	var grants, revokes []tx.Operation

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
-	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
@@ -12,15 +11,10 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-const (
-	waitLimit = time.Minute
-	waitTick  = time.Millisecond
-)
-
 const fuzzGenesis = `{"chunk_bytes": 100, "open": true, "admins": ["@root"], "grants": [
 	{"grantee": "@alice", "prefix": "a", "quota": 60}, {"grantee": "@bob", "prefix": ""}]}`
 
-// fuzzSeeds are transactions of every kind.
+// fuzzSeeds returns transactions of every kind.
 func fuzzSeeds(f *testing.F) [][]byte {
 	f.Helper()
 	return [][]byte{
@@ -35,7 +29,7 @@ func fuzzSeeds(f *testing.F) [][]byte {
 	}
 }
 
-// frame packs transactions into the input of FuzzFinalizeBlock, unframe reads any bytes as such.
+// frame packs transactions into the input of FuzzFinalizeBlock; unframe reads any bytes as such.
 func frame(txs ...[]byte) []byte {
 	var b []byte
 	for _, raw := range txs {
@@ -54,7 +48,8 @@ func unframe(b []byte) (txs [][]byte) {
 	return txs
 }
 
-// Any transactions whatever: no panic, the same results twice, refusals change nothing, and CometBFT takes the validator updates.
+// Any transactions: no panic, the same results twice, refusals change nothing, and CometBFT accepts
+// the validator updates.
 func FuzzFinalizeBlock(f *testing.F) {
 	seeds := fuzzSeeds(f)
 	for _, raw := range seeds {
@@ -65,7 +60,9 @@ func FuzzFinalizeBlock(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		txs := unframe(data)
 		a := startChain(t, &memoryStore{}, fuzzGenesis)
-		require.NotNil(t, a.check.parameters())
+		checked, params := a.check.state()
+		checked.Release()
+		require.NotNil(t, params)
 		before := a.block.version.AppHash()
 		res := finalize(t, a, txs...)
 		require.Equal(t, res, finalize(t, a, txs...))
@@ -101,8 +98,9 @@ func FuzzFinalizeBlock(f *testing.F) {
 	})
 }
 
-// Operations from any bytes, but properly signed: what a hostile account or admin can send. The results are the same on a node that
-// was restarted, and no power sum or set of admins becomes one that could not be changed again.
+// Operations decoded from any bytes and properly signed: what a hostile account or admin can send.
+// A restarted node gets the same results, and the sum of powers and the set of admins stay such
+// that they can be changed again.
 func FuzzSignedOperations(f *testing.F) {
 	for _, operations := range [][]tx.Operation{
 		{put("a", "1"), del("a"), cas("a", "", "2"), read("a"), read(string(ParamsKey()))},
@@ -128,13 +126,14 @@ func FuzzSignedOperations(f *testing.F) {
 		require.Equal(t, runBlock(t, other), runBlock(t, a))
 		require.Equal(t, runBlock(t, other, txs...), runBlock(t, newTestApp(t, store), txs...))
 		x := newExecutor(newOverlay(other.block.version), other.block.params, 3)
-		require.True(t, x.anyUnder(record(tagAdmin)))
-		require.Positive(t, x.countValidators().count)
-		require.LessOrEqual(t, x.countValidators().power, uint64(MaxTotalPower))
+		require.True(t, must(x.anyUnder(record(tagAdmin))))
+		counted := must(x.countValidators())
+		require.Positive(t, counted.count)
+		require.LessOrEqual(t, counted.power, uint64(MaxTotalPower))
 	})
 }
 
-// What CheckTx lets in leaves a trace when it comes into a block as the next transaction.
+// What CheckTx admits leaves a trace if it is in a block as the next transaction.
 func FuzzCheckTx(f *testing.F) {
 	for _, raw := range fuzzSeeds(f) {
 		f.Add(raw, false)

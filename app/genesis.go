@@ -10,19 +10,23 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// DefaultSnapshotInterval is the snapshot_interval of a genesis that names none.
+// DefaultSnapshotInterval is the snapshot_interval of a genesis file that sets none.
 const DefaultSnapshotInterval = 1000
 
-// ErrGenesis is what every error about app_state wraps.
+// ErrGenesis is wrapped by every error about app_state.
 var ErrGenesis = errors.New("genesis: app_state")
 
 // Genesis is the app_state of a genesis file.
 type Genesis struct {
-	ChunkBytes       uint64         `json:"chunk_bytes,omitempty"`       // B, 1 to 15,000,000; default 1 MiB
-	SnapshotInterval int64          `json:"snapshot_interval,omitempty"` // 1 or more; default DefaultSnapshotInterval
-	Open             bool           `json:"open"`                        // text transactions are accepted
-	Admins           []string       `json:"admins"`                      // ed25519 public keys, hex or base64
-	Grants           []GenesisGrant `json:"grants"`
+	// B, 1 to 15,000,000; default 1 MiB.
+	ChunkBytes uint64 `json:"chunk_bytes,omitempty"`
+	// 1 or more; default DefaultSnapshotInterval.
+	SnapshotInterval int64 `json:"snapshot_interval,omitempty"`
+	// Text transactions are accepted.
+	Open bool `json:"open"`
+	// Ed25519 public keys, hex or base64.
+	Admins []string       `json:"admins"`
+	Grants []GenesisGrant `json:"grants"`
 }
 
 // GenesisGrant lets Grantee write under a prefix, given as text or in hex.
@@ -30,10 +34,10 @@ type GenesisGrant struct {
 	Grantee   string `json:"grantee"` // ed25519 public key, hex or base64, or "*": everyone
 	Prefix    string `json:"prefix"`
 	PrefixHex string `json:"prefix_hex"`
-	Quota     uint64 `json:"quota"` // in bytes of leaf records; 0: none
+	Quota     uint64 `json:"quota"` // in bytes of leaf records; 0: no limit
 }
 
-// MarshalJSON writes one of the two prefixes, also where it is empty.
+// MarshalJSON writes one of the two prefixes, even if it is empty.
 func (g GenesisGrant) MarshalJSON() ([]byte, error) {
 	if g.PrefixHex != "" {
 		return json.Marshal(struct {
@@ -65,8 +69,8 @@ type genesisGrant struct {
 	quota   uint64
 }
 
-// ParseGenesis reads app_state strictly: a field that is unknown, twice there, of the wrong type or out of range is an error that
-// names it. What is left out gets its default.
+// ParseGenesis parses app_state strictly: a field that is unknown, repeated, of the wrong type or
+// out of range is an error that names it. Fields that are left out get their defaults.
 func ParseGenesis(appState json.RawMessage) (Genesis, error) {
 	g, err := parseGenesis(appState)
 	if err != nil {
@@ -171,7 +175,7 @@ func (g *genesis) addGrant(raw json.RawMessage, path string) error {
 	return nil
 }
 
-// checkPrefix refuses a prefix that no grant may have.
+// checkPrefix returns an error for a prefix that no grant can have.
 func checkPrefix(prefix []byte) error {
 	if len(prefix) > MaxPrefixBytes {
 		return fmt.Errorf("the prefix has %d bytes, %d are the most", len(prefix), MaxPrefixBytes)
@@ -182,7 +186,7 @@ func checkPrefix(prefix []byte) error {
 	return nil
 }
 
-// decodeAccount reads an ed25519 public key in hex (64 digits) or base64 (44 characters).
+// decodeAccount decodes an ed25519 public key in hex (64 digits) or base64 (44 characters).
 func decodeAccount(text string) ([]byte, error) {
 	account, err := hex.DecodeString(text)
 	if err != nil {

@@ -12,14 +12,15 @@ import (
 	"unicode/utf8"
 )
 
-// A strict reading of JSON objects: encoding/json takes the last of two equal fields, and matches names in any case, which is
-// fatal in a file that all validators must read alike.
+// A strict parser of JSON objects. encoding/json takes the last of two equal fields, and matches
+// names in any case; both are dangerous in a file that all validators must read alike.
 
 type fieldParser func(raw json.RawMessage, path string) error
 
 type fields map[string]fieldParser
 
-// parseObject hands each field of the object raw to its parser. path is where the object stands, for errors ("" at the top).
+// parseObject passes each field of the object raw to its parser. path is the place of the object in
+// the file, for errors ("" at the top).
 func parseObject(raw []byte, path string, known fields) error {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	if token, err := decoder.Token(); err != nil {
@@ -54,18 +55,19 @@ func parseObject(raw []byte, path string, known fields) error {
 		return syntax(path, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s goes on after its end", orSelf(path))
+		return fmt.Errorf("%s is followed by more", orSelf(path))
 	}
 	return nil
 }
 
-// into parses a field of a simple type; want says which.
+// into parses a field of a simple type, which want describes.
 func into[T bool | string](to *T, want string) fieldParser {
 	return func(raw json.RawMessage, path string) error {
 		if err := json.Unmarshal(raw, to); err != nil || kindOf(raw) == "null" {
 			return fmt.Errorf("%s must be %s, it is %s", path, want, kindOf(raw))
 		}
-		// encoding/json puts U+FFFD for what is no Unicode (a lone surrogate); other decoders do otherwise.
+		// encoding/json decodes what is no Unicode (a lone surrogate) as U+FFFD; other decoders do
+		// not.
 		if text, ok := any(*to).(string); ok && strings.ContainsRune(text, utf8.RuneError) {
 			return fmt.Errorf("%s is not proper Unicode: write it in hex, if there is such a field", path)
 		}
@@ -82,11 +84,12 @@ func intoNumber[T int64 | uint64](to *T) fieldParser {
 	}
 }
 
-// intoList hands each element of a list to add.
+// intoList passes each element of a list to add.
 func intoList(add fieldParser) fieldParser {
 	return func(raw json.RawMessage, path string) error {
 		var elements []json.RawMessage
-		if err := json.Unmarshal(raw, &elements); err != nil { // null is an empty list, as encoding/json writes one
+		// null is an empty list, which encoding/json may write so.
+		if err := json.Unmarshal(raw, &elements); err != nil {
 			return fmt.Errorf("%s must be a list, it is %s", path, kindOf(raw))
 		}
 		for i, element := range elements {
@@ -114,7 +117,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// kindOf names a JSON value in an error, shortened.
+// kindOf describes a JSON value in an error, shortened.
 func kindOf(raw []byte) string {
 	raw = bytes.TrimSpace(raw)
 	switch {

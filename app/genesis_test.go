@@ -28,7 +28,7 @@ func TestParseGenesis(t *testing.T) {
 		{everyone, []byte("a/"), 0}, {alice, []byte{0xff, 0}, 1<<64 - 1}, {alice, []byte{}, 0},
 	}, g.grants)
 
-	// What is left out has its default, and what is written is read again.
+	// What is left out has its default, and what is written can be read again.
 	g, err = parseGenesis([]byte(`{}`))
 	require.NoError(t, err)
 	require.Equal(t, Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval}, g.Genesis)
@@ -48,7 +48,7 @@ func TestParseGenesisRefuses(t *testing.T) {
 		{`7`, "must be an object, it is 7"},
 		{`[]`, "must be an object"},
 		{`{`, "is not JSON"},
-		{`{} {}`, "goes on after its end"},
+		{`{} {}`, "is followed by more"},
 		{`{"chunk_byte": 1}`, "unknown field chunk_byte (known: admins, chunk_bytes, grants, open, snapshot_interval)"},
 		{`{"Open": true}`, "unknown field Open"},
 		{`{"open": true, "open": false}`, "field open is there twice"},

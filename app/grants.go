@@ -2,26 +2,27 @@ package app
 
 import "bytes"
 
-// grant is one grant as it applies to a key: the prefix, and the quota in bytes (0: none).
+// grant is a grant that applies to a key: its prefix, and its quota in bytes (0: no limit).
 type grant struct {
 	prefix []byte
 	quota  uint64
 }
 
-// longestPrefix finds, among the records whose key is head ‖ prefix, the longest prefix of key, by steps of "greatest record not
-// above": a record that is no prefix of key rules out every prefix longer than what it shares with key, since those would sort
-// between the two.
-func (o *overlay) longestPrefix(head, key []byte) (prefix, value []byte, ok bool) {
+// longestPrefix finds, among the records whose key is head ‖ prefix, the longest prefix of key. It
+// looks up the greatest record that is not above the probe, again and again: a record that is no
+// prefix of key rules out every prefix longer than what it shares with key, because such a prefix
+// would lie between the two.
+func (o *overlay) longestPrefix(head, key []byte) (prefix, value []byte, ok bool, err error) {
 	probe := append(bytes.Clone(head), key[:min(len(key), MaxPrefixBytes)]...)
 	for {
-		k, v := o.floor(probe)
-		if k == nil || !bytes.HasPrefix(k, head) {
-			return nil, nil, false
+		k, v, err := o.floor(probe)
+		if err != nil || k == nil || !bytes.HasPrefix(k, head) {
+			return nil, nil, false, err
 		}
 		prefix := k[len(head):]
 		shared := commonPrefix(prefix, key)
 		if shared == len(prefix) {
-			return prefix, v, true
+			return prefix, v, true, nil
 		}
 		probe = probe[:len(head)+shared]
 	}
@@ -35,56 +36,78 @@ func commonPrefix(a, b []byte) int {
 	return n
 }
 
-// grantFor returns the grant under which account may write key: the longest prefix among its own and everyone's, its own on a tie.
-func (o *overlay) grantFor(account, key []byte) (grant, bool) {
-	own, ownQuota, hasOwn := o.longestPrefix(record(tagGrant, account), key)
-	all, allQuota, hasAll := o.longestPrefix(record(tagGrant, everyone), key)
-	if hasAll && (!hasOwn || len(all) > len(own)) {
-		return grant{all, decodeUint64(allQuota)}, true
+// grantFor returns the grant under which account may write key: the one with the longest prefix
+// among its own and everyone's, and of two equal ones its own.
+func (o *overlay) grantFor(account, key []byte) (g grant, ok bool, err error) {
+	own, ownQuota, hasOwn, err := o.longestPrefix(record(tagGrant, account), key)
+	if err != nil {
+		return grant{}, false, err
 	}
-	return grant{own, decodeUint64(ownQuota)}, hasOwn
+	all, allQuota, hasAll, err := o.longestPrefix(record(tagGrant, everyone), key)
+	if err != nil {
+		return grant{}, false, err
+	}
+	if hasAll && (!hasOwn || len(all) > len(own)) {
+		return grant{all, decodeUint64(allQuota)}, true, nil
+	}
+	return grant{own, decodeUint64(ownQuota)}, hasOwn, nil
 }
 
-// hasAnyGrant tells whether account holds a grant, or shares one of everyone.
-func (o *overlay) hasAnyGrant(account []byte) bool {
-	return o.anyUnder(record(tagGrant, account)) || o.anyUnder(record(tagGrant, everyone))
+// hasAnyGrant reports whether account holds a grant, or everyone does.
+func (o *overlay) hasAnyGrant(account []byte) (bool, error) {
+	if own, err := o.anyUnder(record(tagGrant, account)); own || err != nil {
+		return own, err
+	}
+	return o.anyUnder(record(tagGrant, everyone))
 }
 
-// anyUnder tells whether there is a record whose key starts with head.
-func (o *overlay) anyUnder(head []byte) bool {
+// anyUnder reports whether there is a record whose key starts with head.
+func (o *overlay) anyUnder(head []byte) (bool, error) {
 	end := prefixEnd(head) // never nil: head starts with 0x00
-	k, _ := o.floor(predecessor(end))
-	return k != nil && bytes.HasPrefix(k, head)
+	k, _, err := o.floor(predecessor(end))
+	return k != nil && bytes.HasPrefix(k, head), err
 }
 
-// covered tells whether anybody's grant covers key, which keeps text transactions out.
-func (o *overlay) covered(key []byte) bool {
-	_, _, ok := o.longestPrefix(record(tagCover), key)
-	return ok
+// covered reports whether a grant of any account covers key: text transactions may not write it
+// then.
+func (o *overlay) covered(key []byte) (bool, error) {
+	_, _, ok, err := o.longestPrefix(record(tagCover), key)
+	return ok, err
 }
 
-// setGrant writes or, with remove, deletes a grant, and keeps the count of grants by prefix. It returns the record's value before
-// and whether that changed.
-func (o *overlay) setGrant(grantee, prefix []byte, quota uint64, remove bool) (old []byte, changed bool) {
+// setGrant writes a grant or, with remove, deletes it, and keeps the number of grants with its
+// prefix up to date. It returns the previous value of the record, and whether it changed.
+func (o *overlay) setGrant(grantee, prefix []byte, quota uint64, remove bool) (old []byte, changed bool, err error) {
 	key, value := GrantKey(grantee, prefix), encodeUint64(quota)
 	if remove {
 		value = nil
 	}
-	old = o.set(key, value)
-	if (old == nil) == (value == nil) {
-		return old, !bytes.Equal(old, value)
+	old, err = o.set(key, value)
+	if err != nil {
+		return nil, false, err
 	}
-	cover := CoverKey(prefix)
-	count := decodeUint64(o.get(cover))
+	if (old == nil) == (value == nil) {
+		return old, !bytes.Equal(old, value), nil
+	}
+	return old, true, o.countCover(CoverKey(prefix), remove)
+}
+
+// countCover adds one to the number in the cover record key, or, with remove, subtracts one.
+func (o *overlay) countCover(key []byte, remove bool) error {
+	record, err := o.get(key)
+	if err != nil {
+		return err
+	}
+	count := decodeUint64(record)
 	if remove {
 		count--
 	} else {
 		count++
 	}
-	if count == 0 {
-		o.set(cover, nil)
-	} else {
-		o.set(cover, encodeUint64(count))
+	record = nil
+	if count > 0 {
+		record = encodeUint64(count)
 	}
-	return old, true
+	_, err = o.set(key, record)
+	return err
 }

@@ -25,14 +25,14 @@ const testChain = "test-chain"
 
 var ctx = context.Background()
 
-// key is the deterministic key of a named account or validator.
+// key returns the deterministic key of a named account or validator.
 func key(name string) ed25519.PrivKey { return ed25519.GenPrivKeyFromSecret([]byte(name)) }
 
 func account(name string) []byte { return key(name).PubKey().Bytes() }
 
 func hexOf(name string) string { return hex.EncodeToString(account(name)) }
 
-// sign makes a transaction of name.
+// sign returns a transaction signed by name.
 func sign(t testing.TB, name string, nonce uint64, operations ...tx.Operation) []byte {
 	return signFor(t, testChain, name, nonce, operations...)
 }
@@ -44,7 +44,7 @@ func signFor(t testing.TB, chain, name string, nonce uint64, operations ...tx.Op
 	return raw
 }
 
-// forge signs a body that tx.Sign may refuse.
+// forge signs a body that tx.Sign would perhaps refuse.
 func forge(t testing.TB, chain, name string, nonce uint64, operations ...tx.Operation) []byte {
 	t.Helper()
 	body, err := (&tx.Body{Account: account(name), Nonce: nonce, Operations: operations}).Marshal()
@@ -88,7 +88,11 @@ func adminOp(account []byte, remove bool) tx.Operation {
 	return tx.Operation{Op: &tx.Operation_SetAdmin{SetAdmin: &tx.SetAdmin{Account: account, Remove: remove}}}
 }
 
-// initRequest is the InitChain of a chain with one validator, v1.
+func upgradeOp(version, height uint64) tx.Operation {
+	return tx.Operation{Op: &tx.Operation_ScheduleUpgrade{ScheduleUpgrade: &tx.ScheduleUpgrade{Version: version, Height: height}}}
+}
+
+// initRequest returns the InitChain of a chain with one validator, v1.
 func initRequest(appState string) *abci.RequestInitChain {
 	params := cmttypes.DefaultConsensusParams()
 	params.Block.MaxBytes = 4 << 20 // the default differs between releases of CometBFT
@@ -121,7 +125,7 @@ func newTestApp(t testing.TB, store Store) *App {
 	return a
 }
 
-// startChain is newTestApp with a genesis.
+// startChain is newTestApp followed by InitChain.
 func startChain(t testing.TB, store Store, appState string) *App {
 	t.Helper()
 	a := newTestApp(t, store)
@@ -156,7 +160,25 @@ func runBlock(t testing.TB, a *App, txs ...[]byte) *abci.ResponseFinalizeBlock {
 	return res
 }
 
-// latest returns what was committed last, for the rest of the test; nil where there is nothing.
+// must returns v, and panics on an error: for states that can be read.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// entries returns all entries of v, which are valid until v is released.
+func entries(t testing.TB, v *avlstar.Version) (all []avlstar.KV) {
+	t.Helper()
+	for kv, err := range v.Ascend(nil, nil) {
+		require.NoError(t, err)
+		all = append(all, kv)
+	}
+	return all
+}
+
+// latest returns the last committed state, retained until the test ends; nil if there is none.
 func latest(t testing.TB, a *App) *avlstar.Version {
 	t.Helper()
 	_, v := a.Latest()
@@ -166,7 +188,7 @@ func latest(t testing.TB, a *App) *avlstar.Version {
 	return v
 }
 
-// appHash returns that of the state after block height, if it is kept.
+// appHash returns the AppHash after block height, if that state is kept.
 func appHash(a *App, height int64) (avlstar.Hash, error) {
 	c, refused := a.acquire(height)
 	if refused != nil {
@@ -184,10 +206,11 @@ func codes(res *abci.ResponseFinalizeBlock) []tx.Code {
 	return codes
 }
 
-// memoryStore is a Store that keeps what a disk would: leaves and the heights of inner nodes. It holds the application to the
-// contract, fails when it is told to, and falls behind where it is told how far: what waits is written later, or never (crash).
+// memoryStore is a Store that keeps what a disk would: leaves and the heights of inner nodes. It
+// checks that the application keeps to the contract, and fails on request. With lag it has a
+// backlog of blocks, which are written later, or lost (crash).
 type memoryStore struct {
-	lag int // so many blocks wait, the newest
+	lag int // the number of blocks, the newest, that are not written yet
 
 	mu struct {
 		sync.Mutex
@@ -195,8 +218,8 @@ type memoryStore struct {
 		chunkBytes  uint64
 		leaves      map[string][]byte
 		heights     map[string]uint8
-		given       int64            // height that was handed over last
-		last        *avlstar.Version // of given; compared only: it holds no reference
+		given       int64            // height of the last Commit
+		last        *avlstar.Version // version of given, for comparison only: no reference is held
 		waiting     []waitingBlock
 		failCommits error
 	}
@@ -234,7 +257,7 @@ func (s *memoryStore) Load() (int64, *avlstar.Version, error) {
 	return s.mu.height, v, err
 }
 
-// crash forgets what is not durable.
+// crash drops what is not durable.
 func (s *memoryStore) crash() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +331,7 @@ func (s *memoryStore) write(b waitingBlock) error {
 	return nil
 }
 
-// fakeSnapshots notes what the application tells it.
+// fakeSnapshots records the heights that the application reports.
 type fakeSnapshots struct {
 	abci.BaseApplication
 	mu struct {

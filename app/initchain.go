@@ -9,14 +9,20 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// InitChain builds the genesis state, one block of changes on the empty tree, and answers with its AppHash. It stays in memory:
-// CometBFT calls InitChain again as long as no block is committed. An error stops the node.
+// InitChain builds the genesis state, one block of changes on the empty tree, and returns its
+// AppHash. The state stays in memory: CometBFT calls InitChain again until a block is committed. An
+// error stops the node.
 func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.ResponseInitChain, error) {
 	if want := a.options.ChainID; want != "" && req.ChainId != want {
 		return nil, fmt.Errorf("genesis: chain_id is %q, this node was started for %q", req.ChainId, want)
 	}
 	params, v, err := genesisState(req)
 	if err != nil {
+		return nil, err
+	}
+	writable, err := canWrite(v)
+	if err != nil {
+		v.Release()
 		return nil, err
 	}
 	a.block.Lock()
@@ -33,22 +39,26 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	hash := v.AppHash()
 	res := &abci.ResponseInitChain{AppHash: hash[:]}
 	if given := req.ConsensusParams.Version; given == nil || given.App != GenesisVersion {
-		// Else the headers would carry the genesis file's version, which Info contradicts.
+		// Otherwise headers would carry the version of the genesis file, and Info another one.
 		res.ConsensusParams = versionUpdate(GenesisVersion)
 	}
-	if !params.Open && !canWrite(v) {
+	if !params.Open && !writable {
 		a.logger.Error("nobody can ever write on this chain: genesis is not open and names neither admins nor grants")
 	}
 	a.logger.Info("genesis state", "chain_id", params.ChainId, "app_hash", hash, "keys", v.Len())
 	return res, nil
 }
 
-func canWrite(v *avlstar.Version) bool {
+// canWrite reports whether there is an account that can send signed transactions.
+func canWrite(v *avlstar.Version) (bool, error) {
 	o := newOverlay(v)
-	return o.anyUnder(record(tagAdmin)) || o.anyUnder(record(tagGrant))
+	if admins, err := o.anyUnder(record(tagAdmin)); admins || err != nil {
+		return admins, err
+	}
+	return o.anyUnder(record(tagGrant))
 }
 
-// genesisState is a function of the genesis file alone.
+// genesisState depends on nothing but the genesis file.
 func genesisState(req *abci.RequestInitChain) (*Params, *avlstar.Version, error) {
 	g, err := parseGenesis(req.AppStateBytes)
 	if err != nil {
@@ -74,21 +84,35 @@ func genesisState(req *abci.RequestInitChain) (*Params, *avlstar.Version, error)
 	if err != nil {
 		return nil, nil, fmt.Errorf("genesis: encode the parameters: %w", err)
 	}
+	defer empty.Release()
 	o := newOverlay(empty)
-	o.set(ParamsKey(), value)
+	if _, err := o.set(ParamsKey(), value); err != nil {
+		return nil, nil, err
+	}
 	if err := genesisValidators(o, req.Validators, most); err != nil {
 		return nil, nil, err
 	}
-	for _, account := range g.admins {
-		o.set(AdminKey(account), adminValue)
+	if err := g.record(o); err != nil {
+		return nil, nil, err
 	}
-	for _, grant := range g.grants {
-		o.setGrant(grant.grantee, grant.prefix, grant.quota, false)
-	}
-	defer empty.Release()
 	v, err := empty.Apply(o.changes())
 	if err != nil {
 		return nil, nil, fmt.Errorf("genesis: %w", err)
 	}
 	return params, v, nil
+}
+
+// record writes the records of admins and grants.
+func (g *genesis) record(o *overlay) error {
+	for _, account := range g.admins {
+		if _, err := o.set(AdminKey(account), adminValue); err != nil {
+			return err
+		}
+	}
+	for _, grant := range g.grants {
+		if _, _, err := o.setGrant(grant.grantee, grant.prefix, grant.quota, false); err != nil {
+			return err
+		}
+	}
+	return nil
 }

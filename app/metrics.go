@@ -9,20 +9,22 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Metrics are what Prometheus sees of the application.
+// Metrics are the application's metrics for Prometheus.
 type Metrics struct {
 	Height        prometheus.Gauge       // last committed block
-	Keys          prometheus.Gauge       // keys in the tree, bookkeeping included
-	Bytes         prometheus.Gauge       // bytes of all leaf records
-	Chunks        prometheus.Gauge       // chunks of the tree
-	Memory        MemoryMetrics          // what the tree takes
-	CommitSeconds prometheus.Histogram   // until the state is handed to the store
+	Keys          prometheus.Gauge       // in the tree, bookkeeping included
+	Bytes         prometheus.Gauge       // of all leaf records
+	Chunks        prometheus.Gauge       // of the tree
+	Memory        MemoryMetrics          // of the tree
+	CommitSeconds prometheus.Histogram   // until the store has taken the state
 	Transactions  *prometheus.CounterVec // executed in blocks, by code
 }
 
-// MemoryMetrics are what the tree and its older versions, which queries and snapshots hold, take in memory.
+// MemoryMetrics are the memory of the tree and of the older versions that queries and snapshots
+// hold.
 type MemoryMetrics struct {
-	InnerNodes, Leaves, Held, NodeBytes, LeafBytes, Versions prometheus.Gauge // as in avlstar.MemoryStats
+	// As in avlstar.MemoryStats.
+	InnerNodes, Leaves, Held, NodeBytes, LeafBytes, Versions prometheus.Gauge
 }
 
 // NewMetrics registers the application's metrics.
@@ -34,7 +36,7 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	return m
 }
 
-// NopMetrics are metrics that nobody sees.
+// NopMetrics returns metrics that are registered nowhere.
 func NopMetrics() *Metrics {
 	const namespace, subsystem = "starling", "app"
 	gauge := func(name, help string) prometheus.Gauge {

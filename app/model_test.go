@@ -20,8 +20,9 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// model is the application again, in the most simple-minded way: one map of all keys, copied for every transaction, every question
-// answered by looking at all of it. It knows nothing of trees, overlays or counters.
+// model is the application written naively: one map of all keys, copied for every transaction,
+// where every question is answered by looking at all keys. It knows nothing of trees, overlays or
+// counters.
 type model struct {
 	state map[string]string
 	open  bool
@@ -196,7 +197,7 @@ func (m *model) operation(who string, operation *tx.Operation) (tx.Code, string)
 	return 0, ""
 }
 
-// recount derives the 0x00 'c' records from the grants.
+// recount computes the 0x00 'c' records from the grants.
 func (m *model) recount() {
 	counts := map[string]uint64{}
 	for k := range m.state {
@@ -212,7 +213,7 @@ func (m *model) recount() {
 	}
 }
 
-// testSeed returns the seed of a random test: STARLING_SEED, else 1.
+// testSeed returns the seed of a random test: STARLING_SEED, by default 1.
 func testSeed(t *testing.T) uint64 {
 	seed := uint64(1)
 	if s := os.Getenv("STARLING_SEED"); s != "" {
@@ -224,7 +225,8 @@ func testSeed(t *testing.T) uint64 {
 	return seed
 }
 
-// generator makes random transactions over few accounts, keys and prefixes, most of which could succeed.
+// generator makes random transactions over few accounts, keys and prefixes, most of which can
+// succeed.
 type generator struct {
 	*rand.Rand
 	t     *testing.T
@@ -270,7 +272,7 @@ func (g *generator) operation(state map[string]string) tx.Operation {
 	}
 }
 
-// transaction makes one whose nonce is mostly the next one.
+// transaction returns one whose nonce is mostly the next.
 func (g *generator) transaction(m *model, waiting map[string]uint64) []byte {
 	if g.IntN(8) == 0 {
 		return []byte(g.key() + g.pick("=", ":") + g.value())
@@ -294,8 +296,8 @@ func (g *generator) transaction(m *model, waiting map[string]uint64) []byte {
 	return raw
 }
 
-// Random blocks, against the model and CometBFT's validator set, on two instances: one executes the blocks that the other proposes,
-// and is restarted now and then.
+// Random blocks, compared with the model and with CometBFT's validator set, on two instances: one
+// executes the blocks that the other proposes, and is restarted at times.
 func TestAgainstModel(t *testing.T) {
 	g := &generator{Rand: rand.New(rand.NewPCG(testSeed(t), 7)), t: t, names: []string{"alice", "bob", "carol", "root"}}
 	const appState = `{"chunk_bytes": 150, "open": true, "admins": ["@root"], "grants": [
@@ -303,8 +305,8 @@ func TestAgainstModel(t *testing.T) {
 	stores := []*memoryStore{{}, {}}
 	proposer, follower := startChain(t, stores[0], appState), startChain(t, stores[1], appState)
 	m := &model{state: map[string]string{}, open: true}
-	for k, v := range follower.block.version.Ascend(nil, nil) {
-		m.state[string(k)] = string(v)
+	for _, kv := range entries(t, follower.block.version) {
+		m.state[string(kv.Key)] = string(kv.Value)
 	}
 	validators := cmttypes.NewValidatorSet([]*cmttypes.Validator{cmttypes.NewValidator(key("v1").PubKey(), 10)})
 	seen := map[tx.Code]int{}
@@ -318,7 +320,7 @@ func TestAgainstModel(t *testing.T) {
 		for range g.IntN(30) {
 			txs = append(txs, g.transaction(m, waiting))
 		}
-		if g.IntN(2) == 0 { // what a proposer makes of them, else a block with everything in it
+		if g.IntN(2) == 0 { // what a proposer selects, otherwise all of them
 			prepared, err := proposer.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: 1 << 20})
 			require.NoError(t, err)
 			txs = prepared.Txs
@@ -326,7 +328,8 @@ func TestAgainstModel(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, accepted.IsAccepted())
 		}
-		finalize(t, proposer, g.transaction(m, map[string]uint64{})) // a block of a round that came to nothing
+		// A block of a round without a decision.
+		finalize(t, proposer, g.transaction(m, map[string]uint64{}))
 		res := runBlock(t, proposer, txs...)
 		if g.IntN(5) == 0 {
 			follower = newTestApp(t, stores[1])
@@ -344,7 +347,7 @@ func TestAgainstModel(t *testing.T) {
 				values []string
 			)
 			if decoded, err := tx.Decode(raw, testChain); err != nil {
-				code = refusal(err).Code
+				code = refusal(err, tx.CodeMalformed).Code
 			} else {
 				code, values = m.execute(decoded)
 			}
@@ -373,14 +376,15 @@ func checkState(t *testing.T, a *App, m *model) {
 	_, v := a.Latest()
 	defer v.Release()
 	require.Equal(t, len(m.state), int(v.Len()))
-	for k, value := range v.Ascend(nil, nil) {
-		if want, ok := m.state[string(k)]; !ok || want != string(value) {
-			require.Fail(t, "state differs", "key %q: %q, the model has %q (%t)", k, value, want, ok)
+	for _, kv := range entries(t, v) {
+		if want, ok := m.state[string(kv.Key)]; !ok || want != string(kv.Value) {
+			require.Fail(t, "state differs", "key %q: %q, the model has %q (%t)", kv.Key, kv.Value, want, ok)
 		}
 	}
 }
 
-// checkValidators applies the updates as CometBFT does, which must not fail, and compares with the records.
+// checkValidators applies the updates as CometBFT does, which must succeed, and compares the set
+// with the records.
 func checkValidators(t *testing.T, set *cmttypes.ValidatorSet, updates []abci.ValidatorUpdate, m *model) {
 	t.Helper()
 	require.True(t, slices.IsSortedFunc(updates, func(a, b abci.ValidatorUpdate) int {

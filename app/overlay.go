@@ -8,31 +8,38 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// overlay is the state of a block in the making: what changed so far, in key order, over a committed version.
+// overlay is the state of a block that is being executed: what changed so far, in key order, over a
+// committed version.
 //
 //	get ────────► entries (btree) ─► base
 //	floor ──────► added, and base without what entries delete
 //	set ────────► entries, and the value before into the journal
 //	undo(mark) ─► the journal backwards
 //
-// Values are never empty (1 byte at least), so nil is an absent key throughout. The overlay keeps the slices it is given. What get,
-// set and floor return may be base's own memory, so whoever made the overlay holds a reference to base until it is done with all that.
+// Methods that read base return an error if base cannot be read. The overlay must not be used after
+// that, and no block made of it.
+//
+// Values are never empty (they have at least 1 byte), so nil is an absent key throughout. The
+// overlay keeps the slices it is given. What get, set and floor return may be base's own memory, so
+// whoever made the overlay holds a reference to base for as long as these are in use.
 type overlay struct {
 	base    *avlstar.Version // without a reference of its own
 	entries *btree.BTreeG[*overlayEntry]
-	added   *btree.BTreeG[*overlayEntry] // the entries that are there and were not in base
+	added   *btree.BTreeG[*overlayEntry] // entries that are present, and were absent in base
 	journal []undoRecord
 	quotas  usages
-	revived uint64 // how often a key of base was deleted and came back: it ends what entries know about gaps
+	// The number of times that a deleted key of base came back: gaps found before that are void.
+	revived uint64
 }
 
-// overlayEntry is a key that was written in this block. It may be back at the value it had before.
+// overlayEntry is a key that was written in this block. Its value may again be the one before.
 type overlayEntry struct {
 	key    []byte
 	value  []byte
-	before []byte // in base, whose memory it is
+	before []byte // in base, and base's memory
 
-	// gap, of a deleted key of base, is the greatest key of base below it that is not deleted (nil: none), as of the revived of gapAt.
+	// gap belongs to a deleted key of base: the greatest key of base below it that is not deleted
+	// (nil: none). It is valid while overlay.revived equals gapAt.
 	gap   []byte
 	gapAt uint64 // 0: not known
 }
@@ -44,39 +51,43 @@ type undoRecord struct {
 
 func newOverlay(base *avlstar.Version) *overlay {
 	less := func(a, b *overlayEntry) bool { return bytes.Compare(a.key, b.key) < 0 }
-	// Without lists of free nodes, which would cost more than all the rest of an overlay that is only read, as CheckTx makes them.
+	// Without lists of free nodes, which would cost more than everything else in an overlay that is
+	// only read, such as those of CheckTx.
 	tree := func() *btree.BTreeG[*overlayEntry] {
 		return btree.NewWithFreeListG(32, less, btree.NewFreeListG[*overlayEntry](0))
 	}
 	return &overlay{base: base, entries: tree(), added: tree(), quotas: newUsages(), revived: 1}
 }
 
-func (o *overlay) get(key []byte) []byte {
+func (o *overlay) get(key []byte) ([]byte, error) {
 	if e, ok := o.entries.Get(&overlayEntry{key: key}); ok {
-		return e.value
+		return e.value, nil
 	}
 	return o.inBase(key)
 }
 
-// inBase returns the value that key has in base, which is not copied: where a block overwrites many large values, the copies could
-// be as large as the whole state.
-func (o *overlay) inBase(key []byte) []byte {
-	value, _ := o.base.View(key)
-	return value
+// inBase returns the value of key in base, without a copy: if a block overwrites many large values,
+// copies could be as large as the whole state.
+func (o *overlay) inBase(key []byte) ([]byte, error) {
+	value, _, err := o.base.View(key)
+	return value, err
 }
 
-// set writes value at key, nil deletes, and returns the value before.
-func (o *overlay) set(key, value []byte) (old []byte) {
+// set writes value at key (nil: deletes it) and returns the previous value.
+func (o *overlay) set(key, value []byte) (old []byte, err error) {
 	e, ok := o.entries.Get(&overlayEntry{key: key})
 	if !ok {
-		before := o.inBase(key)
+		before, err := o.inBase(key)
+		if err != nil {
+			return nil, err
+		}
 		e = &overlayEntry{key: key, value: before, before: before}
 		o.entries.ReplaceOrInsert(e)
 	}
 	old = e.value
 	o.journal = append(o.journal, undoRecord{e, old})
 	o.put(e, value)
-	return old
+	return old, nil
 }
 
 func (o *overlay) put(e *overlayEntry, value []byte) {
@@ -93,10 +104,10 @@ func (o *overlay) put(e *overlayEntry, value []byte) {
 	e.value = value
 }
 
-// mark names the present moment for undo.
+// mark returns the present position in the journal, for undo.
 func (o *overlay) mark() int { return len(o.journal) }
 
-// undo takes back every set since mark.
+// undo reverts every set since mark.
 func (o *overlay) undo(mark int) {
 	for i := len(o.journal) - 1; i >= mark; i-- {
 		o.put(o.journal[i].entry, o.journal[i].value)
@@ -104,18 +115,21 @@ func (o *overlay) undo(mark int) {
 	o.keep(mark)
 }
 
-// keep forgets the journal since mark: what was set stays.
+// keep drops the journal since mark: what was set can no longer be undone.
 func (o *overlay) keep(mark int) {
 	clear(o.journal[mark:]) // the values in it may be large
 	o.journal = o.journal[:mark]
 }
 
-// floor returns the greatest key ≤ key that is there, nil if there is none.
-func (o *overlay) floor(key []byte) (k, value []byte) {
+// floor returns the greatest key ≤ key that is present, nil if there is none.
+func (o *overlay) floor(key []byte) (k, value []byte, err error) {
 	if key == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
-	k = o.baseFloor(key)
+	k, err = o.baseFloor(key)
+	if err != nil {
+		return nil, nil, err
+	}
 	o.added.DescendLessOrEqual(&overlayEntry{key: key}, func(e *overlayEntry) bool {
 		if bytes.Compare(e.key, k) > 0 {
 			k = e.key
@@ -123,17 +137,22 @@ func (o *overlay) floor(key []byte) (k, value []byte) {
 		return false
 	})
 	if k == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
-	return k, o.get(k)
+	value, err = o.get(k)
+	return k, value, err
 }
 
-// baseFloor returns the greatest key ≤ key of base that is not deleted, nil if there is none. What it finds beyond a run of deleted
-// keys is remembered in all of them, so that a block that deletes many records makes no lookup after it walk over all of them.
-func (o *overlay) baseFloor(key []byte) []byte {
+// baseFloor returns the greatest key ≤ key of base that is not deleted, nil if there is none. The
+// result is stored in the entries of all deleted keys that the search passed, so that a block that
+// deletes many records does not pass them again in every later search.
+func (o *overlay) baseFloor(key []byte) ([]byte, error) {
 	var run []*overlayEntry
 	for key != nil {
-		k, _, ok := o.base.Floor(key)
+		k, _, ok, err := o.base.Floor(key)
+		if err != nil {
+			return nil, err
+		}
 		if !ok {
 			key = nil
 			break
@@ -145,7 +164,7 @@ func (o *overlay) baseFloor(key []byte) []byte {
 		}
 		run = append(run, e)
 		if e.gapAt == o.revived {
-			key = e.gap // there, or deleted since
+			key = e.gap // present, or deleted since
 		} else {
 			key = predecessor(k)
 		}
@@ -153,7 +172,7 @@ func (o *overlay) baseFloor(key []byte) []byte {
 	for _, e := range run {
 		e.gap, e.gapAt = key, o.revived
 	}
-	return key
+	return key, nil
 }
 
 // predecessor returns the greatest possible key below key, nil if there is none.
@@ -174,7 +193,8 @@ func predecessor(key []byte) []byte {
 	return p
 }
 
-// ascend visits the entries of the keys in [start, end) that were written in this block, in order; end nil is open.
+// ascend visits the keys in [start, end) that were written in this block, in order; end nil is
+// open.
 func (o *overlay) ascend(start, end []byte, visit func(*overlayEntry)) {
 	o.entries.AscendGreaterOrEqual(&overlayEntry{key: start}, func(e *overlayEntry) bool {
 		if end != nil && bytes.Compare(e.key, end) >= 0 {
@@ -196,7 +216,7 @@ func (o *overlay) changes() []avlstar.Change {
 	return changes
 }
 
-// recordBytes is the length of the leaf record, 0 of an absent one.
+// recordBytes returns the length of the leaf record, 0 if it is absent.
 func recordBytes(key, value []byte) uint64 {
 	if value == nil {
 		return 0

@@ -14,7 +14,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// shortKeys are keys over a small alphabet, so that prefixes, neighbours and collisions are frequent.
+// shortKeys are keys over a small alphabet, so that prefixes, neighbours and collisions are
+// frequent.
 var shortKeys = rapid.Custom(func(t *rapid.T) string {
 	return string(rapid.SliceOfN(rapid.SampledFrom([]byte{0x01, 'a', 'b', 0xff}), 1, 5).Draw(t, "key"))
 })
@@ -31,7 +32,7 @@ func newBase(t require.TestingT, state map[string]string) *avlstar.Version {
 	return v
 }
 
-// The overlay behaves as a map does: get, floor, undo, usage under a prefix, and the changes in the end.
+// The overlay behaves like a map: get, floor, undo, usage under a prefix, and the final changes.
 func TestOverlayIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		value := rapid.StringN(1, 20, 40)
@@ -48,12 +49,12 @@ func TestOverlayIsAMap(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"set": func(t *rapid.T) {
 				k, v := shortKeys.Draw(t, "key"), value.Draw(t, "value")
-				require.Equal(t, get(model, k), o.set([]byte(k), []byte(v)))
+				require.Equal(t, get(model, k), must(o.set([]byte(k), []byte(v))))
 				model[k] = v
 			},
 			"delete": func(t *rapid.T) {
 				k := shortKeys.Draw(t, "key")
-				require.Equal(t, get(model, k), o.set([]byte(k), nil))
+				require.Equal(t, get(model, k), must(o.set([]byte(k), nil)))
 				delete(model, k)
 			},
 			"undo": func(*rapid.T) {
@@ -66,7 +67,7 @@ func TestOverlayIsAMap(t *testing.T) {
 			},
 			"get": func(t *rapid.T) {
 				k := shortKeys.Draw(t, "key")
-				require.Equal(t, get(model, k), o.get([]byte(k)))
+				require.Equal(t, get(model, k), must(o.get([]byte(k))))
 			},
 			"floor": func(t *rapid.T) {
 				k := shortKeys.Draw(t, "key")
@@ -76,7 +77,8 @@ func TestOverlayIsAMap(t *testing.T) {
 						want = []byte(have)
 					}
 				}
-				got, v := o.floor([]byte(k))
+				got, v, err := o.floor([]byte(k))
+				require.NoError(t, err)
 				require.Equal(t, want, got)
 				require.Equal(t, get(model, string(want)), v)
 			},
@@ -88,7 +90,7 @@ func TestOverlayIsAMap(t *testing.T) {
 						want += avlstar.RecordBytes(len(k), len(v))
 					}
 				}
-				require.Equal(t, want, o.usage([]byte(prefix)))
+				require.Equal(t, want, must(o.usage([]byte(prefix))))
 			},
 			"": func(t *rapid.T) {
 				var want []avlstar.Change
@@ -105,7 +107,8 @@ func TestOverlayIsAMap(t *testing.T) {
 	})
 }
 
-// What a block overwrites is not copied: a block that deletes many large values would need as much memory again as they have.
+// What a block overwrites is not copied: otherwise a block that deletes many large values would
+// need as much memory again as they take.
 func TestOverlayCopiesNoLargeValues(t *testing.T) {
 	state := map[string]string{}
 	for i := range 16 {
@@ -115,15 +118,15 @@ func TestOverlayCopiesNoLargeValues(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for k := range state {
-		require.Len(t, o.get([]byte(k)), avlstar.MaxValueBytes)
-		require.Len(t, o.set([]byte(k), nil), avlstar.MaxValueBytes)
+		require.Len(t, must(o.get([]byte(k))), avlstar.MaxValueBytes)
+		require.Len(t, must(o.set([]byte(k), nil)), avlstar.MaxValueBytes)
 	}
 	require.Len(t, o.changes(), len(state))
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(avlstar.MaxValueBytes))
 }
 
-// The longest prefix is what trying every prefix finds.
+// longestPrefix finds what trying every prefix finds.
 func TestLongestPrefix(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		inBase := rapid.SliceOfN(shortKeys, 0, 10).Draw(t, "in base")
@@ -142,11 +145,11 @@ func TestLongestPrefix(t *testing.T) {
 		state[string(NonceKey(grantee))] = "x"
 		o := newOverlay(newBase(t, state))
 		for _, p := range inBlock {
-			o.set(GrantKey(grantee, []byte(p)), []byte("y"))
+			must(o.set(GrantKey(grantee, []byte(p)), []byte("y")))
 			prefixes[p] = true
 		}
 		for _, p := range removed {
-			o.set(GrantKey(grantee, []byte(p)), nil)
+			must(o.set(GrantKey(grantee, []byte(p)), nil))
 			delete(prefixes, p)
 		}
 		key := shortKeys.Draw(t, "key")
@@ -156,10 +159,11 @@ func TestLongestPrefix(t *testing.T) {
 				want = []byte(key[:n])
 			}
 		}
-		got, _, ok := o.longestPrefix(record(tagGrant, grantee), []byte(key))
+		got, _, ok, err := o.longestPrefix(record(tagGrant, grantee), []byte(key))
+		require.NoError(t, err)
 		require.Equal(t, want != nil, ok)
 		require.Equal(t, want, got)
-		require.Equal(t, len(prefixes) > 0, o.anyUnder(record(tagGrant, grantee)))
+		require.Equal(t, len(prefixes) > 0, must(o.anyUnder(record(tagGrant, grantee))))
 	})
 }
 

@@ -10,8 +10,9 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// PrepareProposal tries the mempool's transactions in order and proposes those that leave a trace: what is refused outright would
-// only fill the block. Text goes into it as key=value, once. Reads beyond the block's budget wait for the next block.
+// PrepareProposal executes the mempool's transactions in order and proposes those that leave a
+// trace: others would only fill the block. Text is proposed as key=value, and only once. Reads that
+// exceed the block's budget wait for the next block.
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
 	a.block.Lock()
 	v, params := a.block.version, a.block.params
@@ -44,7 +45,11 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		if size+added > req.MaxTxBytes {
 			continue
 		}
-		if !x.propose(t.tx) {
+		proposed, err := x.propose(t.tx)
+		if err != nil {
+			return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
+		}
+		if !proposed {
 			continue
 		}
 		if t.tx.Text != nil {
@@ -53,26 +58,28 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		size += added
 		res.Txs = append(res.Txs, raw)
 	}
-	if err := v.Err(); err != nil { // what could not be read was taken for absent
-		return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
-	}
 	return res, nil
 }
 
-// propose runs the transaction and tells whether it belongs into the block; if not, it is undone.
-func (x *executor) propose(t *tx.Tx) bool {
+// propose executes the transaction and reports whether it is to be proposed; otherwise it is
+// undone.
+func (x *executor) propose(t *tx.Tx) (bool, error) {
 	mark, before := x.mark(), x.reads
-	done := x.run(t)
+	done, err := x.run(t)
+	if err != nil {
+		return false, err
+	}
 	if done.trace && done.err != nil && done.err.Code == tx.CodeReadBudget && before != (reads{}) {
 		x.undo(mark)
-		return false
+		return false, nil
 	}
 	x.keep(mark)
-	return done.trace
+	return done.trace, nil
 }
 
-// ProcessProposal rejects a block only for transactions that no honest proposer can have put there, whatever the state: those that do
-// not decode. The others are executed, or refused one by one, by FinalizeBlock.
+// ProcessProposal rejects a block only for transactions that no honest proposer can have proposed,
+// whatever the state: those that do not decode. FinalizeBlock executes the others, or refuses them
+// one by one.
 func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
 	v, params := a.check.state()
 	if v == nil {

@@ -14,20 +14,21 @@ import (
 
 // The paths of queries (docs/spec/queries.md).
 const (
-	PathKey       = "/key"       // data: a key
-	PathRange     = "/range"     // data: a RangeRequest; value: a RangeResponse
-	PathNonce     = "/nonce"     // data: an account; value: u64be, the nonce of its next transaction
+	PathKey   = "/key"   // data: a key
+	PathRange = "/range" // data: a RangeRequest; value: a RangeResponse
+	// Data: an account; value: u64be, the nonce of its next transaction.
+	PathNonce     = "/nonce"
 	PathSnapshots = "/snapshots" // value: JSON, a list of SnapshotInfo
 )
 
-// Limits of an answer to PathRange: whichever is reached first. One entry always fits. With its proof an answer so stays below the
-// 4 MiB of a gRPC message.
+// Limits of an answer to PathRange, whichever is reached first. A single entry always fits. With
+// its proof, an answer stays below the 4 MiB of a gRPC message.
 const (
 	MaxRangeEntries = 10_000
 	MaxRangeBytes   = 2 << 20 // of keys and values
 )
 
-// SnapshotInfo is one snapshot that the node offers.
+// SnapshotInfo describes a snapshot that the node offers.
 type SnapshotInfo struct {
 	Height uint64 `json:"height"`
 	Format uint32 `json:"format"`
@@ -35,14 +36,14 @@ type SnapshotInfo struct {
 	Hash   string `json:"hash"` // AppHash, lower-case hex
 }
 
-// Query answers from a committed state, by default the last one.
+// Query answers from a committed state, by default the latest.
 func (a *App) Query(_ context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
 	var (
 		res *abci.ResponseQuery
 		err *tx.Error
 	)
 	switch req.Path {
-	case PathKey, "": // as CometBFT's kvstore is asked
+	case PathKey, "": // as CometBFT's kvstore is queried
 		res, err = a.queryKey(req)
 	case PathRange:
 		res, err = a.queryRange(req)
@@ -59,7 +60,8 @@ func (a *App) Query(_ context.Context, req *abci.RequestQuery) (*abci.ResponseQu
 	return res, nil
 }
 
-// at finds the version after block height (0: the last one) among those kept. It may be released already: see acquire.
+// at returns the version after block height (0: the latest) if it is kept. It may already be
+// released: see acquire.
 func (p *published) at(height int64) (committed, *tx.Error) {
 	if len(p.recent) == 0 {
 		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "no block is committed yet: ask again later")
@@ -75,14 +77,6 @@ func (p *published) at(height int64) (committed, *tx.Error) {
 	return p.recent[height-oldest], nil
 }
 
-// readable refuses what was read from a version of which a page could not be had: the reader took it for absent.
-func readable(v *avlstar.Version) *tx.Error {
-	if err := v.Err(); err != nil {
-		return tx.Errorf(tx.CodeUnreadable, "%v", err)
-	}
-	return nil
-}
-
 func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
 	if len(req.Data) < 1 || len(req.Data) > avlstar.MaxKeyBytes {
 		return nil, tx.Errorf(tx.CodeBadRequest, "a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(req.Data))
@@ -92,9 +86,9 @@ func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) 
 		return nil, refused
 	}
 	defer at.version.Release()
-	value, ok := at.version.Get(req.Data)
-	if err := readable(at.version); err != nil {
-		return nil, err
+	value, ok, err := at.version.Get(req.Data)
+	if err != nil {
+		return nil, refusal(err, tx.CodeUnreadable)
 	}
 	res := &abci.ResponseQuery{Key: req.Data, Value: value, Height: at.height, Log: "exists"}
 	if !ok {
@@ -103,14 +97,15 @@ func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) 
 	if req.Prove {
 		proof, err := at.version.Prove(req.Data)
 		if err != nil {
-			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: %v", err)
+			// The request was checked before: only reading can fail.
+			return nil, tx.Errorf(tx.CodeUnreadable, "no proof: %v", err)
 		}
 		res.ProofOps = proofOps(avlstar.OpState, req.Data, proof.State, proof.Map)
 	}
 	return res, nil
 }
 
-// proofOps lists the operators of a proof from the tree up to the AppHash.
+// proofOps lists the operators of a proof, from the tree up to the AppHash.
 func proofOps(kind string, key, state, simpleMap []byte) *crypto.ProofOps {
 	ops := &crypto.ProofOps{}
 	if state != nil {
@@ -130,16 +125,18 @@ func (a *App) queryRange(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error
 		return nil, refused
 	}
 	defer at.version.Release()
-	answer := readRange(at.version, r)
-	if err := readable(at.version); err != nil {
-		return nil, err
+	answer, err := readRange(at.version, r)
+	if err != nil {
+		return nil, refusal(err, tx.CodeUnreadable)
 	}
 	res := &abci.ResponseQuery{Key: req.Data, Height: at.height}
 	if req.Prove {
-		limit := max(len(answer.Entries), 1) // the answer may be shorter than asked for: it is proved as it is
+		// The answer may have fewer entries than the request allows: what is proved is the answer.
+		limit := max(len(answer.Entries), 1)
 		entries, next, proof, err := at.version.ProveRange(r.Start, r.End, limit)
 		if err != nil {
-			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: %v", err)
+			// The request was checked before: only reading can fail.
+			return nil, tx.Errorf(tx.CodeUnreadable, "no proof: %v", err)
 		}
 		if len(entries) != len(answer.Entries) || string(next) != string(answer.Next) {
 			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: the proved range differs from the one read")
@@ -154,7 +151,7 @@ func (a *App) queryRange(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error
 	return res, nil
 }
 
-// decodeRange reads a RangeRequest; an open end is nil.
+// decodeRange decodes a RangeRequest; an open end is nil.
 func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 	r := new(RangeRequest)
 	if err := r.Unmarshal(data); err != nil {
@@ -175,23 +172,26 @@ func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 	return r, nil
 }
 
-// readRange reads as much of the range as an answer holds. Its keys and values are v's own memory: it must be encoded before v is
-// released.
-func readRange(v *avlstar.Version, r *RangeRequest) *RangeResponse {
+// readRange reads as much of the range as an answer may hold. Its keys and values are v's own
+// memory: it must be encoded before v is released.
+func readRange(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
 	limit := MaxRangeEntries
 	if r.Limit > 0 {
 		limit = int(min(r.Limit, MaxRangeEntries))
 	}
 	res, size := &RangeResponse{}, 0
-	for key, value := range v.Ascend(r.Start, r.End) {
-		size += len(key) + len(value)
+	for kv, err := range v.Ascend(r.Start, r.End) {
+		if err != nil {
+			return nil, err
+		}
+		size += len(kv.Key) + len(kv.Value)
 		if len(res.Entries) == limit || len(res.Entries) > 0 && size > MaxRangeBytes {
-			res.Next = key
+			res.Next = kv.Key
 			break
 		}
-		res.Entries = append(res.Entries, Entry{Key: key, Value: value})
+		res.Entries = append(res.Entries, Entry{Key: kv.Key, Value: kv.Value})
 	}
-	return res
+	return res, nil
 }
 
 func (a *App) queryNonce(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {

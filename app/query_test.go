@@ -14,7 +14,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// provedRange queries a range as a verifying client does: nothing of the answer counts that the proof does not show.
+// provedRange queries a range as a verifying client does: nothing in the answer counts unless the
+// proof shows it.
 func provedRange(a *App, request []byte) (entries []Entry, next []byte, err error) {
 	res, err := a.Query(ctx, &abci.RequestQuery{Path: PathRange, Data: request, Prove: true})
 	if err != nil {
@@ -66,7 +67,7 @@ func provedKey(a *App, key []byte, height int64) (value []byte, answered int64, 
 	return value, res.Height, avlstar.VerifyProof(hash, key, value, proof)
 }
 
-// Queries answer from each of the last keep_recent versions, with proofs of values and absence.
+// Queries answer from each of the last keep_recent versions, with proofs of values and of absence.
 func TestQueryRecentHeights(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	for i := range uint64(7) {
@@ -77,7 +78,8 @@ func TestQueryRecentHeights(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, height, answered)
 		require.Equal(t, fmt.Sprint(height), string(value))
-		value, _, err = provedKey(a, []byte(fmt.Sprintf("a%d", height)), height) // comes one block later
+		// It is written one block later.
+		value, _, err = provedKey(a, []byte(fmt.Sprintf("a%d", height)), height)
 		require.NoError(t, err)
 		require.Nil(t, value)
 	}
@@ -92,7 +94,7 @@ func TestQueryRecentHeights(t *testing.T) {
 	}
 }
 
-// Paging through everything, each page proved complete, gives the state.
+// Reading everything page by page, each page proved complete, gives the state.
 func TestQueryRange(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	var operations []tx.Operation
@@ -116,10 +118,8 @@ func TestQueryRange(t *testing.T) {
 			request.Start = next
 		}
 		require.Len(t, got, int(v.Len()))
-		i := 0
-		for k, value := range v.Ascend(nil, nil) {
-			require.Equal(t, Entry{Key: k, Value: value}, got[i])
-			i++
+		for i, kv := range entries(t, v) {
+			require.Equal(t, Entry{Key: kv.Key, Value: kv.Value}, got[i])
 		}
 	}
 	for _, test := range []struct {
@@ -129,7 +129,8 @@ func TestQueryRange(t *testing.T) {
 		{RangeRequest{Start: []byte("a1"), End: []byte("a2")}, 100},
 		{RangeRequest{Start: []byte("b")}, 0},
 		{RangeRequest{Start: []byte("a0001"), End: []byte("a0002")}, 0},
-		{RangeRequest{End: []byte{1}}, 6}, // bookkeeping: params, validator, admin, grant, its count, nonce
+		// Bookkeeping: params, validator, admin, grant, its count, nonce.
+		{RangeRequest{End: []byte{1}}, 6},
 	} {
 		data, err := test.request.Marshal()
 		require.NoError(t, err)
@@ -148,7 +149,7 @@ func TestQueryRange(t *testing.T) {
 	}
 }
 
-// However large the values, an answer stays within a bound; one entry always fits.
+// However large the values are, the length of an answer is limited; one entry always fits.
 func TestQueryRangeBytes(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"open": true}`)
 	for i := range 6 {
@@ -158,6 +159,6 @@ func TestQueryRangeBytes(t *testing.T) {
 	require.NoError(t, err)
 	entries, next, err := provedRange(a, data)
 	require.NoError(t, err)
-	require.Len(t, entries, 1) // with their keys two are more than 2 MiB
+	require.Len(t, entries, 1) // with their keys, two exceed 2 MiB
 	require.Equal(t, "k1", string(next))
 }

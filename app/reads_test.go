@@ -9,8 +9,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// What the reads of a block return must fit a gRPC message beside everything else, also where each result is longer than the
-// operation that asks for it.
+// The results of a block's reads fit into a gRPC message with everything else, even if each result
+// is longer than the operation that asks for it.
 func TestReadsOfABlockAreBounded(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"grants": [{"grantee": "@alice", "prefix": "a"}]}`)
 	reads := make([]tx.Operation, tx.MaxOperations)

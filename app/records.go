@@ -8,7 +8,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// The bookkeeping records (docs/spec/records.md). Their keys start with byte 0x00, which no transaction may write.
+// The bookkeeping records (docs/spec/records.md). Their keys start with byte 0x00, which no
+// transaction can write.
 const (
 	reserved byte = 0x00
 
@@ -22,18 +23,21 @@ const (
 )
 
 const (
-	// AccountBytes is the length of an account, which is an ed25519 public key.
+	// AccountBytes is the length of an account, an ed25519 public key.
 	AccountBytes = 32
 
-	// MaxPrefixBytes is the longest prefix that fits a grant's key: 0x00 ‖ 'g' ‖ grantee(32) ‖ prefix.
+	// MaxPrefixBytes is the length of the longest prefix that fits a grant's key: 0x00 ‖ 'g' ‖
+	// grantee(32) ‖ prefix.
 	MaxPrefixBytes = avlstar.MaxKeyBytes - 2 - AccountBytes
 
-	// MaxTotalPower bounds the sum of the voting powers. CometBFT refuses more than 2⁶³/8 (types.MaxTotalVotingPower) and
-	// would halt the chain; a quarter of that keeps its sums of old and new powers far from any edge.
+	// MaxTotalPower limits the sum of the voting powers. CometBFT panics above 2⁶³/8
+	// (types.MaxTotalVotingPower), which would halt the chain. A quarter of that is far from the
+	// limit even where CometBFT adds old and new powers.
 	MaxTotalPower = 1 << 58
 )
 
-// everyone stands for every account in a grant's key. It is no usable account: SetAdmin and grants refuse it by that name.
+// everyone stands for all accounts in a grant's key. It cannot be used as an account: SetAdmin and
+// grants refuse it.
 var everyone = make([]byte, AccountBytes)
 
 func record(tag byte, parts ...[]byte) []byte {
@@ -49,19 +53,19 @@ func record(tag byte, parts ...[]byte) []byte {
 	return key
 }
 
-// ParamsKey is the key of the parameters record.
+// ParamsKey returns the key of the parameters record.
 func ParamsKey() []byte { return record(tagParams) }
 
-// NonceKey is the key of the number of transactions of account that were executed (u64be).
+// NonceKey returns the key of account's nonce: the number of its executed transactions (u64be).
 func NonceKey(account []byte) []byte { return record(tagNonce, account) }
 
-// ValidatorKey is the key of a validator's voting power (u64be).
+// ValidatorKey returns the key of a validator's voting power (u64be).
 func ValidatorKey(publicKey []byte) []byte { return record(tagValidator, publicKey) }
 
-// AdminKey is the key whose presence makes account an admin.
+// AdminKey returns the key whose presence makes account an admin.
 func AdminKey(account []byte) []byte { return record(tagAdmin, account) }
 
-// GrantKey is the key of a grant's quota (u64be); an empty grantee stands for everyone.
+// GrantKey returns the key of a grant's quota (u64be); an empty grantee stands for everyone.
 func GrantKey(grantee, prefix []byte) []byte {
 	if len(grantee) == 0 {
 		grantee = everyone
@@ -69,19 +73,21 @@ func GrantKey(grantee, prefix []byte) []byte {
 	return record(tagGrant, grantee, prefix)
 }
 
-// CoverKey is the key of the number of grants with this very prefix (u64be); text transactions look here.
+// CoverKey returns the key of the number of grants with exactly this prefix (u64be), which decides
+// whether text transactions may write a key.
 func CoverKey(prefix []byte) []byte { return record(tagCover, prefix) }
 
-// UpgradeKey is the key of the upgrade that was scheduled last (a tx.ScheduleUpgrade). It is to come if its version is above that of the
-// parameters, else it has begun.
+// UpgradeKey returns the key of the upgrade that was scheduled last (a tx.ScheduleUpgrade). The
+// upgrade is pending if its version is above that of the parameters; otherwise it has begun.
 func UpgradeKey() []byte { return record(tagUpgrade) }
 
 var adminValue = []byte{1}
 
 func encodeUint64(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
-// decodeUint64 reads a record that this package wrote; nil is an absent record. Another length means that the state is not ours:
-// no transaction can write such a record, so going on would be worse than stopping.
+// decodeUint64 decodes a record that this package wrote; nil is an absent record. It panics at any
+// other length: no transaction can write such a record, so the state is damaged, and to continue
+// would be worse than to stop.
 func decodeUint64(value []byte) uint64 {
 	switch len(value) {
 	case 0:
@@ -93,13 +99,13 @@ func decodeUint64(value []byte) uint64 {
 	}
 }
 
-// ErrNoState says that a version holds no usable parameters record, so it is no state of Starling.
+// ErrNoState: a version holds no usable parameters record, so it is not a state of Starling.
 var ErrNoState = errors.New("not a state of Starling")
 
-// ReadParams reads the parameters record of a state, of whatever version that is.
+// ReadParams reads the parameters record of a state, whatever its app version.
 func ReadParams(v *avlstar.Version) (Params, error) {
-	value, ok := v.Get(ParamsKey())
-	if err := v.Err(); err != nil {
+	value, ok, err := v.Get(ParamsKey())
+	if err != nil {
 		return Params{}, err
 	}
 	if !ok {

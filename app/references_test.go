@@ -15,7 +15,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// versionsInUse finalizes a block with change, which frees what was released before, and counts what is left beside that block's version.
+// versionsInUse finalizes a block with change, which frees what was released before, and counts the
+// versions in use, without that of the block.
 func versionsInUse(t testing.TB, a *App, change []byte) int {
 	t.Helper()
 	finalize(t, a, change)
@@ -31,7 +32,8 @@ func released(v *avlstar.Version) bool {
 	return true
 }
 
-// Whatever is asked and however often a block is executed again: in the end only what the last keep_recent blocks led to is in use.
+// Whatever is queried, and however often a block is executed again: in the end only the versions of
+// the last keep_recent blocks are in use.
 func TestNoReferenceLeaks(t *testing.T) {
 	for _, keep := range []int{1, 3} {
 		a := newTestApp(t, &memoryStore{})
@@ -51,7 +53,7 @@ func TestNoReferenceLeaks(t *testing.T) {
 			all = append(all, a.block.pending.version)
 			block := sign(t, "alice", height, put("a", fmt.Sprint(height)), put(fmt.Sprintf("a%d", height%5), fmt.Sprint(height)), read("a1"))
 			if height%4 == 3 {
-				block = nil // changes nothing: a block without a version of its own
+				block = nil // changes nothing: the block has no version of its own
 			}
 			runBlock(t, a, block)
 			if block != nil {
@@ -113,7 +115,8 @@ func askEverything(t *testing.T, a *App) {
 	require.NoError(t, err)
 }
 
-// What a restart loads and what a snapshot restores belongs to the application alone once it has been handed over.
+// What a restart loads, or a snapshot restores, belongs to the application alone once it was handed
+// over.
 func TestHandedOverVersionsAreReleased(t *testing.T) {
 	store := &memoryStore{}
 	first := startChain(t, store, aliceOwnsA)
@@ -129,7 +132,7 @@ func TestHandedOverVersionsAreReleased(t *testing.T) {
 	require.Equal(t, 1, versionsInUse(t, a, sign(t, "alice", 2, put("a", "3"))))
 
 	other := newTestApp(t, &memoryStore{})
-	_, err = other.InitChain(ctx, initRequest(aliceOwnsA)) // a genesis state is replaced, too
+	_, err = other.InitChain(ctx, initRequest(aliceOwnsA)) // a genesis state is replaced too
 	require.NoError(t, err)
 	genesis := other.block.version
 	require.NoError(t, other.Restored(7, restored))
@@ -144,8 +147,8 @@ func TestHandedOverVersionsAreReleased(t *testing.T) {
 	require.True(t, released(store.mu.last), "a state that is refused")
 }
 
-// Readers that take for ever, in the middle of an old state: blocks go on, and what they read stays as it was. Its memory comes back when
-// they are done.
+// Readers that never finish, halfway through an old state: blocks are executed all the same, and
+// what these readers see does not change. The memory is freed when they are done.
 func TestSlowReadersDelayNoBlock(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	a.options.KeepRecent = 1
@@ -164,13 +167,17 @@ func TestSlowReadersDelayNoBlock(t *testing.T) {
 	began, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() { // as readRange and ProveRange
 		keys := 0
-		for key, value := range at.version.Ascend([]byte("a"), nil) {
+		for kv, err := range at.version.Ascend([]byte("a"), nil) {
+			if err != nil {
+				done <- err
+				return
+			}
 			if keys++; keys == 100 {
 				close(began)
 				<-goOn
 			}
-			if want := fmt.Sprintf("a%03d", keys-1); string(key) != want || string(value) != "old" {
-				done <- fmt.Errorf("%q = %q, want %q = old", key, value, want)
+			if want := fmt.Sprintf("a%03d", keys-1); string(kv.Key) != want || string(kv.Value) != "old" {
+				done <- fmt.Errorf("%q = %q, want %q = old", kv.Key, kv.Value, want)
 				return
 			}
 		}
@@ -179,7 +186,7 @@ func TestSlowReadersDelayNoBlock(t *testing.T) {
 	}()
 	<-began
 	const blocks = 20
-	for i := range uint64(blocks) { // would not end if it waited for the reader
+	for i := range uint64(blocks) { // would never return if it waited for the reader
 		runBlock(t, a, sign(t, "alice", i+1, operations(fmt.Sprint(i))...))
 	}
 	require.Equal(t, 2, versionsInUse(t, a, sign(t, "alice", blocks+1, put("a", "x"))), "the reader's and the last one")
@@ -211,7 +218,7 @@ func TestReaderThatComesTooLate(t *testing.T) {
 		answer <- res
 	}()
 	for range 1000 {
-		runtime.Gosched() // the reader tries, in vain
+		runtime.Gosched() // the reader tries, and fails
 	}
 	a.published.Store(now)
 	res := <-answer
@@ -219,7 +226,7 @@ func TestReaderThatComesTooLate(t *testing.T) {
 	require.Equal(t, int64(2), res.Height)
 }
 
-// Blocks that overwrite the same keys take no more memory, however many there are.
+// Blocks that overwrite the same keys take no more memory, however many blocks there are.
 func TestMemoryStaysAsItIs(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	var operations []tx.Operation
@@ -239,10 +246,11 @@ func TestMemoryStaysAsItIs(t *testing.T) {
 	}
 	late := a.block.version.Memory()
 	require.Equal(t, early, late)
-	require.Equal(t, 5, late.Versions) // keep_recent 4, and the block before the last commit released one
+	// The 4 of keep_recent, and the one that the last commit released.
+	require.Equal(t, 5, late.Versions)
 }
 
-// The metrics show what versions that are held cost.
+// The metrics show the memory of versions that are held.
 func TestMemoryMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	a, err := New(Options{Store: &memoryStore{}, KeepRecent: 3, Metrics: NewMetrics(registry)})

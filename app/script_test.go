@@ -25,10 +25,12 @@ import (
 //
 //	commit | restart [newest=n] | info | records | get KEY [height=n] | range [start=] [end=] [limit=n] | nonce NAME | query PATH
 //
-// A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…", with the operations put K V, del K,
-// cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER,
-// admin NAME, unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION. "" is empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce it is the account's
-// committed nonce plus its earlier lines in the same command. What "[label] " stands before is sent once more by "again: label".
+// A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…", with
+// the operations put K V, del K, cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant
+// NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER, admin NAME, unadmin NAME,
+// upgrade VERSION HEIGHT [INFO], cancel VERSION. "" is empty, w*n is w with its last letter n
+// times, \xNN a byte. Without #nonce it is the account's committed nonce plus its earlier lines in
+// the same command. What "[label] " stands before is sent once more by "again: label".
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".txt") {
@@ -151,7 +153,7 @@ func (s *script) genesis(d *datadriven.TestData) string {
 	return out
 }
 
-// restart is a program that knows the app versions up to newest, on what the store holds.
+// restart starts a program that knows the app versions up to newest, on what the store holds.
 func (s *script) restart(d *datadriven.TestData) (err error) {
 	options := Options{Store: s.store, KeepRecent: 4, ChainID: testChain}
 	if d.HasArg("newest") {
@@ -231,7 +233,7 @@ func describeResult(t *testing.T, r *abci.ExecTxResult) string {
 	return line
 }
 
-// printable shows a key or value: 0x00 records with their account in hex.
+// printable formats a key or value; 0x00 records with their account in hex.
 func printable(b []byte) string {
 	if len(b) == 1 && b[0] == 1 {
 		return "0x01"
@@ -339,7 +341,12 @@ func (s *script) records() string {
 	_, v := s.app.Latest()
 	defer v.Release()
 	var out strings.Builder
-	for k, value := range v.Ascend([]byte{0}, []byte{1}) {
+	for kv, err := range v.Ascend([]byte{0}, []byte{1}) {
+		if err != nil {
+			s.t.Error(err)
+			break
+		}
+		k, value := kv.Key, kv.Value
 		if k[1] == tagParams {
 			p, err := ReadParams(v)
 			if err != nil {

@@ -12,7 +12,7 @@ import (
 
 // How the scripts write transactions: see TestScripts.
 
-// transactions reads the command's lines.
+// transactions parses the lines of a command.
 func (s *script) transactions(d *datadriven.TestData) [][]byte {
 	var raw [][]byte
 	earlier := map[string]uint64{}

@@ -2,16 +2,17 @@ package app
 
 import "slices"
 
-// usages counts the bytes of all leaf records under the prefixes whose quota mattered in this block. Each is summed up once and
-// then follows every write (and every undo), so that a block of many writes under one quota stays linear.
+// usages counts the bytes of all leaf records under the prefixes whose quota was checked in this
+// block. Each prefix is summed up once; later writes, and their undoing, are added. So a block with
+// many writes under one quota takes linear time.
 type usages struct {
 	bytes   map[string]*uint64 // by prefix
-	lengths []int              // the lengths of these prefixes, ascending, each once
+	lengths []int              // lengths of these prefixes, ascending, without repetition
 }
 
 func newUsages() usages { return usages{bytes: make(map[string]*uint64)} }
 
-// moved tells that the record of key went from old to new bytes (0: absent).
+// moved counts that the length of key's record changed from old to new bytes (0: absent).
 func (u *usages) moved(key []byte, old, new uint64) {
 	if old == new || key[0] == reserved {
 		return
@@ -26,16 +27,20 @@ func (u *usages) moved(key []byte, old, new uint64) {
 	}
 }
 
-// usage returns the bytes of all leaf records under prefix, as of now. Bookkeeping records lie under no prefix.
-func (o *overlay) usage(prefix []byte) uint64 {
+// usage returns the total length of all leaf records under prefix in the current state. Bookkeeping
+// records are under no prefix.
+func (o *overlay) usage(prefix []byte) (uint64, error) {
 	if used, ok := o.quotas.bytes[string(prefix)]; ok {
-		return *used
+		return *used, nil
 	}
 	start, end := prefix, prefixEnd(prefix)
 	if len(start) == 0 {
 		start = []byte{reserved + 1}
 	}
-	sum := o.base.RangeBytes(start, end)
+	sum, err := o.base.RangeBytes(start, end)
+	if err != nil {
+		return 0, err
+	}
 	o.ascend(start, end, func(e *overlayEntry) {
 		sum += recordBytes(e.key, e.value) - recordBytes(e.key, e.before)
 	})
@@ -43,5 +48,5 @@ func (o *overlay) usage(prefix []byte) uint64 {
 	if at, found := slices.BinarySearch(o.quotas.lengths, len(prefix)); !found {
 		o.quotas.lengths = slices.Insert(o.quotas.lengths, at, len(prefix))
 	}
-	return sum
+	return sum, nil
 }

@@ -11,26 +11,31 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// An update that CometBFT refuses halts the chain, so whatever it checks is checked here, when the operation runs:
+// CometBFT halts the chain if it refuses a validator update. So everything that it checks is
+// checked here, when the operation is executed:
 //
-//   - state/execution.go validateValidatorUpdates: no negative power, a key type that the consensus parameters allow (InitChain
-//     insists on ed25519 among them);
-//   - types/validator_set.go updateWithChangeSet: no duplicates (one record, one update), no removal of what is not there (only
-//     differences between blocks are reported), never an empty set, a bounded sum of powers;
-//   - types/block.go MaxDataBytes panics where block.max_bytes leaves no room for the signatures of all validators, and
-//     types/vote_set.go takes no more than MaxVotesCount: hence max_validators.
+//   - state/execution.go validateValidatorUpdates: no negative power, a key type that the consensus
+//     parameters allow (InitChain insists on ed25519 among them);
+//   - types/validator_set.go updateWithChangeSet: no duplicates (there is one record and one update
+//     per validator), no removal of an absent validator (only differences between blocks are
+//     reported), never an empty set, a limited sum of powers;
+//   - types/block.go MaxDataBytes panics if block.max_bytes leaves no room for the signatures of
+//     all validators, and types/vote_set.go accepts at most MaxVotesCount votes: hence
+//     max_validators.
 const (
-	// validatorBytes is what a validator's signature may take in a commit: 3,358 bytes in CometBFT v0.40 (MaxCommitSigBytes plus
-	// its overhead, sized for post-quantum signatures), rounded up. A constant of ours, since all nodes must compute one number.
+	// validatorBytes is the maximum length of a validator's signature in a commit: 3,358 bytes in
+	// CometBFT v0.40 (MaxCommitSigBytes plus its overhead, sized for post-quantum signatures),
+	// rounded up. It is a constant of ours because all nodes must compute the same number.
 	validatorBytes = 3_400
 
-	// blockReserve is what must remain of a block for its header, the commit's frame and transactions.
+	// blockReserve is what must remain of a block for its header, the frame of the commit, and
+	// transactions.
 	blockReserve = 64 << 10
 
 	mostValidators = 10_000 // types.MaxVotesCount
 )
 
-// validators is the sum over the validators' records, as of an overlay.
+// validators is the number of validators and the sum of their powers in an overlay.
 type validators struct {
 	count int
 	power uint64
@@ -44,20 +49,24 @@ func (v *validators) clone() *validators {
 	return &c
 }
 
-// countValidators sums up the validators' records when first needed; setValidator keeps the sum.
-func (x *executor) countValidators() *validators {
+// countValidators sums up the validators' records at first use; setValidator keeps the sum up to
+// date.
+func (x *executor) countValidators() (*validators, error) {
 	if x.validators == nil {
 		start := record(tagValidator)
 		end := prefixEnd(start)
 		v := &validators{}
-		for _, value := range x.base.Ascend(start, end) {
+		for kv, err := range x.base.Ascend(start, end) {
+			if err != nil {
+				return nil, err
+			}
 			v.count++
-			v.power += decodeUint64(value)
+			v.power += decodeUint64(kv.Value)
 		}
 		x.ascend(start, end, func(e *overlayEntry) { v.replace(decodeUint64(e.before), decodeUint64(e.value)) })
 		x.validators = v
 	}
-	return x.validators
+	return x.validators, nil
 }
 
 func (v *validators) replace(old, new uint64) {
@@ -69,15 +78,22 @@ func (v *validators) replace(old, new uint64) {
 	}
 }
 
-func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abci.Event, *tx.Error) {
-	if !x.isAdmin(account) {
-		return false, nil, notAdmin(account, "change validators")
+func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abci.Event, error) {
+	if err := x.onlyAdmin(account, "change validators"); err != nil {
+		return false, nil, err
 	}
 	key := ValidatorKey(op.PublicKey)
-	old := decodeUint64(x.get(key))
-	after := *x.countValidators()
-	if op.Power > MaxTotalPower { // before it is added: the sum must not wrap
-		return false, nil, tx.Errorf(tx.CodeInvalidChange, "power %d is above the sum that all validators may have, %d", op.Power, uint64(MaxTotalPower))
+	record, err := x.get(key)
+	if err != nil {
+		return false, nil, err
+	}
+	counted, err := x.countValidators()
+	if err != nil {
+		return false, nil, err
+	}
+	old, after := decodeUint64(record), *counted
+	if op.Power > MaxTotalPower { // checked before it is added: the sum must not overflow
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "power %d is above the limit for the sum of all powers, %d", op.Power, uint64(MaxTotalPower))
 	}
 	after.replace(old, op.Power)
 	switch {
@@ -93,7 +109,8 @@ func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abc
 	if op.Power > 0 {
 		value = encodeUint64(op.Power)
 	}
-	return old != 0, x.write(key, value, KindValidator), nil
+	event, err := x.write(key, value, KindValidator)
+	return old != 0, event, err
 }
 
 // validatorUpdates lists the validators that differ from base, in the order of their keys.
@@ -108,7 +125,7 @@ func (o *overlay) validatorUpdates() []abci.ValidatorUpdate {
 	return updates
 }
 
-// genesisValidators checks the validators of InitChain and records them.
+// genesisValidators checks the validators of InitChain and writes their records.
 func genesisValidators(o *overlay, updates []abci.ValidatorUpdate, most uint32) error {
 	var sum uint64
 	if len(updates) == 0 {
@@ -129,14 +146,19 @@ func genesisValidators(o *overlay, updates []abci.ValidatorUpdate, most uint32) 
 		if sum += uint64(update.Power); sum > MaxTotalPower {
 			return fmt.Errorf("genesis: the validators' powers sum up to more than %d", uint64(MaxTotalPower))
 		}
-		if old := o.set(ValidatorKey(publicKey), encodeUint64(uint64(update.Power))); old != nil {
+		old, err := o.set(ValidatorKey(publicKey), encodeUint64(uint64(update.Power)))
+		if err != nil {
+			return err
+		}
+		if old != nil {
 			return fmt.Errorf("genesis: validators[%d] is there twice", i)
 		}
 	}
 	return nil
 }
 
-// maxValidators checks the consensus parameters and returns how many validators they leave room for.
+// maxValidators checks the consensus parameters and returns the number of validators for which they
+// leave room.
 func maxValidators(p *cmtproto.ConsensusParams) (uint32, error) {
 	if p == nil || p.Block == nil || p.Evidence == nil || p.Validator == nil {
 		return 0, errors.New("InitChain came without consensus parameters: CometBFT sends those of the genesis file")

@@ -18,7 +18,7 @@ func parseRuns(t testing.TB, text string) []byte {
 	return b
 }
 
-// chainScript writes one of moreChains.
+// chainScript builds one of moreChains.
 type chainScript struct {
 	t      *testing.T
 	file   *vectorFile
@@ -27,7 +27,7 @@ type chainScript struct {
 	nonces map[string]uint64
 }
 
-// at signs with a nonce that is given.
+// at signs with the given nonce.
 func (s *chainScript) at(nonce uint64, name string, operations ...tx.Operation) []byte {
 	return signFor(s.t, s.file.ChainID, name, nonce, operations...)
 }
@@ -44,11 +44,11 @@ func (s *chainScript) block(comment, want string, txs ...[]byte) {
 	s.want = append(s.want, want)
 }
 
-// text is a text transaction that writes "text" to key.
+// text returns a text transaction that writes "text" to key.
 func text(key string) []byte { return []byte(key + "=text") }
 
-// moreChains writes chains that tell apart rules that are easily mixed up: each block has a transaction whose result, or trace in
-// the state, is another where the rule is.
+// moreChains builds chains that distinguish rules that are easily confused: each block has a
+// transaction whose result, or trace in the state, differs if a rule is misread.
 func moreChains(t *testing.T) []*vectorFile {
 	chain := func(comment, id string, maxBytes int64, appState string, write func(*chainScript)) *vectorFile {
 		s := &chainScript{t: t, nonces: map[string]uint64{}, file: &vectorFile{
@@ -81,8 +81,10 @@ func moreChains(t *testing.T) []*vectorFile {
 func rightsChain(s *chainScript) {
 	long := strings.Repeat("q", 60)
 	s.block("who may send: an admin or who holds a grant, whatever the nonce; then the nonce; then the rights", "5 5 0 5 0 4 4 5 5 0",
-		s.at(0, "dave", read("x")), s.at(7, "dave", read("x")), // no grant, no trace: also with a wrong nonce
-		s.by("root", read("x")), s.by("root", put("x", "1")), s.by("root", read(string(NonceKey(account("root"))))), // an admin needs no grant
+		// No grant, no trace, even with a wrong nonce.
+		s.at(0, "dave", read("x")), s.at(7, "dave", read("x")),
+		// An admin needs no grant.
+		s.by("root", read("x")), s.by("root", put("x", "1")), s.by("root", read(string(NonceKey(account("root"))))),
 		s.at(2, "root", read("x")), s.at(1, "alice", put("x", "1")),
 		s.by("alice", put("x", "1")), s.by("alice", put("q1", "1"), put("x", "1")), s.by("alice", read("q1"), read(string(NonceKey(account("alice"))))))
 	s.block("a grant to everyone lets every account send, also where it does not cover the key", "0 5 0 0 5 5",
@@ -120,7 +122,8 @@ func rightsChain(s *chainScript) {
 		s.by("erin", put("big", strings.Repeat("x", 300))), s.by("dave", read("big"), put("d", "1")),
 		s.by("dave", put("d", strings.Repeat("d", 400))), s.by("dave", put("d", strings.Repeat("d", 150))),
 		s.by("bob", put("bb", strings.Repeat("b", 150)), put("x", "1")), s.by("dave", put("d", "1")),
-		s.by("dave", put("v", strings.Repeat("v", 128))), s.by("dave", put("v", strings.Repeat("v", 127)), del("v")), // lengths of one byte, of two
+		// Lengths of two bytes, and of one.
+		s.by("dave", put("v", strings.Repeat("v", 128))), s.by("dave", put("v", strings.Repeat("v", 127)), del("v")),
 		s.by("dave", put("v"+strings.Repeat("w", 127), "1")), s.by("dave", put("v"+strings.Repeat("w", 126), "1")))
 	s.block("a record takes the bytes of its lengths too: 134 and 6 of 140", "0 0 0 8 8 0",
 		s.by("root", grantOp(account("alice"), "f", 140)), s.by("alice", put("f1", strings.Repeat("f", 128))), s.by("alice", put("f2", "1")),

@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write testdata/blocks.json anew")
 
 const vectorsPath = "testdata/blocks.json"
 
-// vectorFile is a chain for other implementations: docs/spec/records.md says how to read it.
+// vectorFile is a chain for other implementations; docs/spec/records.md describes the format.
 type vectorFile struct {
 	Comment          string            `json:"comment"`
 	ChainID          string            `json:"chain_id"`
@@ -32,7 +32,8 @@ type vectorFile struct {
 	GenesisAppHash   string            `json:"genesis_app_hash"`
 	GenesisState     []vectorRecord    `json:"genesis_state"`
 	Blocks           []vectorBlock     `json:"blocks"`
-	MoreChains       []*vectorFile     `json:"more_chains,omitempty"` // bytes in runs (see internal/hexruns); no chains within
+	// Bytes in runs (see internal/hexruns); these have no chains of their own.
+	MoreChains []*vectorFile `json:"more_chains,omitempty"`
 }
 
 type vectorValidator struct {
@@ -51,9 +52,10 @@ type vectorBlock struct {
 	Txs              []string          `json:"txs"`
 	Results          []vectorResult    `json:"results"`
 	ValidatorUpdates []vectorValidator `json:"validator_updates"`
-	AppVersion       uint64            `json:"app_version,omitempty"` // of the blocks that follow, where that is new
-	AppHash          string            `json:"app_hash"`
-	State            []vectorRecord    `json:"state"`
+	// Of the blocks that follow, if it is new.
+	AppVersion uint64         `json:"app_version,omitempty"`
+	AppHash    string         `json:"app_hash"`
+	State      []vectorRecord `json:"state"`
 }
 
 type vectorResult struct {
@@ -96,7 +98,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// replay executes blocks and fills in what comes out.
+// replay executes blocks and fills in the results.
 func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte) string) {
 	req := initRequest(string(file.AppState))
 	req.ChainId, req.InitialHeight = file.ChainID, file.InitialHeight
@@ -114,8 +116,8 @@ func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte)
 	require.NoError(t, err)
 	file.GenesisAppHash = hex.EncodeToString(genesis.AppHash)
 	file.GenesisState = nil
-	for k, v := range a.block.version.Ascend(nil, nil) {
-		file.GenesisState = append(file.GenesisState, vectorRecord{text(k), text(v)})
+	for _, kv := range entries(t, a.block.version) {
+		file.GenesisState = append(file.GenesisState, vectorRecord{text(kv.Key), text(kv.Value)})
 	}
 	for i, txs := range blocks {
 		b := &file.Blocks[i]
@@ -141,13 +143,13 @@ func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte)
 		b.AppHash = hex.EncodeToString(res.AppHash)
 		_, v := a.Latest()
 		defer v.Release()
-		for k, value := range v.Ascend(nil, nil) {
-			b.State = append(b.State, vectorRecord{text(k), text(value)})
+		for _, kv := range entries(t, v) {
+			b.State = append(b.State, vectorRecord{text(kv.Key), text(kv.Value)})
 		}
 	}
 }
 
-// vectorInput is a block to be.
+// vectorInput is a block to execute.
 type vectorInput struct {
 	comment string
 	txs     [][]byte
@@ -169,10 +171,11 @@ func (file *vectorFile) fill(t *testing.T, blocks []vectorInput, text func([]byt
 
 const vectorChain = "vectors-1"
 
-// vectorVersions is the newest app version in the file: its versions differ in nothing but their number.
+// vectorVersions is the newest app version in the file; versions differ in nothing but their
+// number.
 const vectorVersions = 3
 
-// makeVectors writes a chain in which every code of a transaction occurs, and moreChains.
+// makeVectors builds a chain in which every code of a transaction occurs, and moreChains.
 func makeVectors(t *testing.T) *vectorFile {
 	file := &vectorFile{
 		Comment:          "A chain of Starling, block by block; docs/spec/records.md explains it. All bytes are in hex.",

@@ -11,41 +11,43 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// The version of the state machine says by which rules a block is executed. It is a field of the parameters record, so the AppHash proves
-// it, and the consensus parameter version.app, so headers name it:
+// The app version decides by which rules a block is executed. It is a field of the parameters
+// record, so the AppHash proves it, and the consensus parameter version.app, so headers carry it:
 //
 //	schedule_upgrade {2, H} ──► record 00 'u' ──► block H: executed under 1, its state says 2 ──► block H+1: executed under 2
 //	                                                              │
 //	                                                              └── a program that knows only 1 ends here (UpgradeError)
 
-// rules are what versions differ in. What a new version does differently becomes a field here, and a block is executed by no other way than
-// through the rules of its version: so that old blocks, replayed, give what they gave.
+// rules are what differs between versions. Whatever a new version does differently becomes a field
+// here, and a block is executed only by the rules of its version. So old blocks give the same
+// results when they are replayed.
 type rules struct {
-	operation func(x *executor, account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err *tx.Error)
+	operation func(x *executor, account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err error)
 }
 
-// versions are the rules of all versions, those of version 1 first.
+// versions holds the rules of all versions, those of version 1 first.
 var versions = []rules{
 	{operation: (*executor).operation},
 }
 
-// GenesisVersion is the version under which every chain begins.
+// GenesisVersion is the version of every chain at its beginning.
 const GenesisVersion uint64 = 1
 
-// NewestVersion is the newest version that this program knows.
+// NewestVersion returns the newest version that this program knows.
 func NewestVersion() uint64 { return uint64(len(versions)) }
 
-// rulesOf returns the rules of a version. One that was made up for a rehearsal (Options.NewestVersion) has those of the newest.
+// rulesOf returns the rules of a version. Versions above the newest, which only a rehearsal has
+// (Options.NewestVersion), use those of the newest.
 func rulesOf(version uint64) *rules {
 	return &versions[min(max(version, GenesisVersion), NewestVersion())-1]
 }
 
-// UpgradeError: the next block is for a program that knows a newer version than this one.
+// UpgradeError: the next block has an app version that this program does not know.
 type UpgradeError struct {
-	Version uint64 // that is needed
+	Version uint64 // that is required
 	Newest  uint64 // that this program knows
-	Height  int64  // of the last block before it; 0: not known
-	Info    string // of who scheduled the upgrade
+	Height  int64  // of the last block of the version before; 0: unknown
+	Info    string // from the transaction that scheduled the upgrade
 }
 
 func (e *UpgradeError) Error() string {
@@ -60,7 +62,7 @@ func (e *UpgradeError) Error() string {
 		"install a starlingd that knows version %d and start it on the same home, nothing else is needed%s", e.Version, since, e.Newest, e.Version, info)
 }
 
-// newest is the newest version that this application executes.
+// newest returns the newest version that this application executes.
 func (a *App) newest() uint64 {
 	if n := a.options.NewestVersion; n > 0 {
 		return n
@@ -68,7 +70,7 @@ func (a *App) newest() uint64 {
 	return NewestVersion()
 }
 
-// mayExecute returns an UpgradeError if the block after this state is for a newer program.
+// mayExecute returns an UpgradeError if the block after this state needs a newer program.
 func (a *App) mayExecute(v *avlstar.Version, params *Params) error {
 	if params.AppVersion <= a.newest() {
 		return nil
@@ -80,8 +82,8 @@ func (a *App) mayExecute(v *avlstar.Version, params *Params) error {
 	return e
 }
 
-// MayExecute returns an UpgradeError if the block after this state is for a newer program. It is for whoever is about to keep a state
-// that came from elsewhere.
+// MayExecute returns an UpgradeError if the block after this state needs a newer program. It is
+// meant for callers that are about to keep a state that they received.
 func (a *App) MayExecute(v *avlstar.Version) error {
 	params, err := ReadParams(v)
 	if err != nil {
@@ -90,8 +92,8 @@ func (a *App) MayExecute(v *avlstar.Version) error {
 	return a.mayExecute(v, &params)
 }
 
-// CanGoOn returns an UpgradeError if the block after the last one that was committed is for a newer program. The node must stop then; what
-// was committed is whole.
+// CanGoOn returns an UpgradeError if the next block needs a newer program. The node must stop then;
+// everything up to the last committed block is intact.
 func (a *App) CanGoOn() error {
 	_, v := a.Latest()
 	if v == nil {
@@ -101,10 +103,10 @@ func (a *App) CanGoOn() error {
 	return a.MayExecute(v)
 }
 
-// readUpgrade reads the record of the upgrade that was scheduled last, nil: none.
+// readUpgrade reads the record of the upgrade that was scheduled last, nil if there is none.
 func readUpgrade(v *avlstar.Version) (*tx.ScheduleUpgrade, error) {
-	value, ok := v.Get(UpgradeKey())
-	if err := v.Err(); err != nil || !ok {
+	value, ok, err := v.Get(UpgradeKey())
+	if err != nil || !ok {
 		return nil, err
 	}
 	u := new(tx.ScheduleUpgrade)
@@ -114,35 +116,43 @@ func readUpgrade(v *avlstar.Version) (*tx.ScheduleUpgrade, error) {
 	return u, nil
 }
 
-// scheduled returns the upgrade that is to come, nil: none. The record of one that has begun stays, to tell when that was.
-func (x *executor) scheduled() *tx.ScheduleUpgrade {
-	value := x.get(UpgradeKey())
-	if value == nil {
-		return nil
+// scheduled returns the pending upgrade, nil if there is none. The record of an upgrade that has
+// begun is kept, because it holds the height at which that was.
+func (x *executor) scheduled() (*tx.ScheduleUpgrade, error) {
+	value, err := x.get(UpgradeKey())
+	if err != nil || value == nil {
+		return nil, err
 	}
 	u := new(tx.ScheduleUpgrade)
 	if err := u.Unmarshal(value); err != nil {
 		panic(fmt.Sprintf("app: the upgrade record does not decode: the state is damaged: %v", err))
 	}
 	if u.Version <= x.params.AppVersion {
-		return nil
+		return nil, nil
 	}
-	return u
+	return u, nil
 }
 
-func (x *executor) scheduleUpgrade(account []byte, op *tx.ScheduleUpgrade) (bool, *abci.Event, *tx.Error) {
-	if !x.isAdmin(account) {
-		return false, nil, notAdmin(account, "schedule upgrades")
+func (x *executor) scheduleUpgrade(account []byte, op *tx.ScheduleUpgrade) (bool, *abci.Event, error) {
+	if err := x.onlyAdmin(account, "schedule upgrades"); err != nil {
+		return false, nil, err
 	}
-	found := x.get(UpgradeKey()) != nil
+	before, err := x.get(UpgradeKey())
+	if err != nil {
+		return false, nil, err
+	}
 	if op.Height == 0 {
-		switch u := x.scheduled(); {
+		u, err := x.scheduled()
+		switch {
+		case err != nil:
+			return false, nil, err
 		case u == nil:
 			return false, nil, tx.Errorf(tx.CodeInvalidChange, "no upgrade is scheduled")
 		case u.Version != op.Version:
 			return false, nil, tx.Errorf(tx.CodeInvalidChange, "the upgrade that is scheduled is to version %d, not to %d", u.Version, op.Version)
 		}
-		return found, x.write(UpgradeKey(), nil, KindUpgrade), nil
+		event, err := x.write(UpgradeKey(), nil, KindUpgrade)
+		return before != nil, event, err
 	}
 	switch next := x.params.AppVersion + 1; {
 	case op.Version != next:
@@ -156,14 +166,16 @@ func (x *executor) scheduleUpgrade(account []byte, op *tx.ScheduleUpgrade) (bool
 	if err != nil {
 		panic(err) // it writes into memory of the size that it computed
 	}
-	return found, x.write(UpgradeKey(), value, KindUpgrade), nil
+	event, err := x.write(UpgradeKey(), value, KindUpgrade)
+	return before != nil, event, err
 }
 
-// beginUpgrade ends the last block of a version: it returns the parameters of the next one, which it has written; nil: there is none.
-func (x *executor) beginUpgrade() *Params {
-	u := x.scheduled()
-	if u == nil || u.Height != uint64(x.height) {
-		return nil
+// beginUpgrade ends the last block of a version: it writes and returns the parameters of the next
+// version, nil if this is not the last block.
+func (x *executor) beginUpgrade() (*Params, error) {
+	u, err := x.scheduled()
+	if err != nil || u == nil || u.Height != uint64(x.height) {
+		return nil, err
 	}
 	next := *x.params
 	next.AppVersion = u.Version
@@ -171,11 +183,13 @@ func (x *executor) beginUpgrade() *Params {
 	if err != nil {
 		panic(err) // it writes into memory of the size that it computed
 	}
-	x.set(ParamsKey(), value)
-	return &next
+	if _, err := x.set(ParamsKey(), value); err != nil {
+		return nil, err
+	}
+	return &next, nil
 }
 
-// versionUpdate tells CometBFT of the version of the blocks that follow.
+// versionUpdate tells CometBFT the app version of the blocks that follow.
 func versionUpdate(version uint64) *cmtproto.ConsensusParams {
 	return &cmtproto.ConsensusParams{Version: &cmtproto.VersionParams{App: version}}
 }

@@ -3,11 +3,14 @@ package avlstar
 import (
 	"encoding/binary"
 	"math/bits"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// allocator hands out nodes and records of a memory to one goroutine. It keeps a slab, and a page of each class, to itself. A shared
-// one locks the memory when it needs another; then no more than were reserved (memory.extend) may be needed, so that the lists
-// do not move, and nothing is freed meanwhile.
+// allocator hands out nodes and records of a memory to one goroutine. It keeps a slab, and a page
+// of each class, to itself. A shared allocator locks the memory when it needs another slab or page.
+// Then no more may be needed than was reserved (memory.extend), so that the lists do not move, and
+// nothing may be freed meanwhile.
 type allocator struct {
 	view
 	m      *memory
@@ -15,7 +18,7 @@ type allocator struct {
 
 	slab  uint32
 	nodes *block // of slab; nil: none
-	// next are the nodes that newNode will return, in turn: they are on their way into the cache.
+	// next are the nodes that newNode returns next, in turn; they are being fetched into the cache.
 	next  [4]ref
 	turn  int
 	pages [len(classBytes)]struct {
@@ -29,7 +32,7 @@ func newAllocator(m *memory, shared bool) allocator {
 	return allocator{view: m.view, m: m, shared: shared}
 }
 
-// newNode returns a node of arbitrary content.
+// newNode returns a node with arbitrary content.
 func (a *allocator) newNode() ref {
 	at := a.turn % len(a.next)
 	a.turn++
@@ -41,7 +44,7 @@ func (a *allocator) newNode() ref {
 	return n
 }
 
-// take takes a node.
+// take returns a node of the slab, or of another one when the slab is full.
 func (a *allocator) take() ref {
 	if a.nodes == nil || a.nodes.full() {
 		if a.shared {
@@ -58,7 +61,7 @@ func (a *allocator) take() ref {
 	return n
 }
 
-// newRecord returns room for a record of n bytes, beginning with its epoch.
+// newRecord returns space for a record of n bytes, which begin with its epoch.
 func (a *allocator) newRecord(n int) (ref, []byte) {
 	a.madeLeaves++
 	if n > int(classBytes[len(classBytes)-1]) {
@@ -85,7 +88,7 @@ func (a *allocator) newRecord(n int) (ref, []byte) {
 		a.view = a.m.view
 	}
 	slot := own.take()
-	if word := own.free[own.word]; word != 0 { // the record after this one
+	if word := own.free[own.word]; word != 0 { // fetch the record after this one
 		next := uint32(own.word)*64 + uint32(bits.TrailingZeros64(word))
 		prefetchNewRecord(&a.view.pages[own.page][next*size])
 	}
@@ -94,17 +97,15 @@ func (a *allocator) newRecord(n int) (ref, []byte) {
 
 // putRecord stores a leaf.
 func (a *allocator) putRecord(epoch uint32, key, value []byte) ref {
-	n := recordHeader - 1 + int(RecordBytes(len(key), len(value))) // a chunk's record has the height instead of the epoch
+	// In a chunk, a record has the height in the place of the epoch.
+	n := recordHeader - 1 + int(RecordBytes(len(key), len(value)))
 	r, b := a.newRecord(n)
 	binary.LittleEndian.PutUint32(b, epoch)
-	at := recordHeader + binary.PutUvarint(b[recordHeader:], uint64(len(key)))
-	at += copy(b[at:], key)
-	at += binary.PutUvarint(b[at:], uint64(len(value)))
-	copy(b[at:], value)
+	record.PutBody(b[recordHeader:], key, value)
 	return r
 }
 
-// close gives back what is left. No other allocator may be at work.
+// close returns what is left to the memory. No other allocator may be in use.
 func (a *allocator) close() {
 	if a.nodes != nil {
 		a.m.giveSlab(a.slab)

@@ -9,19 +9,21 @@ import (
 	"slices"
 )
 
-// Change puts a value or, where Value is nil, deletes a key.
+// Change puts a value or, if Value is nil, deletes a key.
 type Change struct{ Key, Value []byte }
 
 // ErrInvalidChange is wrapped by the errors of Apply about its input.
 var ErrInvalidChange = errors.New("invalid change")
 
-// Apply returns the version after one block of changes, in any order but each key once; v stays as it is. The changes are made
-// one key after another in ascending key order; deleting an absent key and putting the value that is there change nothing, and if
-// nothing changes the result is v itself with one more reference (with Paging perhaps another version of the same state). Keys and
-// values are copied. With Paging it may fail with a *PageError, and v stays as it is.
+// Apply returns the version after one block of changes; v does not change. The changes may be in
+// any order, but each key only once; they are made in ascending key order. To delete an absent key,
+// or to put the value that is there, changes nothing. If nothing changes at all, the result is v
+// itself with one more reference (with Paging perhaps another version of the same state). Keys and
+// values are copied. With Paging, Apply fails with a *PageError if a page cannot be read.
 //
-// History is linear: where later versions of the tree exist, they must be released, and are given up; else the error is ErrNotLatest.
-// One Apply of a tree runs at a time, others wait for it; readers of any version do not.
+// History is linear: later versions of the tree must have been released, and are dropped; otherwise
+// the error is ErrNotLatest. One Apply of a tree runs at a time, and others wait for it; readers
+// never wait.
 func (v *Version) Apply(changes []Change) (*Version, error) {
 	c := callCrew(len(changes))
 	defer c.dismiss()
@@ -42,13 +44,13 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	next, err := t.apply(base, ops, changes, c)
 	switch {
 	case base == v:
-	case next == nil && err == nil: // what left memory stays away
+	case next == nil && err == nil: // pages that were evicted stay so
 		next = base
 	default:
 		base.Release()
 	}
 	if next != nil {
-		next.parent = v.epoch // base differs from v in what is in memory only
+		next.parent = v.epoch // base and v differ only in what is in memory
 	}
 	if t.paging != nil {
 		t.paging.runs = nil
@@ -61,7 +63,7 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	return next, err
 }
 
-// op is a change by its number, with what it is first compared by.
+// op is a change: its index, and what it is compared by first.
 type op struct {
 	prefix uint64
 	i      uint32
@@ -106,7 +108,7 @@ func (c Change) check() error {
 	return checkValue(c.Value)
 }
 
-// apply makes the version after v, nil where ops change nothing. The caller holds t.mu.
+// apply makes the version after v, nil if ops change nothing. The caller holds t.mu.
 func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version, error) {
 	if err := t.room(changes, v); err != nil {
 		return nil, err
@@ -160,9 +162,9 @@ func (t *tree) took(e *edit, next *Version) {
 	t.settle(e, next)
 }
 
-// settle books what an edit made and gave up. Its allocator is closed.
+// settle accounts for what an edit made and dropped. The edit's allocator must be closed.
 func (t *tree) settle(e *edit, next *Version) {
-	next.upper += uint64(e.upper) // both may be less than 0: it wraps around, and back
+	next.upper += uint64(e.upper) // both may be negative: the sum wraps around, and back
 	next.leaves += uint64(e.leaves)
 	latest := t.mu.alive[len(t.mu.alive)-1]
 	if len(e.dead) > 0 {

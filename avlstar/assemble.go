@@ -6,8 +6,10 @@ import (
 	"sync"
 )
 
-// Assembler joins the chunks of a manifest to the version that it describes, while they arrive. A chunk's place in the tree is known when all
-// chunks before it are there; then it is copied, by whoever adds chunks or, in the end, by all cores. Add may be called concurrently.
+// Assembler joins the chunks of a manifest, as they arrive, to the version that the manifest
+// describes. The place of a chunk in the tree is known when all chunks before it are there. Then it
+// is copied, by goroutines that add chunks or, at the end, by all cores. Add may be called
+// concurrently.
 //
 //	Add(k) ──► waiting for those before it ──► ready: its place is known ──► placed: copied, let go
 //	                                              └── Add places some, Finish the rest
@@ -33,10 +35,12 @@ type readyChunk struct {
 	base uint64
 }
 
-// placesPerAdd is how many chunks an Add copies: one for its own, and one to catch up with those that had to wait.
+// placesPerAdd is the number of chunks that an Add copies: one for its own, and one of those that
+// had to wait.
 const placesPerAdd = 2
 
-// NewAssembler begins to assemble the version that m describes, which should be a proper one (see Commitment): else Finish fails.
+// NewAssembler begins to assemble the version that m describes. m should have passed
+// Manifest.Commitment; otherwise Finish may fail.
 func NewAssembler(m *Manifest) *Assembler {
 	a := &Assembler{m: m, l: newLoader(m.ChunkBytes)}
 	a.l.placed = make([]placed, len(m.Entries))
@@ -44,8 +48,8 @@ func NewAssembler(m *Manifest) *Assembler {
 	return a
 }
 
-// Add takes chunk k, which must have been verified against this manifest, or one in which it is the same. From then on the chunk has no
-// leaves any more for others: it becomes part of the tree.
+// Add takes chunk k, which must have been verified against this manifest, or against one that has
+// the same chunk. It becomes part of the tree: from then on, c.Leaves yields nothing.
 func (a *Assembler) Add(k uint32, c *Chunk) error {
 	if err := a.add(k, c); err != nil {
 		return err
@@ -82,7 +86,7 @@ func (a *Assembler) add(k uint32, c *Chunk) error {
 	return a.mu.err
 }
 
-// advance makes ready what has all before it. The caller holds a.mu.
+// advance marks the chunks as ready that have all chunks before them. The caller holds a.mu.
 func (a *Assembler) advance() error {
 	for ; a.mu.next < len(a.mu.chunks) && a.mu.chunks[a.mu.next] != nil; a.mu.next++ {
 		k, run := a.mu.next, a.mu.chunks[a.mu.next].run
@@ -98,7 +102,8 @@ func (a *Assembler) advance() error {
 	return a.l.reserve(a.mu.base)
 }
 
-// place copies one chunk whose place is known; false if there is none, or it could not.
+// place copies one ready chunk. It returns false if there is none, or on an error, which is also
+// kept in a.mu.err.
 func (a *Assembler) place() (bool, error) {
 	a.mu.Lock()
 	if len(a.mu.ready) == 0 || a.mu.err != nil {
@@ -122,7 +127,8 @@ func (a *Assembler) place() (bool, error) {
 	return true, nil
 }
 
-// Finish returns the version, when all chunks were added and no Add is under way. The Assembler is of no use afterwards.
+// Finish returns the version. All chunks must have been added, and no Add may be running. The
+// Assembler cannot be used afterwards.
 func (a *Assembler) Finish() (*Version, error) {
 	a.mu.Lock()
 	next, n, err := a.mu.next, len(a.mu.chunks), a.mu.err
@@ -133,7 +139,10 @@ func (a *Assembler) Finish() (*Version, error) {
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for more := true; more; more, _ = a.place() {
+			for {
+				if more, err := a.place(); !more || err != nil { // the error is in a.mu.err
+					return
+				}
 			}
 		})
 	}
@@ -147,8 +156,9 @@ func (a *Assembler) Finish() (*Version, error) {
 	return a.l.finish(true, a.mu.base, 0)
 }
 
-// Assemble joins all chunks of m to the version that m describes. It fails where a chunk is missing (nil) or is not that of m. Its
-// memory is the tree's own; as it goes, the chunks let go of what they refer to, so that they can be used once only.
+// Assemble joins all chunks of m to the version that m describes. It fails if a chunk is missing
+// (nil) or not the one that m lists. The version has memory of its own. The chunks drop what they
+// refer to as they are copied, so they can be used only once.
 func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
 	if len(chunks) != len(m.Entries) {
 		return nil, fmt.Errorf("%w: %d chunks, the manifest has %d", ErrInvalidChunk, len(chunks), len(m.Entries))

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// In whatever order chunks come, from however many at once, the same version results.
+// The same version results in whatever order chunks arrive, and however many at once.
 func TestAssemblerInAnyOrder(t *testing.T) {
 	r := newRand(t)
 	v := cutTree(t, r, 5000, 6000, 100)

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scaled is how often a test does something that takes long: less often where each step is checked or watched.
+// scaled returns how often a test repeats something that takes long: fewer times if each step is
+// checked or watched.
 func scaled(n int) int {
 	switch {
 	case debug && underRace:
@@ -42,7 +43,7 @@ func (m model) requireContent(t require.TestingT, v *Version) {
 	require.Equal(t, uint64(len(m)), v.Len())
 	n := 0
 	var last []byte
-	for key, value := range v.Ascend(nil, nil) {
+	for key, value := range mustAscend(t, v, nil, nil) {
 		want, ok := m[string(key)]
 		if !ok || !bytes.Equal(want, value) || n > 0 && bytes.Compare(last, key) >= 0 {
 			require.Fail(t, "wrong entry", "key %x", key)
@@ -52,24 +53,24 @@ func (m model) requireContent(t require.TestingT, v *Version) {
 	}
 	require.Equal(t, len(m), n)
 	for key, value := range m {
-		if got, ok := v.Get([]byte(key)); !ok || !bytes.Equal(got, value) {
+		if got, ok := mustGet(t, v, []byte(key)); !ok || !bytes.Equal(got, value) {
 			require.Fail(t, "wrong value", "key %x", key)
 		}
 	}
 }
 
-// randomKey draws from about n keys for each of several kinds: all the ways in which the first 8 bytes of keys, which inner nodes keep, can
-// tell little.
+// randomKey draws from about n keys for each of several kinds. They cover all the ways in which the
+// first 8 bytes of keys, which inner nodes keep, can be of little use.
 func randomKey(rnd *rand.Rand, n int) []byte {
 	x := rnd.IntN(n)
 	switch rnd.IntN(6) {
 	case 0: // shorter than 8 bytes
 		return fmt.Append(nil, x)
-	case 1: // zeros at the end, as prefixOf fills up with
+	case 1: // zeros at the end, with which prefixOf pads
 		return append(fmt.Append(nil, x%9), make([]byte, x%11)...)
 	case 2: // equal 8 bytes
 		return fmt.Appendf(nil, "equal 8 %d", x)
-	case 3: // exactly the equal 8 bytes, and what follows on them
+	case 3: // exactly the equal 8 bytes, and continuations of them
 		return []byte("equal 8 \x00\x00\xff\xff\x01")[:8+x%6]
 	case 4:
 		return fmt.Appendf(nil, "shared/prefix/that/is/long/%06d", x)
@@ -78,7 +79,8 @@ func randomKey(rnd *rand.Rand, n int) []byte {
 	return key[:20]
 }
 
-// randomValue is mostly short; with large, some values exceed the size classes of a page (8 KiB) or the page itself (64 KiB).
+// randomValue is mostly short; with large, some values exceed the size classes of a page (8 KiB) or
+// the page itself (64 KiB).
 func randomValue(rnd *rand.Rand, large bool) []byte {
 	n := 1 + rnd.IntN(1<<rnd.IntN(9))
 	if large {
@@ -96,7 +98,7 @@ func randomValue(rnd *rand.Rand, large bool) []byte {
 	return value
 }
 
-// randomBlock is one block of about n changes in key order.
+// randomBlock returns a block of about n changes in key order.
 func randomBlock(rnd *rand.Rand, n, keys int, deletes float64, large bool) []Change {
 	block := map[string][]byte{}
 	for range n {
@@ -117,14 +119,14 @@ func sortedBlock(m map[string][]byte) (block []Change) {
 	return block
 }
 
-// mustEmpty is the empty tree.
+// mustEmpty returns the empty tree.
 func mustEmpty(t require.TestingT, chunkBytes uint64) *Version {
 	v, err := Empty(chunkBytes)
 	require.NoError(t, err)
 	return v
 }
 
-// advance applies a block and gives up the version before.
+// advance applies a block and releases the previous version.
 func advance(t require.TestingT, v *Version, block ...Change) *Version {
 	next := mustApply(t, v, block...)
 	v.Release()
@@ -143,7 +145,7 @@ func refApply(n *refNode, block []Change) *refNode {
 	return n
 }
 
-// refCommit is the root of the naive reference tree, in one pass.
+// refCommit computes the root of the naive reference tree, in one pass.
 func refCommit(n *refNode) Stub {
 	if n == nil {
 		return Stub{Hash: Hash(refSHA())}

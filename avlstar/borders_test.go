@@ -5,19 +5,21 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"testing"
 )
 
-// schemeKey is one of about space keys: spread, of one prefix of 8 bytes, decimal, of few prefixes, or with zeros behind.
+// schemeKey returns one of about space keys: spread, with one prefix of 8 bytes, decimal, with few
+// prefixes, or with zeros at the end.
 func schemeKey(rnd *rand.Rand, scheme, space int) []byte {
 	x := rnd.IntN(space)
 	switch scheme {
 	case 0:
 		return binary.BigEndian.AppendUint64(nil, uint64(x)*0x9e3779b97f4a7c15)
-	case 1: // one prefix of 8
+	case 1: // one prefix of 8 bytes
 		return fmt.Appendf(nil, "samepref%07d", x)
 	case 2:
 		return fmt.Appendf(nil, "%08d", x)
-	case 3: // few prefixes, zeros behind
+	case 3: // few prefixes, zeros at the end
 		b := binary.BigEndian.AppendUint64(nil, uint64(x%7)<<40)
 		return append(b[:1+x%8:1+x%8], fmt.Appendf(nil, "%d", x/7)...)
 	default: // trailing zeros
@@ -26,7 +28,7 @@ func schemeKey(rnd *rand.Rand, scheme, space int) []byte {
 	}
 }
 
-// borderValue is short, but now and then about as long as a record that has a page of its own.
+// borderValue is short, but sometimes about as long as a record that has a page of its own.
 func borderValue(rnd *rand.Rand) []byte {
 	n := 1 + rnd.IntN(1<<rnd.IntN(7))
 	if rnd.IntN(300) == 0 {
@@ -38,12 +40,13 @@ func borderValue(rnd *rand.Rand) []byte {
 	return b
 }
 
-// borderBlock is a block of about n changes that is aimed at the borders of subtrees: where one goroutine's work ends and another's begins.
-func borderBlock(rnd *rand.Rand, v *Version, scheme, space, n int) []Change {
+// borderBlock returns a block of about n changes that is aimed at the borders of subtrees, where
+// the work of one goroutine ends and that of another begins.
+func borderBlock(t *testing.T, rnd *rand.Rand, v *Version, scheme, space, n int) []Change {
 	m := model{}
 	var leaves []Leaf
-	for l := range v.Leaves() {
-		leaves = append(leaves, Leaf{bytes.Clone(l.Key), nil, l.Height})
+	for l := range mustLeaves(t, v) {
+		leaves = append(leaves, Leaf{Key: bytes.Clone(l.Key), Height: l.Height})
 	}
 	pats := 1 + rnd.IntN(3)
 	for range pats {
@@ -102,7 +105,7 @@ func borderBlock(rnd *rand.Rand, v *Version, scheme, space, n int) []Change {
 					k -= 2
 				}
 			}
-		case p == 5: // ranges between borders are deleted wholly
+		case p == 5: // ranges between borders are deleted completely
 			h := uint8(2 + rnd.IntN(int(v.top.Height)))
 			on := false
 			for _, l := range leaves {
@@ -114,7 +117,7 @@ func borderBlock(rnd *rand.Rand, v *Version, scheme, space, n int) []Change {
 					k--
 				}
 			}
-		case p == 6: // the same, one is left or put again in each
+		case p == 6: // the same, but one key of each is left or put again
 			h := uint8(2 + rnd.IntN(int(v.top.Height)))
 			on := false
 			for _, l := range leaves {
@@ -146,7 +149,7 @@ func borderBlock(rnd *rand.Rand, v *Version, scheme, space, n int) []Change {
 				}
 				k -= c
 			}
-		case p == 8: // each second or so, values mainly
+		case p == 8: // about every second one, mainly values
 			d := rnd.Float64()
 			step := 1 + rnd.IntN(1+2*len(leaves)/k)
 			for i := 0; i < len(leaves); i += step {

@@ -5,9 +5,10 @@ import (
 	"fmt"
 )
 
-// builder makes a tree from subtrees in key order: a Cartesian tree on the heights of the inner nodes between them, in one linear
-// pass with a stack. The subtrees and the heights between them fix the tree (design, section 3): the inner node between two neighbours
-// bears the least key of the second, and a parent is higher than its child.
+// builder makes a tree from subtrees in key order: a Cartesian tree on the heights of the inner
+// nodes between them, in one linear pass with a stack. The subtrees and these heights determine the
+// tree (docs/spec/chunks.md#shape): the inner node between two neighbours has the least key of the
+// second one, and a parent is higher than its child.
 //
 //	subtrees         a    b    c    d         stack after d: (b, 2) (d, 1)
 //	boundary         -    2    1    …
@@ -18,19 +19,20 @@ import (
 //	                     /   \
 //	                    b     c
 //
-// It trusts nothing: every inner node must have the height 1 + its higher child's, children that differ by at most 1, and bytes that
-// do not overflow. That keys ascend is checked by those who know them. Heights are bytes and descend along the stack, so that
-// it never holds more than 255 frames whatever the input.
+// It trusts nothing: every inner node must have the height 1 + that of its higher child, children
+// whose heights differ by at most 1, and a number of bytes that does not overflow. Callers check
+// that keys ascend. Heights are bytes and descend along the stack, so it never holds more than 255
+// frames, whatever the input.
 type builder struct {
 	chunkBytes uint64 // B, to count the upper nodes
 	upperOnly  bool   // refuse a small inner node: its chunks would not be maximal
 
-	// join makes an inner node of which everything is checked, and returns what is wanted of it: its ref, its hash. k is the number
-	// of the subtree whose least key the node bears.
+	// join makes an inner node that passed all checks, and returns what the caller needs of it: its
+	// ref, its hash. k is the number of the subtree whose least key is the node's key.
 	join func(k uint32, s Stat, left, right *sub) (ref, Hash)
 
-	added uint32 // subtrees
-	upper uint64 // inner nodes that are not small: a tree has one chunk more than these
+	added uint32 // number of subtrees
+	upper uint64 // inner nodes that are not small; a tree has one chunk more than these
 
 	stack []frame
 	tail  sub // what lies right of the last frame
@@ -43,8 +45,8 @@ type frame struct {
 	height uint8
 }
 
-// add appends a subtree. boundary is the height of the inner node whose key is its least key, ignored for the first one. After an
-// error the builder is of no use.
+// add appends a subtree. boundary is the height of the inner node whose key is the subtree's least
+// key; it is ignored for the first subtree. After an error the builder cannot be used.
 func (b *builder) add(boundary uint8, s *sub) error {
 	if b.added > 0 {
 		if err := b.closeBelow(int(boundary)); err != nil {
@@ -60,7 +62,7 @@ func (b *builder) add(boundary uint8, s *sub) error {
 	return nil
 }
 
-// root completes the tree and returns its root. There must have been a subtree.
+// root completes the tree and returns its root. At least one subtree must have been added.
 func (b *builder) root() (*sub, error) {
 	if err := b.closeBelow(256); err != nil {
 		return nil, err

@@ -6,7 +6,8 @@ import (
 	"github.com/starling-kv/starling/avlstar/sha256mb"
 )
 
-// bulk hashes messages of different lengths together with others of the same length. What add was told stands there after flush.
+// bulk hashes messages of different lengths, each in a batch with others of the same length. The
+// hashes are in place after flush.
 type bulk struct {
 	lots []*lot // one for each length
 }
@@ -20,13 +21,15 @@ type lot struct {
 }
 
 const (
-	// maxLots bounds the lengths that wait at a time: beyond, the lot that is fullest is done early.
+	// maxLots limits the number of lengths that wait at a time; above it, the fullest lot is hashed
+	// early.
 	maxLots = 64
-	// maxBulkBytes: a longer message keeps a core busy by itself.
+	// maxBulkBytes is the length of the longest message that is batched: a longer one keeps a core
+	// busy by itself.
 	maxBulkBytes = 4096
 )
 
-// add puts a message on the list; it must not change before flush.
+// add appends a message, which must not change before flush. Its hash is written to to.
 func (b *bulk) add(message []byte, to *Hash) {
 	if len(message) > maxBulkBytes {
 		*to = sha256.Sum256(message)
@@ -39,7 +42,7 @@ func (b *bulk) add(message []byte, to *Hash) {
 	}
 }
 
-// lot returns the lot for a length. The one of the message before comes first.
+// lot returns the lot for a length. It tries that of the previous message first.
 func (b *bulk) lot(length int) *lot {
 	for i, l := range b.lots {
 		if l.length == length || l.n == 0 {
@@ -80,7 +83,8 @@ func (l *lot) flush() {
 	l.n = 0
 }
 
-// leafImages hashes leaves (design, section 2, "leaf": 00 ‖ SHA256(key) ‖ SHA256(value)) a batch at a time.
+// leafImages hashes leaves in batches, as 00 ‖ SHA256(key) ‖ SHA256(value)
+// (docs/spec/tree.md#hashes).
 type leafImages struct {
 	n      int
 	images [batch][128]byte

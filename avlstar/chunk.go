@@ -7,18 +7,19 @@ import (
 	"iter"
 )
 
-// ErrInvalidChunk is wrapped by the refusals of VerifyChunk and Assemble.
+// ErrInvalidChunk is wrapped by the errors of VerifyChunk and Assemble about a chunk.
 var ErrInvalidChunk = errors.New("invalid chunk")
 
-// Chunk is a verified chunk. It refers to the bytes that it was verified from until an Assembler has put it into a tree.
+// Chunk is a verified chunk. It refers to the bytes that it was verified from, until an Assembler
+// has copied it into a tree.
 type Chunk struct {
 	run  *run // nil when it is part of a tree
 	root Stub
 	n    uint64
 }
 
-// Leaves yields the leaves of the chunk in key order, with heights as in its encoding: the first has 0. Once it is part of a tree it yields
-// nothing.
+// Leaves yields the leaves of the chunk in key order, with heights as in its encoding: the first
+// has 0. When the chunk is part of a tree, it yields nothing.
 func (c *Chunk) Leaves() iter.Seq[Leaf] {
 	return func(yield func(Leaf) bool) {
 		if c.run == nil {
@@ -33,7 +34,8 @@ func (c *Chunk) Leaves() iter.Seq[Leaf] {
 	}
 }
 
-// Bytes returns the encoding that the chunk was verified from, which must not be modified; nil once it is part of a tree.
+// Bytes returns the encoding that the chunk was verified from, which must not be modified. It
+// returns nil when the chunk is part of a tree.
 func (c *Chunk) Bytes() []byte {
 	if c.run == nil {
 		return nil
@@ -47,7 +49,8 @@ func (c *Chunk) Len() uint64 { return c.n }
 // Root returns the chunk's commitment: its entry in the manifest, and its identity across versions.
 func (c *Chunk) Root() Stub { return c.root }
 
-// Chunk returns the encoding of chunk k: its leaf records in key order (design, section 3). Its length is the manifest's.
+// Chunk returns the encoding of chunk k: its leaf records in key order
+// (docs/spec/chunks.md#leaf-records). The manifest has its length.
 func (v *Version) Chunk(k uint32) ([]byte, error) {
 	v.inUse()
 	if k >= v.NumChunks() {
@@ -62,54 +65,57 @@ func (v *Version) Chunk(k uint32) ([]byte, error) {
 }
 
 // encode returns the leaf records below c.
-func (v *Version) encode(c chunkRoot) ([]byte, error) {
-	b := make([]byte, 0, c.Bytes)
+func (v *Version) encode(c chunkRoot) (b []byte, err error) {
+	b = make([]byte, 0, c.Bytes)
 	if c.n == 0 {
-		b, _ = v.appendPage(b, c.up, c.side)
+		b, _, err = v.appendPage(b, c.up, c.side)
 	} else {
-		b, _ = v.appendRecords(b, c.n)
+		b, _, err = v.appendRecords(b, c.n)
 	}
-	if uint64(len(b)) != c.Bytes { // a page could not be had
-		return nil, v.Err()
-	}
-	return b, nil
+	return b, err
 }
 
-// appendRecords appends the leaf records below n, and returns the height of n. A leaf's record begins with the height of the inner node
-// that bears its key, which is known when the subtree on the right of that node ends. So no image is read.
-func (v *Version) appendRecords(b []byte, n ref) ([]byte, uint8) {
+// appendRecords appends the leaf records below n and returns the height of n. The record of a leaf
+// begins with the height of the inner node that has its key. That height is known when the right
+// subtree of that node is complete, so no image is read.
+func (v *Version) appendRecords(b []byte, n ref) ([]byte, uint8, error) {
 	if n.isLeaf() {
-		return append(append(b, 0), v.body(n)...), 0
+		return append(append(b, 0), v.body(n)...), 0, nil
 	}
 	l := v.link(n)
 	var heights [2]uint8
 	at := 0
 	for side, c := range l.child {
 		at = len(b)
+		var err error
 		if c != 0 {
-			b, heights[side] = v.appendRecords(b, c)
+			b, heights[side], err = v.appendRecords(b, c)
 		} else {
-			b, heights[side] = v.appendPage(b, n, side)
+			b, heights[side], err = v.appendPage(b, n, side)
+		}
+		if err != nil {
+			return nil, 0, err
 		}
 	}
 	height := 1 + max(heights[left], heights[right])
-	if at < len(b) {
-		b[at] = height
-	}
-	return b, height
+	b[at] = height
+	return b, height, nil
 }
 
-// appendPage is appendRecords of the child of n on one side, of which only a stub is in memory. It appends nothing where that cannot be had.
-func (v *Version) appendPage(b []byte, n ref, side int) ([]byte, uint8) {
-	if p := v.pageBelow(n, side); p != nil {
-		b = append(b, p.data...)
+// appendPage does what appendRecords does for the child of n on one side, of which only a stub is
+// in memory.
+func (v *Version) appendPage(b []byte, n ref, side int) ([]byte, uint8, error) {
+	p, err := v.pageBelow(n, side)
+	if err != nil {
+		return nil, 0, err
 	}
-	return b, v.image(n).height(side)
+	return append(b, p.data...), v.image(n).height(side), nil
 }
 
-// VerifyChunk checks that data is chunk k of m, alone: its length, that it decodes completely into a proper AVL tree of strictly
-// ascending keys, the hash of its first key (chunk 0: any), and its root. If m itself was verified, so is then every byte of data.
-// The chunk refers to data, which must not be changed until it is part of a tree. Concurrent calls are fine.
+// VerifyChunk checks data as chunk k of m, without other chunks: its length, that it decodes
+// completely into a proper AVL tree of strictly ascending keys, the hash of its first key (chunk 0:
+// any), and its root. If m was verified, then so is every byte of data. The chunk refers to data,
+// which must not change until the chunk is part of a tree. It may be called concurrently.
 func (m *Manifest) VerifyChunk(k uint32, data []byte) (*Chunk, error) {
 	c, err := m.verifyChunk(k, data)
 	if err != nil {
@@ -137,7 +143,7 @@ func (m *Manifest) verifyChunk(k uint32, data []byte) (*Chunk, error) {
 	return &Chunk{run: r, root: r.root.Stub, n: uint64(r.len())}, nil
 }
 
-// checkRecord checks what only the manifest's entry tells about the first record of chunk k.
+// checkRecord checks what only the manifest's entry says about the first record of chunk k.
 func (e *Entry) checkRecord(k uint32, i int, l Leaf) error {
 	switch {
 	case i > 0:

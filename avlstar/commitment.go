@@ -7,23 +7,26 @@ import (
 )
 
 const (
-	// DefaultChunkBytes is the chunk limit B that a genesis without one gets.
+	// DefaultChunkBytes is the chunk limit B of a genesis file that sets none.
 	DefaultChunkBytes = 1 << 20
-	// MaxChunkBytes is the largest chunk limit: a chunk fits CometBFT's chunk message of 16,000,000 bytes with room around it.
+	// MaxChunkBytes is the largest chunk limit: a chunk fits into CometBFT's chunk message of
+	// 16,000,000 bytes, with room around it.
 	MaxChunkBytes = 15_000_000
 )
 
-// ErrInvalidCommitment is wrapped by the refusals of DecodeCommitment.
+// ErrInvalidCommitment is wrapped by the errors of DecodeCommitment.
 var ErrInvalidCommitment = errors.New("invalid commitment")
 
-// Commitment is what the AppHash commits to: who knows an AppHash needs these 53 bytes to know what to ask for.
+// Commitment is what the AppHash commits to. Its 53 bytes are the first thing that a node requests
+// when it knows an AppHash and nothing else.
 type Commitment struct {
 	ChunkBytes uint64 // B
 	Chunks     uint32 // m
 	Root       Stub
 }
 
-// CommitmentBytes is the length of an encoded Commitment: u64be(B) ‖ u32be(m) ‖ stat(root) ‖ state root (design, section 3).
+// CommitmentBytes is the length of an encoded Commitment: u64be(B) ‖ u32be(m) ‖ stat(root) ‖ state
+// root (docs/spec/tree.md#commitment).
 const CommitmentBytes = 8 + 4 + statBytes + 32
 
 // The keys of the simple Merkle map under the AppHash, in the map's order.
@@ -32,8 +35,8 @@ const (
 	mapStateKey  = "state"
 )
 
-// AppHash returns the root of the simple Merkle map { "chunks": u64be(B) ‖ u32be(m) ‖ stat(root), "state": state root } (design,
-// section 2, "AppHash").
+// AppHash returns the root of the simple Merkle map { "chunks": u64be(B) ‖ u32be(m) ‖ stat(root),
+// "state": state root } (docs/spec/tree.md#app-hash).
 func (c Commitment) AppHash() Hash {
 	return hashMapInner(hashMapLeaf(mapChunksKey, c.chunksValue()), hashMapLeaf(mapStateKey, c.Root.Hash[:]))
 }
@@ -49,7 +52,8 @@ func (c Commitment) chunksValue() []byte {
 // Encode returns the 53 bytes u64be(B) ‖ u32be(m) ‖ stat(root) ‖ state root.
 func (c Commitment) Encode() []byte { return append(c.chunksValue(), c.Root.Hash[:]...) }
 
-// DecodeCommitment is the inverse of Encode. Its form says nothing about its truth: compare AppHash with a trusted one.
+// DecodeCommitment is the inverse of Encode. It checks the form only: compare the result's AppHash
+// with a trusted one.
 func DecodeCommitment(b []byte) (Commitment, error) {
 	if len(b) != CommitmentBytes {
 		return Commitment{}, fmt.Errorf("%w: %d bytes, it has %d", ErrInvalidCommitment, len(b), CommitmentBytes)

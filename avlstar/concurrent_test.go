@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// snapshot is a version with what it must contain: what readers judge it by.
+// snapshot is a version with its expected content, for readers.
 type snapshot struct {
 	v       *Version
 	content model
@@ -18,8 +18,9 @@ type snapshot struct {
 	appHash Hash
 }
 
-// TestManyReaders reads many versions while a writer commits new ones and releases them in any order. Readers take them from a place where
-// the writer may have replaced and released them at the same time.
+// TestManyReaders reads many versions while a writer commits new ones and releases them in any
+// order. Readers take them from a place where the writer may replace and release them at the same
+// time.
 func TestManyReaders(t *testing.T) {
 	rnd := newRand(t)
 	var places [8]atomic.Pointer[snapshot]
@@ -65,7 +66,7 @@ func TestManyReaders(t *testing.T) {
 	for range scaled(800) {
 		publish(randomBlock(rnd, 1+rnd.IntN(400), 200, 0.3, true))
 	}
-	for reads.Load() < 100 { // on a busy machine they may not have come far
+	for reads.Load() < 100 { // on a busy machine there may be few so far
 		publish(randomBlock(rnd, 1+rnd.IntN(400), 200, 0.3, true))
 	}
 	done.Store(true)
@@ -80,29 +81,33 @@ func TestManyReaders(t *testing.T) {
 	requireOnlyLatest(t, v)
 }
 
-// read does one thing that readers do, and checks what it gets.
+// read does one of the things that readers do, and checks the result.
 func (s *snapshot) read(rnd *rand.Rand) error {
 	key := []byte(s.keys[rnd.IntN(len(s.keys))])
 	absent := append(bytes.Clone(key), "absent"...)
 	switch rnd.IntN(8) {
 	case 0:
-		value, ok := s.v.Get(key)
-		if _, found := s.v.Get(absent); !ok || found || !bytes.Equal(value, s.content[string(key)]) {
-			return fmt.Errorf("get %x: %v, %v", key, ok, found)
+		value, ok, err := s.v.Get(key)
+		if err != nil {
+			return err
+		}
+		found, err := s.v.Has(absent)
+		if err != nil || !ok || found || !bytes.Equal(value, s.content[string(key)]) {
+			return fmt.Errorf("get %x: %v, %v, %w", key, ok, found, err)
 		}
 	case 1:
 		i := 0
-		for k, value := range s.v.Ascend(nil, nil) {
-			if i >= len(s.keys) || s.keys[i] != string(k) || !bytes.Equal(s.content[string(k)], value) {
-				return fmt.Errorf("ascend: entry %d is %x", i, k)
+		for kv, err := range s.v.Ascend(nil, nil) {
+			if err != nil || i >= len(s.keys) || s.keys[i] != string(kv.Key) || !bytes.Equal(s.content[string(kv.Key)], kv.Value) {
+				return fmt.Errorf("ascend: entry %d is %x, %w", i, kv.Key, err)
 			}
 			i++
 		}
 	case 2:
 		i := 0
-		for l := range s.v.Leaves() {
-			if s.keys[i] != string(l.Key) || !bytes.Equal(s.content[string(l.Key)], l.Value) {
-				return fmt.Errorf("leaves: leaf %d is %x", i, l.Key)
+		for l, err := range s.v.Leaves() {
+			if err != nil || s.keys[i] != string(l.Key) || !bytes.Equal(s.content[string(l.Key)], l.Value) {
+				return fmt.Errorf("leaves: leaf %d is %x, %w", i, l.Key, err)
 			}
 			i++
 		}
@@ -136,19 +141,20 @@ func (s *snapshot) read(rnd *rand.Rand) error {
 		}
 		return VerifyRange(s.appHash, key, nil, 5, entries, next, p)
 	case 6:
-		if s.v.RangeBytes(nil, nil) != s.v.Root().Bytes || s.v.AppHash() != s.appHash {
+		if n, err := s.v.RangeBytes(nil, nil); err != nil || n != s.v.Root().Bytes || s.v.AppHash() != s.appHash {
 			return fmt.Errorf("root %v", s.v.Root())
 		}
 	case 7:
-		k, value, ok := s.v.Floor(absent)
-		if !ok || bytes.Compare(k, key) < 0 || !bytes.Equal(value, s.content[string(k)]) {
-			return fmt.Errorf("floor of %x: %x", absent, k)
+		k, value, ok, err := s.v.Floor(absent)
+		if err != nil || !ok || bytes.Compare(k, key) < 0 || !bytes.Equal(value, s.content[string(k)]) {
+			return fmt.Errorf("floor of %x: %x, %w", absent, k, err)
 		}
 	}
 	return nil
 }
 
-// TestWriterDoesNotWait lets readers stop in the middle of whatever yields, until the writer has made many versions.
+// TestWriterDoesNotWait stops readers halfway through whatever they iterate over, until the writer
+// has made many versions.
 func TestWriterDoesNotWait(t *testing.T) {
 	v := stateOf(t, 50, 50)
 	want := v.AppHash()
@@ -160,7 +166,7 @@ func TestWriterDoesNotWait(t *testing.T) {
 	}
 	for _, read := range []func(*Version) int{
 		func(v *Version) (n int) {
-			for range v.Ascend(nil, nil) {
+			for range mustAscend(t, v, nil, nil) {
 				if n++; n == 20 {
 					wait()
 				}
@@ -168,7 +174,7 @@ func TestWriterDoesNotWait(t *testing.T) {
 			return n
 		},
 		func(v *Version) (n int) {
-			for range v.Leaves() {
+			for range mustLeaves(t, v) {
 				if n++; n == 20 {
 					wait()
 				}
@@ -181,7 +187,7 @@ func TestWriterDoesNotWait(t *testing.T) {
 					wait()
 				}
 			}
-			return n + 1 // there is one node less than leaves
+			return n + 1 // there is one node fewer than leaves
 		},
 		func(v *Version) (n int) {
 			p, err := v.Prune(func(s Subtree) bool {
@@ -210,7 +216,7 @@ func TestWriterDoesNotWait(t *testing.T) {
 	for i := range 200 { // i*7+1 is never i, modulo 100
 		next = advance(t, next, Change{fmt.Appendf(nil, "k%02d", i%100), fmt.Append(nil, i)}, Change{Key: fmt.Appendf(nil, "k%02d", (i*7+1)%100)})
 	}
-	close(commits) // only now do they go on
+	close(commits) // only now do they continue
 	readers.Wait()
 	requireInvariants(t, next)
 }

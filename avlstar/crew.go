@@ -5,24 +5,25 @@ import (
 	"sync"
 )
 
-// maxWorkers bounds the goroutines that share a block.
+// maxWorkers limits the goroutines that share a block.
 const maxWorkers = 8
 
-// crew is the other goroutines that help with one block. They are called as soon as the block is known to be large, so that a core that
-// sleeps is awake when there is something to share: in a virtual machine that takes as long as a tenth of a block.
+// crew is the other goroutines that help with one block. They are started as soon as the block is
+// known to be large, so that a core that sleeps is awake when there is work to share: in a virtual
+// machine, waking it takes as long as a tenth of a block.
 type crew struct {
 	others int
-	begun  chan struct{} // closed when there is work, or when it is known that there will be none
+	begun  chan struct{} // closed when there is work, or when there will be none
 	work   func(worker int)
 
 	mu struct {
 		sync.Mutex
-		closed bool // who has not begun need not
+		closed bool // goroutines that have not begun need not begin
 	}
 	busy sync.WaitGroup
 }
 
-// callCrew calls as many as so many changes are worth. dismiss must follow.
+// callCrew starts as many helpers as are worth it for this number of changes. dismiss must follow.
 func callCrew(changes int) *crew {
 	c := &crew{begun: make(chan struct{})}
 	if changes < tune.minChanges {
@@ -41,10 +42,10 @@ func callCrew(changes int) *crew {
 	return c
 }
 
-// workers returns how many there are, the caller included.
+// workers returns the number of goroutines, the caller included.
 func (c *crew) workers() int { return c.others + 1 }
 
-// used says whether do was called, or dismiss.
+// used reports whether do or dismiss was called.
 func (c *crew) used() bool {
 	select {
 	case <-c.begun:
@@ -54,7 +55,7 @@ func (c *crew) used() bool {
 	}
 }
 
-// begin says whether there is still something to do.
+// begin reports whether there is still something to do.
 func (c *crew) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,8 +65,9 @@ func (c *crew) begin() bool {
 	return !c.mu.closed
 }
 
-// do lets all do work, which must go on until nothing is left to be shared, and returns when it is done. It does not wait for those that
-// found no core to run on meanwhile. It can be called once.
+// do lets all goroutines run work, which must return only when nothing is left to share. It returns
+// when the work is done; it does not wait for helpers that have found no core to run on. It can be
+// called once.
 func (c *crew) do(work func(worker int)) {
 	c.work = work
 	close(c.begun)
@@ -76,7 +78,7 @@ func (c *crew) do(work func(worker int)) {
 	c.busy.Wait()
 }
 
-// dismiss sends away who has nothing to do.
+// dismiss ends the helpers that have nothing to do.
 func (c *crew) dismiss() {
 	if !c.used() {
 		c.mu.closed = true

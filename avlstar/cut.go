@@ -6,13 +6,15 @@ import (
 	"slices"
 )
 
-// MinCutBytes is the least limit of a cut: what is smaller may not be in memory (see Paging).
+// MinCutBytes is the least limit of a cut: smaller subtrees may not be in memory (see Paging).
 const MinCutBytes = maxPageBytes
 
-// Cut is a tree, or a chunk, divided again with a smaller limit than its chunks have: where two versions differ in a few leaves of a chunk,
-// most pieces of that chunk are equal, and equal ones have the same Stub (design, section 8).
+// Cut is a tree, or a chunk, divided again with a smaller limit than that of its chunks. If two
+// versions differ in a few leaves of a chunk, most pieces of that chunk are equal, and equal pieces
+// have the same Stub (docs/spec/chunks.md#sub-manifests).
 //
-// A cut of a version refers to it and holds no reference of its own; a cut of a chunk refers to its bytes. Concurrent calls are fine.
+// A cut of a version refers to it and holds no reference of its own; a cut of a chunk refers to its
+// bytes. Its methods may be called concurrently.
 type Cut struct {
 	manifest *Manifest
 	roots    []chunkRoot
@@ -21,7 +23,8 @@ type Cut struct {
 	byRoot   map[Stub]uint32
 }
 
-// Cut divides v into maximal subtrees of at most limit bytes (MinCutBytes to MaxChunkBytes), or single leaves. It hashes nothing.
+// Cut divides v into maximal subtrees of at most limit bytes (MinCutBytes to MaxChunkBytes), or
+// single leaves. It hashes nothing, and reads no page.
 func (v *Version) Cut(limit uint64) (*Cut, error) {
 	v.inUse()
 	c, err := newCut(limit)
@@ -35,7 +38,7 @@ func (v *Version) Cut(limit uint64) (*Cut, error) {
 	return c.index(), nil
 }
 
-// CutChunk divides chunk k of v alike.
+// CutChunk divides chunk k of v in the same way.
 func (v *Version) CutChunk(k uint32, limit uint64) (*Cut, error) {
 	v.inUse()
 	if k >= v.NumChunks() {
@@ -51,7 +54,7 @@ func (v *Version) CutChunk(k uint32, limit uint64) (*Cut, error) {
 	return c.index(), nil
 }
 
-// Cut divides the chunk alike. After Assemble that is an error.
+// Cut divides the chunk in the same way. It returns an error when the chunk is part of a tree.
 func (c *Chunk) Cut(limit uint64) (*Cut, error) {
 	cut, err := newCut(limit)
 	if err != nil {
@@ -82,7 +85,8 @@ func (c *Cut) index() *Cut {
 // Manifest lists the pieces as if they were chunks, with the limit as B. It must not be modified.
 func (c *Cut) Manifest() *Manifest { return c.manifest }
 
-// Find returns the number of a piece with that root: its bytes, but for the first height, are then the same.
+// Find returns the number of a piece with that root. The bytes of two such pieces are equal, except
+// for the first height.
 func (c *Cut) Find(root Stub) (k uint32, ok bool) {
 	k, ok = c.byRoot[root]
 	return k, ok
@@ -110,8 +114,9 @@ func (c *Cut) Piece(k uint32) ([]byte, error) {
 	return b, nil
 }
 
-// VerifySubManifest decodes the manifest of a chunk that is cut with a smaller limit, and proves it against the chunk's root, which is already
-// trusted. After that every piece can be verified alone by VerifyChunk, but for the key of the first, which nothing commits to.
+// VerifySubManifest decodes the manifest of a chunk that is cut with a smaller limit, and proves it
+// against the chunk's root, which must be trusted. After that, VerifyChunk can verify every piece
+// alone, except for the key of the first piece, which nothing commits to.
 func VerifySubManifest(b []byte, chunk Stub, limit uint64) (*Manifest, error) {
 	if uint64(len(b)) >= chunk.Bytes {
 		return nil, fmt.Errorf("%w: it is as long as the chunk", ErrInvalidManifest)

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// cutTree has keys in no order, and values of up to maxValue bytes.
+// cutTree returns a tree of random keys, with values of up to maxValue bytes.
 func cutTree(t *testing.T, r *rand.Rand, chunkBytes uint64, n, maxValue int) *Version {
 	t.Helper()
 	v, err := Empty(chunkBytes)
@@ -69,13 +69,13 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// Where a few leaves change, most pieces of the chunks that change are found in the version before.
+// If a few leaves change, most pieces of the chunks that change are found in the previous version.
 func TestCutFindsWhatIsTheSame(t *testing.T) {
 	r := newRand(t)
 	v := cutTree(t, r, 64<<10, 8000, 200)
 	var changes []Change
 	i, which := 0, r.IntN(1000)
-	for key, value := range v.Ascend(nil, nil) {
+	for key, value := range mustAscend(t, v, nil, nil) {
 		if i++; i%1000 == which {
 			changes = append(changes, Change{Key: key, Value: append(value[:len(value):len(value)], 1)})
 		}

@@ -9,14 +9,15 @@ import (
 	"slices"
 )
 
-// debug: every version is checked as a whole when it is made, every node of the memory is accounted for, and what is freed is
-// overwritten, so that a use after it shows. go test -tags avlstardebug.
+// debug: every version is checked completely when it is made, every node of the memory is accounted
+// for, and what is freed is overwritten, so that a use after it is noticed. See go test -tags
+// avlstardebug.
 const debug = true
 
 const poison = 0xdddd_dddd_dddd_dddd
 
-// check panics unless everything holds that must hold for v, and every node in memory is one of v's, or held by an older version.
-// The caller holds t.mu.
+// check panics unless v satisfies all invariants, and every node in memory belongs to v or is held
+// by an older version. The caller holds t.mu.
 func (t *tree) check(v *Version) {
 	c := checker{v: v}
 	c.walk(v.root, v.top, nil, nil)

@@ -2,16 +2,18 @@ package avlstar
 
 import "bytes"
 
-// edit is the making of one version. Its nodes are those of its epoch: it changes them in place and copies all others. While it
-// lasts, the heights in the images are right, bytes and hashes only where they are not marked dirty; resolver computes them at the end.
+// edit makes one version. The version's nodes are those of its epoch: edit changes them in place
+// and copies all others. While it runs, the heights in the images are right; bytes and hashes are
+// right only where they are not marked dirty, and resolver computes the others at the end.
 //
-// Insertion, deletion and rotations are those of the AVL* paper (Fynn et al. 2022, algorithms 1–4) without their bookkeeping
-// of chunks; where they leave a choice, it is made as cosmos/iavl v1.3.6 makes it (mutable_tree.go: recursiveSet, recursiveRemove,
-// balance).
+// Insertion, deletion and rotations are those of the AVL* paper (Fynn et al. 2022, algorithms 1–4)
+// without their bookkeeping of chunks. Where these leave a choice, it is that of cosmos/iavl v1.3.6
+// (mutable_tree.go: recursiveSet, recursiveRemove, balance).
 //
-// The changes are made one after another in key order, but not each from the root: one that leaves height and least key of a subtree
-// as they were changes nothing above it that the next change could see. So the walk goes on from the lowest node below
-// which the next key lies, and comes up only where it must.
+// The changes are made one after another in key order, but not each from the root: a change that
+// leaves the height and the least key of a subtree as they were changes nothing above it that the
+// next change could depend on. So the walk continues from the lowest node below which the next key
+// lies, and goes up only where it must.
 //
 //	changes   b   c          x           the walk goes root → n → b, n → c, and only then up and down to x
 //	              root
@@ -21,19 +23,19 @@ type edit struct {
 	*allocator
 	tree       *tree
 	before     *Version
-	stubs      bool // there may be stubs, so also stand-ins (graft.go)
+	stubs      bool // there may be stubs, and so also stand-ins (graft.go)
 	epoch      uint32
 	chunkBytes uint64
-	upper      int64 // inner nodes above the chunks that died: less than 0
-	leaves     int64 // how many more there are
-	canFail    bool  // then made is kept
+	upper      int64 // change of the number of inner nodes above the chunks, so far
+	leaves     int64 // change of the number of leaves
+	canFail    bool  // then made is kept, for undo
 
 	changes []Change
 	ops     []op
-	next    int // the first of ops that is not made
-	warm    int // the first of ops whose path was not yet fetched into the cache
-	start   ref // the root before
-	low     ref // record of the least key below top, where that is no left edge
+	next    int // the first of ops that is not made yet
+	warm    int // the first of ops whose path was not fetched into the cache
+	start   ref // the previous root
+	low     ref // record of the least key below top; 0 if that is the tree's left edge
 
 	// top is above the root, which is its left child.
 	top struct {
@@ -41,13 +43,14 @@ type edit struct {
 		image image
 	}
 
-	dead []dead // nodes of older versions that the new one has not
-	gone []ref  // nodes of epoch that it has not, to be freed
-	made []ref  // nodes of epoch, where the edit can fail
-	keys []ref  // inner nodes whose key was new when they were put here
+	dead      []dead // nodes of older versions that the new one lacks
+	discarded []ref  // nodes of epoch that it lacks, to be freed
+	made      []ref  // nodes of epoch, if the edit can fail
+	keys      []ref  // inner nodes that had got another key when they were put here
 
-	// What goes up with an outcome that says so.
-	lifted struct {
+	// Details of an outcome, which go up with it. slot: what the parent of a lifted node said of
+	// it. least: the hash of the key of a renamed one.
+	slot struct {
 		Stub
 		dirty bool
 	}
@@ -56,24 +59,25 @@ type edit struct {
 		dirty bool
 	}
 	err error // *MissingNodeError, *PageError
-	// first is where findFirst found something last: a key before it in the version before, and the record in its page. The left edge
-	// of the tree only moves to the right.
+	// first is where findFirst last found something: a key before it in the previous version, and
+	// the record in its page. The left edge of the tree only moves to the right.
 	first struct {
 		key    []byte
 		record int
 	}
-	// latest is the page that was brought back last, where the walk needed one that it was not ready for.
+	// latest is the page that was read last, of those that bring had not made ready.
 	latest struct {
 		hash Hash
 		run  *run
 	}
 }
 
-// outcome says what became of a subtree.
+// outcome is the result of a visit of a subtree.
 type outcome struct {
 	n ref
-	// least is the leaf that the inner node above which bears the least key of the subtree is to refer to; 0: as before. Where
-	// it is renamed, that is another key, its hash in edit.least.
+	// least is the leaf that now has the subtree's least key, for the inner node above that refers
+	// to it; 0: as before. If the bit renamed is set, it is another key, whose hash is in
+	// edit.least.
 	least ref
 	bits  uint32
 }
@@ -82,15 +86,15 @@ const (
 	heightBits = 0xff
 	changed    = 1 << 8  // n is another node, or was changed
 	gone       = 1 << 9  // nothing is left: it was a leaf
-	lifted     = 1 << 10 // n took the place of its parent: its bytes and hash are in edit.lifted
+	lifted     = 1 << 10 // n took the place of its parent: its bytes and hash are in edit.slot
 	renamed    = 1 << 11
 )
 
 func (o outcome) height() uint8      { return uint8(o.bits & heightBits) }
 func (o outcome) is(bit uint32) bool { return o.bits&bit != 0 }
 
-// run makes all changes below e.top and says whether there was one. It tells noted of every outcome that concerns what is above, and goes
-// on as long as that likes it.
+// run makes all changes below e.top and reports whether there was one. It passes every outcome that
+// concerns what is above to noted, and stops when noted returns false.
 func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 	top, i := &e.top.link, &e.top.image
 	e.start = top.child[left]
@@ -117,7 +121,7 @@ func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 			i.setStub(left, emptyStub)
 		}
 		if noted == nil {
-			e.unless(r.least, 0) // nobody bears the least key of all
+			e.unless(r.least, 0) // no node refers to the least key of all
 		} else if !noted(r) {
 			break
 		}
@@ -125,9 +129,9 @@ func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 	return any
 }
 
-// visit makes the changes of the child of a node on one side, as far as their keys are below that of inner node bound (0: there is no
-// bound). It returns where they are made, and before that when something changed that concerns the nodes above. The least key below
-// is that of inner node low (0: see edit.low).
+// visit makes the changes of the child of a node on one side whose keys are below that of inner
+// node bound (0: no bound). It returns when they are made, or earlier when something changed that
+// concerns the nodes above. The least key below is that of inner node low (0: see edit.low).
 func (e *edit) visit(up *link, upImage *image, side int, low, bound ref) outcome {
 	n := up.child[side]
 	height := upImage.height(side)
@@ -181,7 +185,8 @@ func (e *edit) visit(up *link, upImage *image, side int, low, bound ref) outcome
 	}
 }
 
-// came returns what became of a subtree, of which out says whether it was grafted.
+// came completes the outcome r of a subtree's root with out, which has the changed bit if the
+// subtree was grafted.
 func (e *edit) came(out, r outcome) outcome {
 	switch {
 	case !out.is(changed) || r.is(gone):
@@ -193,10 +198,10 @@ func (e *edit) came(out, r outcome) outcome {
 	return r
 }
 
-// below says whether the next key is below that of inner node n.
+// below reports whether the next key is below that of inner node n.
 func (e *edit) below(n ref) bool { return e.less(e.ops[e.next], n, e.link(n)) }
 
-// less says whether the key of an op is below that of inner node n, l being its link.
+// less reports whether the key of an op is below that of inner node n, whose link is l.
 func (e *edit) less(o op, n ref, l *link) bool {
 	if o.prefix != l.prefix {
 		return o.prefix < l.prefix
@@ -232,7 +237,8 @@ func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
 	newSide, keyLeaf := right, leaf
 	if order < 0 {
 		newSide, keyLeaf, out.least = left, n, leaf
-		// No key above is renamed: a key below the least of a subtree leads there only on the left edge of the tree.
+		// No key above is renamed: a key below the least of a subtree leads there only on the
+		// tree's left edge.
 	}
 	l.child[newSide] = leaf
 	i.setHeight(newSide, 0)
@@ -244,14 +250,15 @@ func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
 	return out
 }
 
-// copySlot makes n, of which another image tells in its slot from, the child of a node on one side.
+// copySlot makes n the child of a node on one side, with what the slot from of image other says of
+// it.
 func copySlot(l *link, i *image, side int, n ref, other *image, from int) {
 	l.child[side] = n
 	i.setStub(side, other.stub(from))
 	i[imageFlags] = i[imageFlags]&^dirty(side) | other[imageFlags]>>from&1<<side
 }
 
-// put makes what became of a child the child.
+// put makes the outcome r of a child the new child.
 func (e *edit) put(l *link, i *image, side int, r outcome) {
 	l.child[side] = r.n
 	if !r.is(lifted) {
@@ -259,19 +266,19 @@ func (e *edit) put(l *link, i *image, side int, r outcome) {
 		i.setFlag(dirty(side))
 		return
 	}
-	i.setStub(side, e.lifted.Stub)
+	i.setStub(side, e.slot.Stub)
 	i[imageFlags] &^= dirty(side)
-	if e.lifted.dirty {
+	if e.slot.dirty {
 		i.setFlag(dirty(side))
 	}
 }
 
-// lift removes inner node n, whose other child is gone, and lets the child on one side take its place.
+// lift replaces inner node n, whose other child is gone, by its child on one side.
 func (e *edit) lift(n ref, side int) outcome {
 	i := e.image(n)
 	out := outcome{n: e.link(n).child[side], bits: uint32(i.height(side)) | changed | lifted}
-	e.lifted.Stub, e.lifted.dirty = i.stub(side), i.isDirty(side)
-	if side == right { // the least key was on the left; now it is the one that n had
+	e.slot.Stub, e.slot.dirty = i.stub(side), i.isDirty(side)
+	if side == right { // the least key was on the left; now it is that of n
 		out.least, out.bits = i.leaf(), out.bits|renamed
 		e.least.hash, e.least.dirty = *i.keyHash(), i[imageFlags]&dirtyKey != 0
 	} else {
@@ -281,7 +288,7 @@ func (e *edit) lift(n ref, side int) outcome {
 	return out
 }
 
-// setKey makes the least leaf of the right subtree the one whose key n bears.
+// setKey updates the key of n, which is the least of its right subtree.
 func (e *edit) setKey(n ref, l *link, i *image, r outcome) {
 	e.unless(i.leaf(), r.least)
 	i.setLeaf(r.least)
@@ -301,8 +308,9 @@ func (e *edit) keyUnknown(n ref, i *image) {
 	e.keys = append(e.keys, n)
 }
 
-// balance rotates where the heights of n's children differ by 2, n being of epoch: doubly only if the inner grandchild is strictly
-// higher. It returns the root of the subtree and its height, before being what that was. low is that of visit.
+// balance rotates if the heights of n's children differ by 2: doubly only if the inner grandchild
+// is strictly higher. n is of epoch. It returns the root of the subtree and its height; before is
+// the previous height. For low see visit.
 func (e *edit) balance(n ref, before uint8, low ref) (ref, uint8) {
 	i := e.image(n)
 	high := left
@@ -337,13 +345,14 @@ func (e *edit) balance(n ref, before uint8, low ref) (ref, uint8) {
 	return c, e.image(c).ownHeight()
 }
 
-// setHigh sets the height of a child that was rotated.
+// setHigh sets the height of a rotated child.
 func (i *image) setHigh(side int, h uint8) {
 	i.setHeight(side, h)
 	i.setFlag(dirty(side))
 }
 
-// rotate lifts c, the child of n on one side, over n; both are of epoch. before is the height of n before the change that is made.
+// rotate lifts c, the child of n on one side, above n; both are of epoch. before is the height of n
+// before the change.
 func (e *edit) rotate(n, c ref, side int, before uint8) ref {
 	nl, ni, cl, ci := e.link(n), e.image(n), e.link(c), e.image(c)
 	heightOfC := ci.ownHeight()
@@ -360,7 +369,7 @@ func (e *edit) rotate(n, c ref, side int, before uint8) ref {
 	return c
 }
 
-// own returns inner node n as one that e may change: itself or a copy that takes its place.
+// own returns a node that e may change in the place of inner node n: n itself, or a copy.
 func (e *edit) own(n ref) ref {
 	old := e.image(n)
 	if old.epoch() == e.epoch {
@@ -376,7 +385,8 @@ func (e *edit) own(n ref) ref {
 	return c
 }
 
-// ownChild owns the inner child of n on one side, n being of epoch. The least key below n is that of inner node low.
+// ownChild owns the inner child of n on one side; n is of epoch. The least key below n is that of
+// inner node low.
 func (e *edit) ownChild(n ref, side int, low ref) ref {
 	c := e.link(n).child[side]
 	if c == 0 {
@@ -406,7 +416,7 @@ func (e *edit) newLeaf(c *Change) ref {
 	return e.newRecord(c.Key, c.Value)
 }
 
-// kill takes a node of the given epoch out of the version that is made.
+// kill removes a node of the given epoch from the version that is made.
 func (e *edit) kill(n ref, epoch uint32) {
 	switch {
 	case epoch < e.epoch:
@@ -415,15 +425,16 @@ func (e *edit) kill(n ref, epoch uint32) {
 		}
 		e.dead = append(e.dead, dead{n, epoch})
 	case n.isInner():
-		e.image(n).setEpoch(freed) // it may still be on the list of keys
-		e.gone = append(e.gone, n)
-	default: // it was grafted: a leaf that is put stays, its key is changed once
+		e.image(n).setEpoch(freed) // it may still be in keys
+		e.discarded = append(e.discarded, n)
+	default: // it was grafted: a leaf that was put stays, because its key changes only once
 		e.setRecordEpoch(n, freed)
-		e.gone = append(e.gone, n)
+		e.discarded = append(e.discarded, n)
 	}
 }
 
-// missing says that the child of a node on one side is needed for a change, and only a stub of it is here.
+// missing records the error that a change needs the child of a node on one side, of which there is
+// only a stub.
 func (e *edit) missing(i *image, side, change int) {
 	if e.err != nil {
 		return
@@ -431,7 +442,7 @@ func (e *edit) missing(i *image, side, change int) {
 	e.err = &MissingNodeError{Node: i.stub(side), Key: bytes.Clone(e.change(&e.ops[change]).Key)}
 }
 
-// undo frees what was made. The allocator must be closed.
+// undo frees everything that was made. The allocator must be closed.
 func (e *edit) undo(m *memory) {
 	for _, n := range e.made {
 		switch {
@@ -446,9 +457,9 @@ func (e *edit) undo(m *memory) {
 	e.clean(m)
 }
 
-// clean frees what was made and given up again. The allocator must be closed.
+// clean frees what was made and discarded. The allocator must be closed.
 func (e *edit) clean(m *memory) {
-	for _, n := range e.gone {
+	for _, n := range e.discarded {
 		if n.isLeaf() {
 			m.freeRecord(n)
 		} else {

@@ -1,10 +1,12 @@
 package avlstar
 
-// fetchGroup is how many paths are fetched at a time. Each is a chain of cache misses, but those of different keys overlap: twenty and
-// more are under way in a core. Much more than the walk needs soon would fall out of the cache again.
+// fetchGroup is the number of paths that are fetched at a time. Each is a chain of cache misses,
+// but the misses of different paths overlap: a core handles twenty and more at once. Many more than
+// the walk needs soon would be evicted from the cache again.
 const fetchGroup = 128
 
-// fetch brings the paths of the next changes into the cache, so that the walk, which must take one after another, finds them there.
+// fetch brings the paths of the next changes into the cache. The walk, which follows one after
+// another, then finds them there.
 func (e *edit) fetch() {
 	ops := e.ops[e.warm:min(e.warm+fetchGroup, len(e.ops))]
 	e.warm += len(ops)
@@ -25,7 +27,7 @@ func (e *edit) fetch() {
 			}
 			l := w.link(n)
 			side := right
-			if ops[i].prefix < l.prefix { // a guess where they are equal
+			if ops[i].prefix < l.prefix { // a guess if they are equal
 				side = left
 			}
 			n = l.child[side]

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fuzzKeys are keys whose first 8 bytes tell little: equal, zero-filled, prefixes of each other.
+// fuzzKeys are keys whose first 8 bytes are of little use: equal, padded with zeros, prefixes of
+// each other.
 var fuzzKeys = func() (keys [][]byte) {
 	for i := range byte(8) {
 		keys = append(keys, make([]byte, i+1), []byte{i + 1}, []byte{i, 0, 0xff}, append([]byte("equal 8 "), make([]byte, i)...),
@@ -19,8 +20,8 @@ var fuzzKeys = func() (keys [][]byte) {
 	return slices.CompactFunc(keys, bytes.Equal)
 }()
 
-// FuzzApply makes blocks of its input, with pins, releases, given up forks and pruning between them, and compares every version with the
-// naive reference tree.
+// FuzzApply makes blocks of its input, with pins, releases, released forks and pruning between
+// them, and compares every version with the naive reference tree.
 //
 //	input  = chunk limit:u8 ‖ block …
 //	block  = what:u8 ‖ number of changes:u8 ‖ change …
@@ -62,7 +63,7 @@ func fuzzValue(b byte) []byte {
 	return bytes.Repeat([]byte{b}, 1+int(b)/8)
 }
 
-// fuzzed is a version beside the reference, and older ones that are pinned.
+// fuzzed is a version with its reference, and older versions that are pinned.
 type fuzzed struct {
 	v       *Version
 	content model
@@ -77,7 +78,8 @@ func (w *fuzzed) step(t *testing.T, what byte, block []Change) {
 	if what&prune != 0 {
 		partial = applyPartial(t, w.v, block)
 	}
-	if what&fork != 0 { // another version of the same block and what is behind it, and half of it again
+	// Another version of the same block and what follows it, and half of it again.
+	if what&fork != 0 {
 		a := mustApply(t, w.v, slices.Concat(block, []Change{{[]byte("fork"), []byte("1")}})...)
 		b := mustApply(t, a, block[:len(block)/2]...)
 		a.Release()

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 // The seeds of the fuzz targets are in testdata/fuzz, taken from the vectors.
@@ -43,8 +45,8 @@ func FuzzDecodeManifest(f *testing.F) {
 	})
 }
 
-// FuzzVerifyChunk gives each input a manifest that fits it as well as one can, so that only the chunk itself decides; a naive decoder
-// says whether it is one.
+// FuzzVerifyChunk gives each input the manifest that fits it best, so that only the chunk itself
+// decides. A naive decoder decides whether it is a chunk.
 func FuzzVerifyChunk(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, height uint8) {
 		if len(data) > 1<<13 {
@@ -64,7 +66,7 @@ func FuzzVerifyChunk(f *testing.F) {
 		require.NoError(t, err)
 		var encoded []byte
 		for l := range c.Leaves() {
-			encoded = appendRecord(encoded, l)
+			encoded = record.Append(encoded, l)
 		}
 		require.Equal(t, data, encoded)
 		v, err := Assemble(m, []*Chunk{c})
@@ -73,7 +75,7 @@ func FuzzVerifyChunk(f *testing.F) {
 	})
 }
 
-// refDecodeChunk is a naive decoder of chunks: nil where b is none.
+// refDecodeChunk is a naive decoder of chunks; it returns nil if b is none.
 func refDecodeChunk(b []byte) *refNode {
 	var leaves []refLeaf
 	for len(b) > 0 {
@@ -99,7 +101,8 @@ func refDecodeChunk(b []byte) *refNode {
 	return refCartesian(leaves)
 }
 
-// refCartesian makes the tree whose inner nodes have the heights of all leaves but the first; nil where that is no AVL tree.
+// refCartesian builds the tree whose inner nodes have the heights of all leaves but the first. It
+// returns nil if that is not an AVL tree.
 func refCartesian(leaves []refLeaf) *refNode {
 	switch len(leaves) {
 	case 0:
@@ -124,7 +127,8 @@ func refCartesian(leaves []refLeaf) *refNode {
 	return n
 }
 
-// FuzzVerifyPage gives each input a stub that fits it as well as one can; what is accepted must read as the naive decoder reads it.
+// FuzzVerifyPage gives each input the stub that fits it best. What is accepted must decode as the
+// naive decoder decodes it.
 func FuzzVerifyPage(f *testing.F) {
 	f.Add([]byte{0, 1, 'a', 1, 'x', 1, 1, 'b', 2, 'y', 'z', 0}, uint8(1), []byte("b"))
 	f.Add([]byte{7, 1, 'a', 1, 'x'}, uint8(0), []byte{})

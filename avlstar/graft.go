@@ -3,21 +3,26 @@ package avlstar
 import (
 	"bytes"
 	"sort"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// Where an edit comes to a stub, it grafts: it copies the nodes of the page on the way to its changes into the tree, as nodes of the new
-// version; what lies beside them stays a stub. Older versions keep the stub that they have.
+// Where an edit comes to a stub, it grafts: it copies the nodes of the page that are on the way to
+// its changes into the tree, as nodes of the new version. What lies beside them remains a stub.
+// Older versions keep the stub that they have.
 //
 //	      stub                 (n)            ops: e
 //	   a…………………h      →     stub  (e)
 //	                       a…d   e  stub
 //	                                f…h
 //
-// An inner node refers to the leaf that has its key. Where that leaf is not in memory, it refers to a *stand-in*: a record of the key
-// without a value, which belongs to this node, and goes when the leaf comes or the node dies for good.
+// An inner node refers to the leaf that has its key. If that leaf is not in memory, it refers to a
+// *stand-in*: a record of the key without a value. The stand-in belongs to this node, and is freed
+// when the leaf is read or the node dies.
 
-// graft takes the place of the stub on one side of a node. Its keys begin with that of inner node low and reach up to that of inner node
-// bound (0: no bound). It returns its root, 0 where it cannot be had, and its least leaf, if that came along.
+// graft replaces the stub on one side of a node. The stub's keys begin with that of inner node low
+// and are below that of inner node bound (0: no bound). It returns the new root, 0 on an error, and
+// the subtree's least leaf, if it was copied.
 func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
 	to := e.next + 1
 	for to < len(e.ops) && (bound == 0 || e.less(e.ops[to], bound, e.link(bound))) {
@@ -31,8 +36,8 @@ func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
 	return e.copyPath(r, at, e.ops[e.next:to])
 }
 
-// graftRoot grafts a stub on one side of inner node n, which is of epoch, the root alone: an inner node. Its keys begin with that of
-// inner node low.
+// graftRoot grafts only the root, an inner node, of the stub on one side of inner node n, which is
+// of epoch. The stub's keys begin with that of inner node low.
 func (e *edit) graftRoot(n ref, side int, low ref) ref {
 	r, at, ok := e.find(low, e.image(n).stub(side))
 	if !ok || !at.isInner() {
@@ -44,7 +49,8 @@ func (e *edit) graftRoot(n ref, side int, low ref) ref {
 	return c
 }
 
-// graftTop makes sure that the root is in memory: a stub becomes the root where all beside it was deleted.
+// graftTop makes sure that the root is in memory: a stub becomes the root when everything beside it
+// was deleted.
 func (e *edit) graftTop() {
 	top, i := &e.top.link, &e.top.image
 	if e.tree.paging == nil || e.err != nil || top.child[left] != 0 || i.stub(left) == emptyStub {
@@ -58,8 +64,8 @@ func (e *edit) graftTop() {
 	top.child[left], _ = e.copyPath(r, at, nil)
 }
 
-// find returns the node with this stub, whose keys begin with that of inner node low (0: with that of e.low): in a page of the version
-// before, which has them too.
+// find returns the node with this stub, whose keys begin with that of inner node low (0: with that
+// of e.low). It is in a page of the previous version, which has these keys too.
 func (e *edit) find(low ref, stub Stub) (r *run, at ref, ok bool) {
 	if e.tree.paging == nil || e.err != nil {
 		return nil, 0, false
@@ -83,8 +89,9 @@ func (e *edit) find(low ref, stub Stub) (r *run, at ref, ok bool) {
 	return r, at, ok
 }
 
-// findFirst finds the node with this stub on the left edge of the tree, where no node bears its least key. Of the version before,
-// keys may have been deleted that came first, each of them by one of the changes.
+// findFirst finds the node with this stub on the left edge of the tree, where no inner node has its
+// least key. Keys that came first in the previous version may have been deleted, each by one of the
+// changes.
 func (e *edit) findFirst(stub Stub) (r *run, at ref, ok bool) {
 	for tries := 0; tries <= len(e.changes); {
 		s, n := e.before.locate(e.first.key, false)
@@ -109,7 +116,7 @@ func (e *edit) findFirst(stub Stub) (r *run, at ref, ok bool) {
 	return nil, 0, false
 }
 
-// page returns the nodes of page s.
+// page returns the nodes of page s, nil on an error, which is then in e.err.
 func (e *edit) page(s Subtree) *run {
 	if r := e.tree.paging.runs[s.Hash]; r != nil {
 		return r
@@ -127,7 +134,7 @@ func (e *edit) page(s Subtree) *run {
 	return e.latest.run
 }
 
-// copyPath copies node n of r, and those below it on the way to ops.
+// copyPath copies node n of r, and the nodes below it on the way to ops.
 func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
 	if n.isLeaf() {
 		l := r.leaf(int(n &^ leafBit))
@@ -155,7 +162,7 @@ func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
 	return c, least
 }
 
-// newRecord stores the record of a leaf that the version before has too, or a stand-in.
+// newRecord stores the record of a leaf that the previous version has too, or a stand-in.
 func (e *edit) newRecord(key, value []byte) ref {
 	r := e.putRecord(e.epoch, key, value)
 	if e.canFail {
@@ -164,43 +171,45 @@ func (e *edit) newRecord(key, value []byte) ref {
 	return r
 }
 
-// standIn says whether a record has no value.
+// standIn reports whether a record has no value.
 func (w *view) standIn(r ref) bool {
 	b := w.record(r)
-	n, at := shortUvarint(b, recordHeader)
+	n, at := record.Length(b, recordHeader)
 	return b[at+n] == 0
 }
 
-// unless kills the stand-in old, unless it is what takes its place.
+// unless kills old, if it is a stand-in, unless it is next, which replaces it.
 func (e *edit) unless(old, next ref) {
 	if e.stubs && old != 0 && old != next && e.standIn(old) {
 		e.kill(old, e.recordEpoch(old))
 	}
 }
 
-// sweep makes stubs of pages that are stored and were not changed lately, in a version of its own: who reads older ones is not disturbed.
+// sweep makes stubs of pages that are stored and were not changed lately. It makes a version of its
+// own, so that readers of older ones are not disturbed.
 type sweep struct {
 	*edit
 	from   []byte // where it begins; nil: at the least key
-	to     []byte // where the next one begins; nil: it reached the end
-	newest uint32 // epoch of pages that may go
-	want   int64  // bytes
+	to     []byte // where the next sweep begins; nil: it reached the end
+	newest uint32 // only pages of this epoch or older are evicted
+	want   int64  // bytes to free
 	freed  int64
 	pages  uint64
 }
 
-// swept is what became of a subtree.
+// swept is the result for a subtree.
 type swept struct {
 	n     ref
 	other bool // n is another node, or none
-	least bool // its least leaf went
+	least bool // its least leaf was evicted
 }
 
-// minAge is the age in versions of pages that a sweep begins with; with each lap that frees too little it takes younger ones.
+// minAge is the age, in versions, of the youngest pages that a sweep evicts at first. Each lap that
+// frees too little lowers it.
 const minAge = 64
 
-// evict returns a version like v without some pages, if the tree takes more memory than it should, which the caller releases; else v
-// itself. The caller holds t.mu.
+// evict returns a version like v without some of its pages, which the caller releases, if the tree
+// takes more memory than its budget; otherwise v itself. The caller holds t.mu.
 func (t *tree) evict(v *Version) *Version {
 	p := t.paging
 	if p == nil || !v.root.isInner() {
@@ -215,7 +224,7 @@ func (t *tree) evict(v *Version) *Version {
 		return v
 	}
 	p.resting = false
-	want := have - budget + budget/16 // some more, so that not every block must
+	want := have - budget + budget/16 // a little more, so that not every block must evict
 	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
 	next := &Version{
 		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: true, upper: v.upper, leaves: v.leaves, root: v.root, top: v.top,
@@ -224,7 +233,7 @@ func (t *tree) evict(v *Version) *Version {
 	s := sweep{edit: t.newEdit(v, next, nil, nil, &a), from: p.cursor, want: want}
 	s.stubs = true
 	lap := 0
-	for ; lap < 2; lap++ { // the second begins at the least key, the first perhaps, too
+	for ; lap < 2; lap++ { // the second lap begins at the least key; perhaps the first one too
 		s.newest = 0
 		if v.epoch > p.age {
 			s.newest = min(stored, v.epoch-p.age)
@@ -242,7 +251,7 @@ func (t *tree) evict(v *Version) *Version {
 	switch {
 	case s.freed >= want/2:
 		p.age = min(p.age+1, minAge)
-	case p.age == 0 && lap == 2: // all that could go went
+	case p.age == 0 && lap == 2: // everything was evicted that could be
 		p.resting, p.idle = true, stored
 	default:
 		p.age /= 2
@@ -259,7 +268,7 @@ func (t *tree) evict(v *Version) *Version {
 	return next
 }
 
-// resident is about how many bytes the latest version takes.
+// resident estimates the memory of the latest version, in bytes.
 func (t *tree) resident() int64 {
 	all := t.mu.nodes + t.mu.leaves
 	if all == 0 {
@@ -269,12 +278,13 @@ func (t *tree) resident() int64 {
 	return int64(each * (all - min(t.held(), all)))
 }
 
-// isPage says whether a subtree may leave memory as a whole, all above it being larger. No node in it is above a chunk.
+// isPage reports whether a subtree is small enough to be evicted as a whole. No node in it is above
+// a chunk.
 func isPage(s Stat, chunkBytes uint64) bool {
 	return s.Height == 0 || s.Bytes <= min(tune.pageBytes, chunkBytes)
 }
 
-// walk sweeps the subtree n, whose keys end before after (nil: the tree's end).
+// walk sweeps the subtree n, whose keys are below after (nil: the tree's end).
 func (s *sweep) walk(n ref, stub Stub, after []byte) swept {
 	kept := swept{n: n}
 	if n == 0 || s.from != nil && after != nil && bytes.Compare(after, s.from) <= 0 {
@@ -325,7 +335,7 @@ func (s *sweep) walk(n ref, stub Stub, after []byte) swept {
 	return swept{n: c, other: true, least: l.least}
 }
 
-// drop takes the nodes and leaves below n out of the version that is made.
+// drop removes the nodes and leaves below n from the version that is made.
 func (s *sweep) drop(n ref) {
 	switch {
 	case n == 0:

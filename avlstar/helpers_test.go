@@ -11,10 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// newRand returns a source of randomness whose seed a failing test prints; STARLING_SEED repeats a run.
+// newRand returns a source of randomness whose seed a failing test prints; STARLING_SEED repeats a
+// run.
 func newRand(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -31,8 +35,11 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// requireInvariants checks everything that holds for every complete version: order, heights, balance, sums, keys of inner nodes, hashes
-// and the numbers of leaves and chunks.
+// child returns a child of inner node n.
+func (w *view) child(n ref, side int) sub { return childOf(w, n, side) }
+
+// requireInvariants checks everything that holds for every complete version: order, heights,
+// balance, sums, keys of inner nodes, hashes and the numbers of leaves and chunks.
 func requireInvariants(t require.TestingT, v *Version) {
 	if v.root == 0 {
 		require.Equal(t, emptyStub, v.top)
@@ -49,7 +56,7 @@ func requireInvariants(t require.TestingT, v *Version) {
 			require.True(t, high == nil || bytes.Compare(key, high) < 0, "key above its range")
 			require.NoError(t, checkKey(key))
 			require.NoError(t, checkValue(value))
-			require.Equal(t, Stat{0, uint64(len(appendRecord(nil, Leaf{Key: key, Value: value})))}, s.Stat)
+			require.Equal(t, Stat{0, uint64(len(record.Append(nil, Leaf{Key: key, Value: value})))}, s.Stat)
 			require.Equal(t, hashLeaf(sha256.Sum256(key), sha256.Sum256(value)), s.Hash)
 			leaves++
 			return s.n
@@ -87,11 +94,11 @@ func encodeChunks(t require.TestingT, v *Version) [][]byte {
 func requireSame(t require.TestingT, want, got *Version) {
 	requireInvariants(t, got)
 	require.Equal(t, want.Commitment(), got.Commitment())
-	require.Equal(t, slices.Collect(want.Leaves()), slices.Collect(got.Leaves()))
+	require.Equal(t, slices.Collect(mustLeaves(t, want)), slices.Collect(mustLeaves(t, got)))
 	require.Equal(t, want.Manifest(), got.Manifest())
 }
 
-// requireRoundTrip takes v through its commitment, manifest and chunks, and through its leaves.
+// requireRoundTrip rebuilds v from its commitment, manifest and chunks, and from its leaves.
 func requireRoundTrip(t require.TestingT, v *Version) {
 	c, err := DecodeCommitment(v.Commitment().Encode())
 	require.NoError(t, err)
@@ -111,7 +118,7 @@ func requireRoundTrip(t require.TestingT, v *Version) {
 	require.NoError(t, err)
 	requireSame(t, v, joined)
 
-	rebuilt, err := FromLeaves(v.ChunkBytes(), withoutError(v.Leaves()))
+	rebuilt, err := FromLeaves(v.ChunkBytes(), v.Leaves())
 	require.NoError(t, err)
 	requireSame(t, v, rebuilt)
 }
@@ -124,6 +131,56 @@ func withoutError(leaves iter.Seq[Leaf]) iter.Seq2[Leaf, error] {
 			}
 		}
 	}
+}
+
+// mustLeaves yields the leaves of v. It and the functions below fail the test if something cannot
+// be read; they may run in any goroutine.
+func mustLeaves(t require.TestingT, v *Version) iter.Seq[Leaf] {
+	return func(yield func(Leaf) bool) {
+		for l, err := range v.Leaves() {
+			assert.NoError(t, err)
+			if !yield(l) {
+				return
+			}
+		}
+	}
+}
+
+func mustAscend(t require.TestingT, v *Version, start, end []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		for kv, err := range v.Ascend(start, end) {
+			assert.NoError(t, err)
+			if !yield(kv.Key, kv.Value) {
+				return
+			}
+		}
+	}
+}
+
+func mustGet(t require.TestingT, v *Version, key []byte) (value []byte, ok bool) {
+	var err error
+	value, ok, err = v.Get(key)
+	assert.NoError(t, err)
+	return value, ok
+}
+
+func mustHas(t require.TestingT, v *Version, key []byte) bool {
+	ok, err := v.Has(key)
+	assert.NoError(t, err)
+	return ok
+}
+
+func mustFloor(t require.TestingT, v *Version, key []byte) (k, value []byte, ok bool) {
+	var err error
+	k, value, ok, err = v.Floor(key)
+	assert.NoError(t, err)
+	return k, value, ok
+}
+
+func mustRangeBytes(t require.TestingT, v *Version, start, end []byte) uint64 {
+	n, err := v.RangeBytes(start, end)
+	assert.NoError(t, err)
+	return n
 }
 
 // mustApply applies changes to a version.

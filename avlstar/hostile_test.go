@@ -10,9 +10,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// TestDamagedManifests damages every byte of manifests: one form, one meaning, so each must be refused.
+// TestDamagedManifests damages every byte of manifests. There is one encoding for each manifest, so
+// all must be refused.
 func TestDamagedManifests(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 3, 20} {
 		v := stateOf(t, 50, n)
@@ -35,7 +38,8 @@ func TestDamagedManifests(t *testing.T) {
 	}
 }
 
-// TestDamagedChunks damages every byte of every chunk, with the chunk's length in the manifest fitting or not.
+// TestDamagedChunks damages every byte of every chunk; the manifest has the right length for it, or
+// another.
 func TestDamagedChunks(t *testing.T) {
 	v := stateOf(t, 60, 24)
 	m := v.Manifest()
@@ -45,7 +49,7 @@ func TestDamagedChunks(t *testing.T) {
 		for what, b := range damages(chunk) {
 			_, err := m.VerifyChunk(uint32(k), b)
 			require.ErrorIs(t, err, ErrInvalidChunk, "chunk %d: %s", k, what)
-			// A manifest that lies about the length: now the hash of the root must tell.
+			// A manifest with a false length: now only the hash of the root can show it.
 			lie := &Manifest{ChunkBytes: m.ChunkBytes, Entries: slices.Clone(m.Entries)}
 			lie.Entries[k].Root.Bytes = uint64(len(b))
 			_, err = lie.VerifyChunk(uint32(k), b)
@@ -90,7 +94,7 @@ func TestDamagedCommitments(t *testing.T) {
 	}
 }
 
-// TestHostileManifests feeds the builder shapes that would hurt a careless one.
+// TestHostileManifests passes shapes to the builder that would harm a careless one.
 func TestHostileManifests(t *testing.T) {
 	header := func(m uint64) []byte {
 		return binary.AppendUvarint([]byte{manifestVersion, 50}, m)
@@ -119,7 +123,7 @@ func TestHostileManifests(t *testing.T) {
 	} {
 		_, err := VerifyManifest(b, Hash{})
 		require.ErrorIs(t, err, ErrInvalidManifest, name)
-		// A parsed one is refused everywhere else, too.
+		// One that decodes is refused everywhere else too.
 		if m, err := DecodeManifest(b); err == nil {
 			require.Equal(t, b, m.Encode())
 			_, err = m.Commitment()
@@ -164,8 +168,8 @@ func TestAssembleRefuses(t *testing.T) {
 	_, err := Assemble(m, verified(other.Manifest(), encodeChunks(t, other)))
 	require.ErrorIs(t, err, ErrInvalidChunk)
 
-	// The chunks fit their manifest, but the manifest was never verified: keys that descend from chunk to chunk, a wrong
-	// boundary, a first key's hash that is not the chunk's.
+	// The chunks fit their manifest, but the manifest was never verified: keys that descend from
+	// chunk to chunk, a wrong boundary, a hash of a first key that is not the chunk's.
 	lie := &Manifest{ChunkBytes: m.ChunkBytes, Entries: slices.Clone(m.Entries)}
 	lie.Entries[1].BoundaryHeight++
 	_, err = Assemble(lie, chunks)
@@ -184,12 +188,13 @@ func TestAssembleRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "does not ascend")
 }
 
-// TestChunkHeights compares the heights in a chunk with those in the whole tree: they differ in the first leaf only.
+// TestChunkHeights compares the heights in a chunk with those in the whole tree: only that of the
+// first leaf differs.
 func TestChunkHeights(t *testing.T) {
 	v := stateOf(t, 60, 24)
 	m := v.Manifest()
 	heights := map[string]uint8{}
-	for l := range v.Leaves() {
+	for l := range mustLeaves(t, v) {
 		heights[string(l.Key)] = l.Height
 	}
 	for k, data := range encodeChunks(t, v) {
@@ -198,7 +203,7 @@ func TestChunkHeights(t *testing.T) {
 		var encoded []byte
 		n := uint64(0)
 		for l := range c.Leaves() {
-			encoded = appendRecord(encoded, l)
+			encoded = record.Append(encoded, l)
 			if n++; n > 1 {
 				require.Equal(t, heights[string(l.Key)], l.Height)
 			} else {

@@ -5,15 +5,16 @@ import (
 	"unsafe"
 )
 
-// heapGrowth is what Go's heap grows by at least, and is aligned to.
+// heapGrowth is the least amount by which Go's heap grows, and its alignment.
 const heapGrowth = 4 << 20
 
 const madvHugepage = 14
 
-// adviseHuge asks the kernel to back memory that was just allocated, and is not yet touched, by huge pages. A walk through a large
-// tree goes to another page at every step: with pages of 4 KiB most of those miss the TLB too. It advises the whole of what
-// the heap grew by, since a huge page needs 2 MiB with one advice. Where it fails, or the memory was in use before, nothing is
-// lost.
+// adviseHuge asks the kernel to use huge pages for memory that was just allocated and not yet
+// touched. A walk through a large tree visits another page at every step; with pages of 4 KiB, most
+// steps miss the TLB too. The advice covers everything by which the heap grew, because the kernel
+// gives a huge page only to 2 MiB with the same advice. No harm is done if it fails, or if the
+// memory was in use before.
 func adviseHuge[T any](s []T) {
 	at, n := uintptr(unsafe.Pointer(unsafe.SliceData(s))), uintptr(len(s))*unsafe.Sizeof(s[0]) //nolint:gosec // only the address is used
 	from := at &^ (heapGrowth - 1)

@@ -7,8 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestICS23 checks proofs of random trees, some large, with ics23/go alone; and that the encoder, which writes straight from the tree's
-// memory, makes the bytes that ics23's own makes of what it decodes.
+// TestICS23 checks proofs of random trees, some of them large, with ics23/go alone. It also checks
+// that the encoder, which writes directly from the tree's memory, makes the same bytes as ics23's
+// own from what that decodes.
 func TestICS23(t *testing.T) {
 	rnd := newRand(t)
 	present, absent := 0, 0
@@ -23,13 +24,13 @@ func TestICS23(t *testing.T) {
 			asked = append(asked, randomKey(rnd, keys+2))
 		}
 		n := 0
-		for key := range v.Ascend(nil, nil) {
+		for key := range mustAscend(t, v, nil, nil) {
 			if n++; n%(1+int(v.Len())/60) == 0 {
 				asked = append(asked, key, append(key, 0))
 			}
 		}
 		for _, key := range asked {
-			value, ok := v.Get(key)
+			value, ok := mustGet(t, v, key)
 			p, err := v.Prove(key)
 			require.NoError(t, err)
 			requireICS23(t, v, key, value, p)
@@ -43,7 +44,7 @@ func TestICS23(t *testing.T) {
 			if p.State == nil {
 				continue
 			}
-			// Nobody else's root, and not the opposite.
+			// It holds for no other root, and does not prove the opposite.
 			other, root := Hash{1}, v.Root().Hash
 			var s ics23.CommitmentProof
 			require.NoError(t, s.Unmarshal(p.State))

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLifetimes keeps versions for random times and releases them in random orders. What is kept stays as it was; what is not, is freed.
+// TestLifetimes keeps versions for random times and releases them in random orders. Those that are
+// kept do not change; the others are freed.
 func TestLifetimes(t *testing.T) {
 	rnd := newRand(t)
 	for name, policy := range map[string]pinPolicy{
@@ -56,7 +57,7 @@ func TestLifetimes(t *testing.T) {
 	}
 }
 
-// advanceChecked is advance, with the content that v has.
+// advanceChecked is advance for a version v with this content.
 func (p *pins) advanceChecked(t require.TestingT, v *Version, block []Change, content model) *Version {
 	next := p.advance(t, v, block)
 	for i := range p.held {
@@ -89,15 +90,15 @@ func TestUseAfterRelease(t *testing.T) {
 	p.Release()
 	a := []byte("a")
 	for name, use := range map[string]func(){
-		"Get":           func() { v.Get(a) },
-		"View":          func() { v.View(a) },
-		"Has":           func() { v.Has(a) },
-		"Floor":         func() { v.Floor(a) },
+		"Get":           func() { _, _, _ = v.Get(a) },
+		"View":          func() { _, _, _ = v.View(a) },
+		"Has":           func() { _, _ = v.Has(a) },
+		"Floor":         func() { _, _, _, _ = v.Floor(a) },
 		"Ascend":        func() { collect2(v.Ascend(nil, nil)) },
-		"Leaves":        func() { v.Leaves()(func(Leaf) bool { return true }) },
+		"Leaves":        func() { collect2(v.Leaves()) },
 		"NewInner":      func() { collect2(v.NewInner(nil)) },
 		"NewInner base": func() { collect2(v.NewInner(empty)) },
-		"RangeBytes":    func() { v.RangeBytes(a, nil) },
+		"RangeBytes":    func() { _, _ = v.RangeBytes(a, nil) },
 		"Chunk":         func() { _, _ = v.Chunk(0) },
 		"Manifest":      func() { v.Manifest() },
 		"Prove":         func() { _, _ = v.Prove(a) },
@@ -134,12 +135,12 @@ func TestNotLatest(t *testing.T) {
 	_, err := v1.Apply([]Change{a})
 	require.ErrorIs(t, err, ErrNotLatest, "v2 is in use")
 	for v, want := range map[*Version]string{v1: "1", v2: "2"} {
-		got, _ := v.Get([]byte("a"))
+		got, _ := mustGet(t, v, []byte("a"))
 		require.Equal(t, want, string(got))
 	}
 	v2.Release()
 	v4 := mustApply(t, v1, Change{[]byte("d"), []byte("5")})
-	require.False(t, v4.Has([]byte("b")))
+	require.False(t, mustHas(t, v4, []byte("b")))
 	requireInvariants(t, v4)
 	v1.Release()
 	requireOnlyLatest(t, v4)
@@ -151,14 +152,15 @@ func TestSameVersion(t *testing.T) {
 	same := mustApply(t, v, Change{[]byte("a"), []byte("1")})
 	require.Same(t, v, same)
 	v.Release()
-	got, ok := same.Get([]byte("a"))
+	got, ok := mustGet(t, same, []byte("a"))
 	require.True(t, ok)
 	require.Equal(t, "1", string(got))
 	same.Release()
 	require.False(t, v.TryRetain())
 }
 
-// TestRewind goes back over some versions, of which others were released before, while, or after newer ones were made.
+// TestRewind goes back several versions; the versions between are released before, while, or after
+// newer ones are made.
 func TestRewind(t *testing.T) {
 	rnd := newRand(t)
 	for range scaled(60) {
@@ -167,7 +169,7 @@ func TestRewind(t *testing.T) {
 			block := randomBlock(rnd, 1+rnd.IntN(100), 200, 0.3, false)
 			content.apply(block)
 			v = advance(t, v, block...)
-			// Some versions after v that are given up, by several goroutines at once.
+			// Versions after v, which several goroutines release at once.
 			at, later := v, []*Version{}
 			for range rnd.IntN(8) {
 				at = mustApply(t, at, randomBlock(rnd, 1+rnd.IntN(100), 200, 0.5, false)...)
@@ -178,7 +180,8 @@ func TestRewind(t *testing.T) {
 					later = append(later[:i], later[i+1:]...)
 				}
 			}
-			if rnd.IntN(2) == 0 && len(later) > 0 { // Apply must not wait for, nor trip over, a release at the same time
+			// Apply must neither wait for a release at the same time nor be disturbed by it.
+			if rnd.IntN(2) == 0 && len(later) > 0 {
 				var wg sync.WaitGroup
 				for _, l := range later {
 					wg.Go(l.Release)

@@ -7,10 +7,13 @@ import (
 	"iter"
 	"runtime"
 	"sync"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// loader fills the memory of a new tree with runs. Inner node n of the tree will bear the key of leaf n: so a run's place is known as
-// soon as the number of leaves before it is, and runs are placed in parallel.
+// loader fills the memory of a new tree with runs. Inner node n of the tree gets the key of leaf n.
+// So the place of a run is known as soon as the number of leaves before it is, and runs are placed
+// in parallel.
 //
 //	leaves        0 ……… a-1 │ a ……… b-1 │ b ………        a run each
 //	inner nodes   1 ……… a-1 │ a ……… b-1 │ b ………        a, b: above the runs, made by upper when all are placed
@@ -20,7 +23,7 @@ type loader struct {
 	mu         sync.Mutex // guards the tree's memory while runs are placed
 	leaves     allocator  // of records
 	placed     []placed
-	paged      bool // what lies above pages only: so nodes are numbered as they come
+	paged      bool // only what lies above pages: nodes are then numbered in order of arrival
 }
 
 func newLoader(chunkBytes uint64) loader {
@@ -28,16 +31,16 @@ func newLoader(chunkBytes uint64) loader {
 	return loader{tree: t, chunkBytes: chunkBytes, leaves: newAllocator(&t.mu.memory, false)}
 }
 
-// placed is what the tree above a run needs of it.
+// placed is what the tree above a run needs to know of it.
 type placed struct {
 	base     uint32 // leaves before it
-	boundary uint8  // height of the inner node that bears its least key
+	boundary uint8  // height of the inner node that has its least key
 	root     sub
 	leaf     ref // its first
 	keyHash  Hash
 }
 
-// reserve makes the nodes exist that the first n leaves lead to. The caller holds mu, or is alone.
+// reserve creates the nodes for the first n leaves. The caller holds mu, or is alone.
 func (l *loader) reserve(n uint64) error {
 	if l.paged {
 		return nil
@@ -52,7 +55,8 @@ func (l *loader) reserve(n uint64) error {
 	return nil
 }
 
-// place copies a run's nodes and leaves into the tree, behind base other leaves. reserve was called for them. It may be called concurrently.
+// place copies the nodes and leaves of a run into the tree, behind base other leaves. reserve must
+// have been called for them. It may be called concurrently.
 func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
 	if l.paged {
 		return l.placeUpper(r, base, boundary), nil
@@ -99,7 +103,7 @@ func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
 	return p, nil
 }
 
-// placeUpper is place, but of what lies above pages only, and of the root in any case.
+// placeUpper is place for what lies above pages, and for the root in any case.
 func (l *loader) placeUpper(r *run, base uint32, boundary uint8) placed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,13 +115,13 @@ func (l *loader) placeUpper(r *run, base uint32, boundary uint8) placed {
 		return p
 	}
 	p.root.n = l.upper(r, r.root.n)
-	if base > 0 { // else no node bears the first key
+	if base > 0 { // otherwise no node has the first key
 		p.leaf = l.leaves.putRecord(0, r.leaf(0).Key, nil)
 	}
 	return p
 }
 
-// upper copies inner node n of a run, and what lies above pages below it.
+// upper copies inner node n of a run, and what lies below it but above pages.
 func (l *loader) upper(r *run, n ref) ref {
 	c := l.leaves.newNode()
 	*l.leaves.image(c) = r.images[n]
@@ -132,7 +136,8 @@ func (l *loader) upper(r *run, n ref) ref {
 	return c
 }
 
-// finish makes the upper tree and publishes the version. leaves is how many there are, upper how many of the nodes in runs are no chunk's.
+// finish makes the upper tree and publishes the version. leaves is the number of all leaves, upper
+// that of the runs' nodes that are in no chunk.
 func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) {
 	v := &Version{chunkBytes: l.chunkBytes, leaves: leaves, top: emptyStub, partial: l.paged}
 	if leaves > 0 {
@@ -173,13 +178,14 @@ func (l *loader) join(k uint32, _ Stat, lt, rt *sub) (ref, Hash) {
 	return n, i.sum()
 }
 
-// settle tells the memory which nodes are in use: those that n leaves lead to.
+// settle tells the memory that the nodes of n leaves are in use.
 func (l *loader) settle(n uint64) {
 	m := &l.tree.mu.memory
 	m.nodes = n - 1
 	for s := range m.slabBlocks {
 		b := newBlock(slabNodes, 0)
-		for range min(slabNodes, n-uint64(s)<<slabShift) { // node 0, which does not exist, is in use
+		// Node 0, which does not exist, counts as in use.
+		for range min(slabNodes, n-uint64(s)<<slabShift) {
 			b.take()
 		}
 		m.slabBlocks[s] = b
@@ -187,17 +193,21 @@ func (l *loader) settle(n uint64) {
 	}
 }
 
-// runHeight is the height of the subtrees that FromLeaves builds at a time: 377 to 4,096 leaves, whose nodes fit a core's cache.
+// runHeight is the height of the subtrees that FromLeaves builds at a time: 377 to 4,096 leaves,
+// whose nodes fit into a core's cache.
 const runHeight = 12
 
-// FromLeaves rebuilds a version in one linear pass from its leaves in key order, as Leaves yields them. The height of the first leaf
-// is ignored; every other must be that of the inner node with the same key. Keys and values are copied. It fails with the
-// error of leaves, or when they are not those of a proper tree. Subtrees are built and hashed in parallel while leaves are read.
+// FromLeaves rebuilds a version in one linear pass from its leaves in key order, as Leaves yields
+// them. The height of the first leaf is ignored; every other must be that of the inner node with
+// the same key. Keys and values are copied. It fails with the error that leaves yields, or if the
+// leaves are not those of a proper tree. Subtrees are built and hashed in parallel while leaves are
+// read.
 func FromLeaves(chunkBytes uint64, leaves iter.Seq2[Leaf, error]) (*Version, error) {
 	return treeFromLeaves(chunkBytes, nil, leaves)
 }
 
-// FromLeavesPaged is FromLeaves of a tree with Paging, where leaves are those that are stored: of its pages nothing stays in memory.
+// FromLeavesPaged is FromLeaves for a tree with Paging. The leaves must be stored: no page stays in
+// memory.
 func FromLeavesPaged(chunkBytes uint64, p Paging, leaves iter.Seq2[Leaf, error]) (*Version, error) {
 	return treeFromLeaves(chunkBytes, &p, leaves)
 }
@@ -209,7 +219,7 @@ func treeFromLeaves(chunkBytes uint64, p *Paging, leaves iter.Seq2[Leaf, error])
 	s := newStream(chunkBytes)
 	s.paged = p != nil
 	err := s.read(leaves)
-	if waited := s.wait(); waited != nil { // of an earlier leaf, if there are two
+	if waited := s.wait(); waited != nil { // the error of the earlier leaf, if there are two
 		err = waited
 	}
 	if err == nil {
@@ -224,23 +234,23 @@ func treeFromLeaves(chunkBytes uint64, p *Paging, leaves iter.Seq2[Leaf, error])
 	return nil, fmt.Errorf("avlstar: tree from leaves: %w", err)
 }
 
-// stream cuts leaves into runs and builds them in other goroutines.
+// stream cuts leaves into runs, which other goroutines build.
 type stream struct {
 	loader
 	count uint64 // leaves so far
 
 	now  *piece
 	work chan *piece
-	free chan *piece // so many that memory is bounded
+	free chan *piece // a fixed number of them, which limits the memory
 	wg   sync.WaitGroup
 
 	mu     sync.Mutex
-	above  uint64 // nodes of runs that are no chunk's
+	above  uint64 // nodes of runs that are in no chunk
 	failed error
-	at     uint32 // leaf of failed
+	at     uint32 // the leaf at which failed occurred
 }
 
-// piece is a run in the making.
+// piece is a run that is being built.
 type piece struct {
 	data     []byte
 	index    int // in placed
@@ -267,7 +277,7 @@ func newStream(chunkBytes uint64) *stream {
 
 // read cuts the leaves into runs.
 func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
-	var last []byte // key of the leaf before
+	var last []byte // key of the previous leaf
 	inRun := 0
 	for l, err := range leaves {
 		if err == nil {
@@ -276,7 +286,8 @@ func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
 		if err == nil {
 			err = checkValue(l.Value)
 		}
-		if err == nil && s.count > 0 && (l.Height > runHeight || inRun > 1<<runHeight) { // more leaves than a run can have: it will be refused
+		// A run cannot have more leaves than this: it will be refused.
+		if err == nil && s.count > 0 && (l.Height > runHeight || inRun > 1<<runHeight) {
 			if bytes.Compare(l.Key, last) <= 0 {
 				err = fmt.Errorf("key %s does not ascend", abbreviate(l.Key))
 			} else {
@@ -291,7 +302,7 @@ func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
 			s.now = <-s.free
 			s.now.data, s.now.base, s.now.boundary, s.now.index = s.now.data[:0], uint32(s.count), l.Height, -1
 		}
-		s.now.data = appendRecord(s.now.data, l)
+		s.now.data = record.Append(s.now.data, l)
 		last = append(last[:0], l.Key...)
 		s.count++
 		inRun++
@@ -302,7 +313,7 @@ func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
 	return nil
 }
 
-// cut hands the leaves since the last cut to a worker.
+// cut passes the leaves since the last cut to a worker.
 func (s *stream) cut() error {
 	p := s.now
 	s.now = nil

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// treeOf is a tree of n leaves that were put in ascending order.
+// treeOf returns a tree of n leaves that were put in ascending order.
 func treeOf(t require.TestingT, n int) *Version {
 	block := make([]Change, n)
 	for i := range block {
@@ -21,7 +21,7 @@ func treeOf(t require.TestingT, n int) *Version {
 	return advance(t, mustEmpty(t, 4000), block...)
 }
 
-// requireEqual is requireSame for large trees: got has want's nodes, one by one.
+// requireEqual is requireSame for large trees: got must have the nodes of want.
 func requireEqual(t require.TestingT, want, got *Version) {
 	require.Equal(t, want.Commitment(), got.Commitment())
 	require.Equal(t, want.Len(), got.Len())
@@ -45,7 +45,7 @@ func requireEqual(t require.TestingT, want, got *Version) {
 	require.True(t, same(want.root, got.root), "nodes")
 }
 
-// TestLoadSizes rebuilds trees around the size of a run, and goes on from there.
+// TestLoadSizes rebuilds trees around the size of a run, and applies changes to them.
 func TestLoadSizes(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4095, 4096, 4097, 4098, 8193, max(20_000, scaled(50_000))} {
 		for _, procs := range []int{1, 8} {
@@ -65,7 +65,7 @@ func TestLoadSizes(t *testing.T) {
 					require.Equal(t, uint64(n-1), again.Memory().InnerNodes, name)
 					again = advance(t, again, Change{[]byte("new"), []byte("1")}, Change{Key: []byte{0, 0, 0, 0}})
 					again = advance(t, again, Change{Key: []byte("new")}, Change{[]byte{0, 0, 0, 0}, []byte("0")})
-					value, ok := again.Get([]byte{0, 0, 0, 0})
+					value, ok := mustGet(t, again, []byte{0, 0, 0, 0})
 					require.True(t, ok)
 					require.Equal(t, "0", string(value))
 					requireOnlyLatest(t, again)
@@ -86,10 +86,11 @@ func TestLoadOfOtherShapes(t *testing.T) {
 	}
 }
 
-// TestLoadRefuses: whatever is wrong in a long stream is found, in the same words whatever the number of cores.
+// TestLoadRefuses: every error in a long stream is found and has the same text, whatever the number
+// of cores.
 func TestLoadRefuses(t *testing.T) {
 	v := treeOf(t, 20_000)
-	good := slices.Collect(v.Leaves())
+	good := slices.Collect(mustLeaves(t, v))
 	bounds := []int{} // where runs begin
 	for i, l := range good {
 		if l.Height > runHeight {

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// ErrInvalidManifest is wrapped by the refusals of DecodeManifest, VerifyManifest and Assemble.
+// ErrInvalidManifest is wrapped by the errors of DecodeManifest, VerifyManifest and Assemble about
+// a manifest.
 var ErrInvalidManifest = errors.New("invalid manifest")
 
 // manifestVersion is the first number of a manifest.
@@ -16,7 +19,8 @@ const manifestVersion = 1
 // minEntryBytes is the length of the shortest entry after the first.
 const minEntryBytes = 1 + 32 + 1 + 1 + 32
 
-// Manifest lists the chunks of a tree: with it the upper tree can be rebuilt, and each chunk checked alone.
+// Manifest lists the chunks of a tree. With it the upper tree can be rebuilt, and each chunk
+// checked alone.
 type Manifest struct {
 	ChunkBytes uint64 // B
 	Entries    []Entry
@@ -24,12 +28,14 @@ type Manifest struct {
 
 // Entry describes one chunk.
 type Entry struct {
-	BoundaryHeight uint8 // height of the upper inner node whose key is the chunk's first key; 0 in the first entry
-	FirstKeyHash   Hash  // SHA256 of the chunk's first key; zero in the first entry
+	// Height of the upper inner node whose key is the chunk's first key; 0 in the first entry.
+	BoundaryHeight uint8
+	FirstKeyHash   Hash // SHA256 of the chunk's first key; zero in the first entry
 	Root           Stub
 }
 
-// Manifest returns the manifest of v, which must not be modified. It is made at first use by a walk over the upper tree.
+// Manifest returns the manifest of v, which must not be modified. The first call makes it, in a
+// walk over the upper tree.
 func (v *Version) Manifest() *Manifest {
 	v.upperTree()
 	return v.man
@@ -54,8 +60,9 @@ type chunkRoot struct {
 	side int
 }
 
-// walkUpper appends the chunks of s to m and roots. h is the height of the inner node whose key is the least key of s, keyHash where that
-// key's hash stands; nil: nowhere, it is the least of all.
+// walkUpper appends the chunks of s to m and roots. h is the height of the inner node whose key is
+// the least key of s, and keyHash the place of that key's hash; nil if there is no such node
+// because it is the least key of all.
 func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, keyHash *Hash) {
 	if !isSmall(s.Stat, m.ChunkBytes) {
 		walkUpper(w, m, roots, chunkRoot{childOf(w, s.n, left), s.n, left}, h, keyHash)
@@ -70,7 +77,7 @@ func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, k
 	m.Entries = append(m.Entries, e)
 }
 
-// Encode returns the manifest's only encoding (design, section 3):
+// Encode returns the manifest's only encoding (docs/spec/chunks.md#manifest):
 //
 //	manifest     = uvarint(version = 1) ‖ uvarint(B) ‖ uvarint(m) ‖ entry × m
 //	entry 0      = root height:u8 ‖ uvarint(bytes) ‖ root hash:32
@@ -92,7 +99,8 @@ func (m *Manifest) Encode() []byte {
 	return b
 }
 
-// DecodeManifest is the inverse of Encode. It checks the form only; see VerifyManifest. It allocates in proportion to len(b).
+// DecodeManifest is the inverse of Encode. It checks the form only; see VerifyManifest. Its
+// allocations are proportional to len(b).
 func DecodeManifest(b []byte) (*Manifest, error) {
 	m, err := decodeManifest(b)
 	if err != nil {
@@ -105,7 +113,7 @@ func decodeManifest(b []byte) (*Manifest, error) {
 	var header [3]uint64 // version, B, m
 	var err error
 	for i := range header {
-		if header[i], b, err = decodeUvarint(b); err != nil {
+		if header[i], b, err = record.Uvarint(b); err != nil {
 			return nil, fmt.Errorf("header: %w", err)
 		}
 	}
@@ -133,38 +141,38 @@ func decodeManifest(b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// decode reads the entry at the beginning of b and returns what follows it.
+// decode decodes the entry at the beginning of b and returns what follows it.
 func (e *Entry) decode(b []byte, first bool, chunkBytes uint64) (rest []byte, err error) {
 	if !first {
 		if len(b) < 1+len(e.FirstKeyHash) {
-			return nil, errShort
+			return nil, record.ErrShort
 		}
 		e.BoundaryHeight = b[0]
 		b = b[1+copy(e.FirstKeyHash[:], b[1:]):]
 	}
 	if len(b) < 1 {
-		return nil, errShort
+		return nil, record.ErrShort
 	}
 	e.Root.Height = b[0]
-	if e.Root.Bytes, b, err = decodeUvarint(b[1:]); err != nil {
+	if e.Root.Bytes, b, err = record.Uvarint(b[1:]); err != nil {
 		return nil, err
 	}
 	if len(b) < len(e.Root.Hash) {
-		return nil, errShort
+		return nil, record.ErrShort
 	}
 	b = b[copy(e.Root.Hash[:], b):]
 	switch {
-	case e.Root.Height == 0 && (e.Root.Bytes < minRecordBytes || e.Root.Bytes > maxRecordBytes):
-		return nil, fmt.Errorf("leaf record of %d bytes, it has %d to %d", e.Root.Bytes, minRecordBytes, maxRecordBytes)
+	case e.Root.Height == 0 && (e.Root.Bytes < record.MinBytes || e.Root.Bytes > record.MaxBytes):
+		return nil, fmt.Errorf("leaf record of %d bytes, it has %d to %d", e.Root.Bytes, record.MinBytes, record.MaxBytes)
 	case e.Root.Height > 0 && e.Root.Bytes > chunkBytes:
 		return nil, fmt.Errorf("chunk of %d bytes, more than the limit of %d, and not a leaf", e.Root.Bytes, chunkBytes)
 	}
 	return b, nil
 }
 
-// VerifyManifest decodes a manifest and proves it against an AppHash that is already trusted: it rebuilds the upper tree,
-// checks every invariant of the AVL tree and of the chunks, and compares. After that every chunk's height, bytes and hash are known
-// to be true.
+// VerifyManifest decodes a manifest and proves it against a trusted AppHash: it rebuilds the upper
+// tree, checks every invariant of the AVL tree and of the chunks, and compares. After that the
+// height, length and hash of every chunk are known to be true.
 func VerifyManifest(b []byte, appHash Hash) (*Manifest, error) {
 	m, err := DecodeManifest(b)
 	if err != nil {
@@ -180,8 +188,8 @@ func VerifyManifest(b []byte, appHash Hash) (*Manifest, error) {
 	return m, nil
 }
 
-// Commitment rebuilds the upper tree and returns what an AppHash would commit to. It fails where that is no proper tree of
-// maximal chunks.
+// Commitment rebuilds the upper tree and returns what an AppHash would commit to. It fails if that
+// is not a proper tree of maximal chunks.
 func (m *Manifest) Commitment() (Commitment, error) {
 	c := Commitment{ChunkBytes: m.ChunkBytes, Chunks: uint32(len(m.Entries)), Root: emptyStub}
 	if len(m.Entries) == 0 {

@@ -4,10 +4,13 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"sync"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// ref names a node of a tree's memory: an inner node below leafBit, the record of a leaf from there on. 0 is neither: in the slot of
-// an inner node a subtree that is not at hand (a stub), as a root the empty tree.
+// ref names a node of a tree's memory: an inner node below leafBit, the record of a leaf from there
+// on. 0 is neither: in the slot of an inner node it is a subtree that is not in memory (a stub), as
+// a root the empty tree.
 type ref uint32
 
 const leafBit ref = 1 << 31
@@ -15,7 +18,8 @@ const leafBit ref = 1 << 31
 func (r ref) isLeaf() bool  { return r >= leafBit }
 func (r ref) isInner() bool { return int32(r) > 0 }
 
-// Inner nodes lie in slabs, leaf records in pages. Neither holds a Go pointer, so that the garbage collector has nothing to look for.
+// Inner nodes lie in slabs, leaf records in pages. Neither holds a Go pointer, so the garbage
+// collector does not scan them.
 //
 //	inner node   0 │ slab (20 bits) │ node (11 bits)
 //	leaf record  1 │ page (19 bits) │ offset in units of 16 bytes (12 bits)
@@ -32,7 +36,7 @@ const (
 
 // link is what a search reads of an inner node: 16 bytes, four in a cache line.
 type link struct {
-	prefix uint64 // the first 8 bytes of its key, big-endian, zeros behind a shorter one
+	prefix uint64 // the first 8 bytes of its key, big-endian, padded with zeros
 	child  [2]ref // left and right
 }
 
@@ -41,8 +45,8 @@ type slab struct {
 	images *[slabNodes]image
 }
 
-// view finds nodes by their refs. Every version has one of its own: the lists grow while older versions are read, and an entry that
-// an older version can reach is never changed.
+// view finds nodes by their refs. Every version has a view of its own: the lists grow while older
+// versions are read, and an entry that an older version can reach never changes.
 type view struct {
 	slabs []slab
 	pages [][]byte
@@ -51,33 +55,35 @@ type view struct {
 func (w *view) link(n ref) *link   { return &w.slabs[n>>slabShift].links[n%slabNodes] }
 func (w *view) image(n ref) *image { return &w.slabs[n>>slabShift].images[n%slabNodes] }
 
-// memory is the writer's side of a tree: what is free. The lowest slab or page with room is used first, so that those above it run
-// empty and are given back. Its methods are for one goroutine at a time, see allocator.
+// memory is the writer's side of a tree: what is free. The lowest slab or page with room is used
+// first, so that those above it become empty and are given back. One goroutine at a time may call
+// its methods; see allocator.
 type memory struct {
 	view
 	mu sync.Mutex // of shared allocators
 
-	slabBlocks []*block // beside slabs
+	slabBlocks []*block // parallel to slabs
 	slabRoom   lowest
 	freeSlabs  lowest // indices without a slab
 	nodes      uint64 // in use
 	slabCount  int
 
-	pageBlocks []*block // beside pages
+	pageBlocks []*block // parallel to pages
 	pageRoom   [len(classBytes)]lowest
 	freePages  lowest
 	leaves     uint64 // records in use
-	leafBytes  uint64 // held by pages
+	leafBytes  uint64 // of pages
 }
 
-// block says which slots of a slab or a page are free. It stands apart from them, since to look at a slot that died a while ago would be a
-// cache miss.
+// block records which slots of a slab or a page are free. It lies apart from them, because to look
+// at a slot that died a while ago would be a cache miss.
 type block struct {
-	free        []uint64 // a bit for each slot
-	word        uint16   // words before it are 0
-	used, slots uint16   // slots 0: the slab or page was given back
+	free        []uint64 // one bit per slot
+	word        uint16   // words before this one are 0
+	used, slots uint16   // slots is 0 if the slab or page was given back
 	class       uint8    // of a page: index of classBytes, or largeClass
-	queued      bool     // in the heap of blocks with room; as long as it is, its index is not used again
+	// In the heap of blocks with room; its index is not reused until it leaves that.
+	queued bool
 }
 
 func newBlock(slots int, class uint8) *block {
@@ -112,8 +118,8 @@ func (b *block) give(slot uint32) {
 	b.used--
 }
 
-// classBytes are the sizes of records: steps of 16 bytes up to 512, then what a page can hold 112, 96, … of. Larger records have a
-// page of their own.
+// classBytes are the sizes of records: steps of 16 bytes up to 512, then those of which a page can
+// hold 112, 96, …. Larger records have a page of their own.
 var classBytes = [...]uint16{
 	16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 272, 288, 304, 320, 336, 352, 368, 384, 400, 416, 432, 448,
 	464, 480, 496, 512, 576, 672, 816, 1008, 1168, 1360, 1632, 2032, 2336, 2720, 3120, 3632, 4096, 5040, 5952, 7280, 8192,
@@ -133,7 +139,7 @@ var classOf = func() (table [8192/unitBytes + 1]uint8) {
 	return table
 }()
 
-// takeSlab returns the lowest slab with room, for the caller alone until giveSlab.
+// takeSlab returns the lowest slab with room, which belongs to the caller until giveSlab.
 func (m *memory) takeSlab() uint32 {
 	for len(m.slabRoom) > 0 {
 		s := m.slabRoom.pop()
@@ -172,7 +178,7 @@ func (m *memory) freeNode(n ref) {
 	}
 }
 
-// addSlab makes an empty slab, which the caller has for itself until giveSlab.
+// addSlab returns a new slab, which belongs to the caller until giveSlab.
 func (m *memory) addSlab() uint32 {
 	if len(m.freeSlabs) == 0 {
 		m.extend(1, 0)
@@ -189,7 +195,8 @@ func (m *memory) addSlab() uint32 {
 	return s
 }
 
-// extend makes so many more indices without a slab or a page. It moves the lists, which no other goroutine may use meanwhile.
+// extend adds indices without a slab or a page. It moves the lists, which no other goroutine may
+// use meanwhile.
 func (m *memory) extend(slabs, pages int) {
 	if len(m.slabs)+slabs > maxSlabs || len(m.pages)+pages > maxPages {
 		panic("avlstar: more slabs or pages than room allows") // refs would wrap around
@@ -204,7 +211,8 @@ func (m *memory) extend(slabs, pages int) {
 	}
 }
 
-// takePage returns the lowest page of a class with room, for the caller alone until givePage.
+// takePage returns the lowest page of a class with room, which belongs to the caller until
+// givePage.
 func (m *memory) takePage(class uint8) uint32 {
 	for room := &m.pageRoom[class]; len(*room) > 0; {
 		p := room.pop()
@@ -226,7 +234,7 @@ func (m *memory) givePage(p uint32) {
 	}
 }
 
-// addPage returns the index of a page, which the caller has for itself until givePage.
+// addPage returns the index of a page, which belongs to the caller until givePage.
 func (m *memory) addPage(page []byte, b *block) uint32 {
 	m.leafBytes += uint64(len(page))
 	if len(m.freePages) == 0 {
@@ -267,8 +275,8 @@ func (m *memory) freeRecord(r ref) {
 //
 //	epoch:u32le ‖ uvarint(len key) ‖ key ‖ uvarint(len value) ‖ value
 //
-// which behind the epoch is the record of a chunk without its height (record.go). A record without value, of length 0, is a stand-in
-// for a leaf that is not in memory (graft.go).
+// Behind the epoch, that is the record of a chunk without its height (package record). A record
+// without a value, of length 0, is a stand-in for a leaf that is not in memory (graft.go).
 const recordHeader = 4
 
 // record returns the page from the record on.
@@ -283,37 +291,30 @@ func (w *view) setRecordEpoch(r ref, epoch uint32) { binary.LittleEndian.PutUint
 // key returns the key of a leaf.
 func (w *view) key(r ref) []byte {
 	b := w.record(r)
-	n, at := shortUvarint(b, recordHeader)
+	n, at := record.Length(b, recordHeader)
 	return b[at : at+n : at+n]
 }
 
-// leaf returns key and value of a leaf. The value's capacity reaches beyond it, so that it can be hashed in place.
+// leaf returns key and value of a leaf. The capacity of the value exceeds its length, so that it
+// can be hashed in place.
 func (w *view) leaf(r ref) (key, value []byte) {
 	b := w.record(r)
-	n, at := shortUvarint(b, recordHeader)
+	n, at := record.Length(b, recordHeader)
 	key = b[at : at+n : at+n]
-	n, at = shortUvarint(b, at+n)
+	n, at = record.Length(b, at+n)
 	return key, b[at : at+n]
 }
 
 // body returns what follows the epoch: the record of a chunk behind its height.
 func (w *view) body(r ref) []byte {
 	b := w.record(r)
-	n, at := shortUvarint(b, recordHeader)
-	n, at = shortUvarint(b, at+n)
+	n, at := record.Length(b, recordHeader)
+	n, at = record.Length(b, at+n)
 	return b[recordHeader : at+n]
 }
 
-// shortUvarint reads a uvarint that we wrote ourselves at b[at:], and returns where it ends. Most lengths have one byte.
-func shortUvarint(b []byte, at int) (n, end int) {
-	if b[at] < 0x80 {
-		return int(b[at]), at + 1
-	}
-	x, size := binary.Uvarint(b[at:])
-	return int(x), at + size
-}
-
-// prefixOf returns what link keeps of a key. Keys of different prefixes are in the order of these.
+// prefixOf returns the prefix of a key in a link. Keys with different prefixes are in the order of
+// these.
 func prefixOf(key []byte) uint64 {
 	if len(key) >= 8 {
 		return binary.BigEndian.Uint64(key)

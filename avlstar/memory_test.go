@@ -8,15 +8,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMemoryReturns makes a million changes, twice, with 20 versions pinned for the first third. When they are given up, the tree
-// holds its nodes and leaves and nothing else. A slab or page that holds one of them stays, so that those that the pins made necessary
-// run empty only as what lies in them is changed; at the end they take at most 1.5 times what they took at first (leaves twice). Go's
-// heap is then at its level.
+// TestMemoryReturns makes a million changes, twice, with 20 versions pinned for the first third.
+// When these are released, the tree holds its nodes and leaves and nothing else. A slab or page
+// with one of them in use stays, so those that the pins made necessary become empty only as their
+// content changes; at the end they take at most 1.5 times what they took at first (leaves: twice).
+// Go's heap is then at its level.
 func TestMemoryReturns(t *testing.T) {
 	rnd := newRand(t)
 	const keys = 100_000
 	versions, perVersion := scaled(1000), 1000
-	if debug { // every version is checked as a whole
+	if debug { // every version is checked completely
 		versions = 10
 	}
 	key := func(i int) []byte {
@@ -70,7 +71,7 @@ func TestMemoryReturns(t *testing.T) {
 		require.Greater(t, busy.Held, uint64(perVersion))
 		block := []Change{}
 		for i := range keys { // all keys are there again
-			if !v.Has(key(i)) {
+			if !mustHas(t, v, key(i)) {
 				block = append(block, Change{key(i), value()})
 			}
 		}
@@ -86,7 +87,8 @@ func TestMemoryReturns(t *testing.T) {
 			require.LessOrEqual(t, now.LeafBytes, start.LeafBytes*2)
 		}
 		if round > 0 {
-			// Slabs and pages above the lowest empty out at random, so a few more or less may be left.
+			// Slabs and pages above the lowest become empty at random, so the number that is left
+			// varies a little.
 			require.Less(t, float64(after.HeapAlloc), 1.3*float64(heap.HeapAlloc), "Go heap")
 			require.Less(t, float64(after.HeapObjects), 1.1*float64(heap.HeapObjects)+1000)
 		}
@@ -95,8 +97,8 @@ func TestMemoryReturns(t *testing.T) {
 	runtime.KeepAlive(v)
 }
 
-// TestFewObjects: a tree is slabs and pages, and the lists of its last Apply. There is no Go object for a key, and what the caller gave to
-// Apply is not kept.
+// TestFewObjects: a tree is slabs and pages, and the lists of its last Apply. There is no Go object
+// for a key, and what the caller passed to Apply is not kept.
 func TestFewObjects(t *testing.T) {
 	load := func(n int) *Version {
 		block := make([]Change, n)
@@ -112,7 +114,7 @@ func TestFewObjects(t *testing.T) {
 	after := settle()
 	require.Less(t, int64(after.HeapObjects)-int64(before.HeapObjects), int64(5_000), "Go objects for 50,000 keys")
 	v = advance(t, v, Change{[]byte("one more"), []byte("1")})
-	rebuilt, err := FromLeaves(DefaultChunkBytes, withoutError(v.Leaves()))
+	rebuilt, err := FromLeaves(DefaultChunkBytes, v.Leaves())
 	require.NoError(t, err)
 	again := settle()
 	require.Less(t, int64(again.HeapObjects)-int64(after.HeapObjects), int64(5_000), "Go objects of FromLeaves")
@@ -122,7 +124,7 @@ func TestFewObjects(t *testing.T) {
 
 func settle() (m runtime.MemStats) {
 	for range 2 {
-		runtime.GC() // the second one frees what pools kept over the first
+		runtime.GC() // the second one frees what pools kept during the first
 	}
 	runtime.ReadMemStats(&m)
 	return m

@@ -2,9 +2,10 @@ package avlstar
 
 import "encoding/binary"
 
-// image is an inner node as it is hashed (design, section 2, "inner"), with what only the tree's memory needs in the room that
-// SHA-256 pads. So the node needs no encoding, and its hashing reads nothing else: height, bytes and hash of a node stand in its
-// parent's image, those of the root in its Version.
+// image is an inner node as it is hashed (docs/spec/tree.md#hashes), with data of the tree's memory
+// in the place of SHA-256's padding. So a node needs no encoding, and to hash it reads nothing
+// else: height, bytes and hash of a node are in its parent's image, those of the root in its
+// Version.
 //
 //	0     01
 //	1     height and bytes of the left child   (9)
@@ -29,12 +30,12 @@ const (
 	imageEpoch = 120
 )
 
-// Flags of an image. Of a published node only moved may be set.
+// Flags of an image. A published node has none but moved.
 const (
-	dirtyLeft  = 1 << iota // the hash of the left child, and its bytes, are to be computed
-	dirtyRight             // the same of the right one
-	dirtyKey               // SHA256(key) is to be computed
-	moved                  // key or height are not those the node had in the version before
+	dirtyLeft  = 1 << iota // hash and bytes of the left child must be computed
+	dirtyRight             // those of the right child
+	dirtyKey               // SHA256(key) must be computed
+	moved                  // key or height differ from those in the previous version
 )
 
 // freed is the epoch of a node that is in no version.
@@ -82,13 +83,10 @@ type sub struct {
 	n ref
 }
 
-// child returns a child of inner node n.
-func (w *view) child(n ref, side int) sub { return childOf(w, n, side) }
-
 // keyOf returns the key of inner node n.
 func (w *view) keyOf(n ref) []byte { return w.key(w.image(n).leaf()) }
 
-// less says whether key is below that of inner node n, l being its link and prefix that of key.
+// less reports whether key is below that of inner node n, whose link is l. prefix is that of key.
 func (w *view) less(key []byte, prefix uint64, n ref, l *link) bool {
 	if prefix != l.prefix {
 		return prefix < l.prefix
@@ -96,7 +94,7 @@ func (w *view) less(key []byte, prefix uint64, n ref, l *link) bool {
 	return string(key) < string(w.keyOf(n))
 }
 
-// end returns the outermost node below n on one side: a leaf, or 0 where a stub is there.
+// end returns the outermost node below n on one side: a leaf, or 0 if a stub is there.
 func (w *view) end(n ref, side int) ref {
 	for n.isInner() {
 		n = w.link(n).child[side]

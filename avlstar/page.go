@@ -8,35 +8,40 @@ import (
 	"sort"
 )
 
-// maxPageBytes is how large a page may be; most are a third of that and more, since a parent of two smaller ones would be a page itself.
-// Smaller pages are read faster (docs/decisions/0011), larger ones leave less above them that must stay in memory.
+// maxPageBytes is the maximum length of a page. Most have a third of it or more, because a parent
+// of two smaller ones would be a page itself. Smaller pages are read faster
+// (docs/decisions/0011-pages-leave-memory.md); with larger ones, less stays in memory above them.
 const maxPageBytes = 4 << 10
 
-// ErrInvalidPage is wrapped by the refusals of VerifyPage.
+// ErrInvalidPage is wrapped by the errors of VerifyPage.
 var ErrInvalidPage = errors.New("invalid page")
 
-// Pages is where the pages are that have left the memory of a tree. Its methods are called concurrently, by readers and by Apply.
+// Pages holds the pages that have left the memory of a tree. Its methods are called concurrently,
+// by readers and by Apply.
 type Pages interface {
-	// Page returns the subtree s, verified: what VerifyPage made of its leaves. An error is a failure of this node, never an answer.
+	// Page returns the subtree s, verified: the result of VerifyPage for its leaves. An error is a
+	// failure of this node; it never means that a key is absent.
 	//
-	// The leaves of s begin with key s.First, and their records have s.Bytes bytes. In a stored state there may be others behind them,
-	// still below s.After, that were deleted since; and where s.First is nil, before them.
+	// The leaves of s begin with key s.First, and their records have s.Bytes bytes. A stored state
+	// may have other leaves behind them, still below s.After, that were deleted since; and, if
+	// s.First is nil, before them.
 	Page(s Subtree) (*Page, error)
 }
 
-// Page is a subtree whose leaf records were verified against its stub. It is never changed and refers to no tree, so it can be kept as
-// long as one likes, and serves every version that has it.
+// Page is a subtree whose leaf records were verified against its stub. It never changes and refers
+// to no tree, so it can be kept for any time, and serves every version that has it.
 //
 //	data   record 0 │ record 1 │ …      as in a chunk; the first has height 0
 //	at     0          offset     …
 type Page struct {
 	data []byte
 	at   []uint32
-	run  *run // as it was verified; nil: made again where it is needed
+	run  *run // as it was verified; nil: made again when it is needed
 }
 
-// VerifyPage proves that records, in the encoding of a chunk (design, section 3), are the leaves of the subtree with this stub. The
-// height of the first record is not looked at, so that a key range of the whole tree's leaves will do. It keeps no part of records.
+// VerifyPage proves that records, encoded as in a chunk (docs/spec/chunks.md#leaf-records), are the
+// leaves of the subtree with this stub. It ignores the height of the first record, so records may
+// be cut out of a longer list of leaves. It keeps no reference to records.
 func VerifyPage(s Stub, records []byte) (*Page, error) {
 	if uint64(len(records)) != s.Bytes {
 		return nil, fmt.Errorf("%w: %d bytes, its stub says %d", ErrInvalidPage, len(records), s.Bytes)
@@ -55,10 +60,11 @@ func VerifyPage(s Stub, records []byte) (*Page, error) {
 	return &Page{data: data, at: r.at, run: r}, nil
 }
 
-// Compact returns the page without what only Apply and proofs need of it, which they make again: about half as large.
+// Compact returns the page without what only Apply and proofs need, which they make again. It is
+// about half as large.
 func (p *Page) Compact() *Page { return &Page{data: p.data, at: p.at} }
 
-// Size is about how much memory the page takes, in bytes, once it is compact.
+// Size returns about how many bytes of memory the page takes when it is compact.
 func (p *Page) Size() int { return cap(p.data) + 4*cap(p.at) + 96 }
 
 // nodes returns the page as a subtree with its hashes.
@@ -76,13 +82,14 @@ func (p *Page) nodes() *run {
 // records returns the page as a run without nodes.
 func (p *Page) records() *run { return &run{data: p.data, at: p.at} }
 
-// below returns how many records have keys less than key.
+// below returns the number of records with keys less than key.
 func (p *Page) below(key []byte) int {
 	r := p.records()
 	return sort.Search(r.len(), func(i int) bool { return bytes.Compare(r.leaf(i).Key, key) >= 0 })
 }
 
-// find returns the leaf whose key is the greatest that is not above key, or the first leaf if there is none.
+// find returns the leaf with the greatest key that is not above key, or the first leaf if there is
+// none.
 func (p *Page) find(key []byte) Leaf {
 	i := p.below(key)
 	r := p.records()
@@ -92,7 +99,8 @@ func (p *Page) find(key []byte) Leaf {
 	return r.leaf(max(i-1, 0))
 }
 
-// leaves yields the leaves of [start, end), nil being open; the first leaf of the page with this height.
+// leaves yields the leaves in [start, end), nil being open, until yield returns false; it returns
+// that. The first leaf of the page gets the height first.
 func (p *Page) leaves(start, end []byte, first uint8, yield func(Leaf) bool) bool {
 	r, i := p.records(), 0
 	if start != nil {
@@ -122,7 +130,7 @@ func (p *Page) bytesBelow(key []byte) uint64 {
 	return uint64(len(p.data))
 }
 
-// nodes is what walks that must also go through pages read of inner nodes: those of a tree, or those of a page.
+// nodes is what a walk that also enters pages reads of nodes: those of a tree, or those of a page.
 type nodes interface {
 	link(n ref) *link
 	image(n ref) *image
@@ -132,7 +140,7 @@ type nodes interface {
 
 var _, _ nodes = (*view)(nil), runNodes{}
 
-// runNodes are the nodes of a run, by the refs that they have in it.
+// runNodes are the nodes of a run, by their refs in it.
 type runNodes struct{ r *run }
 
 func (w runNodes) link(n ref) *link   { return &w.r.links[n] }
@@ -146,7 +154,7 @@ func (w runNodes) leaf(n ref) (key, value []byte) {
 // childOf returns a child of inner node n.
 func childOf(w nodes, n ref, side int) sub { return sub{w.image(n).stub(side), w.link(n).child[side]} }
 
-// node returns the node that has this stub, on the way to key.
+// node returns the node with this stub on the way to key.
 func (r *run) node(s Stub, key []byte) (ref, bool) {
 	at := r.root
 	for at.Stub != s {

@@ -8,49 +8,53 @@ import (
 	"sync/atomic"
 )
 
-// Paging lets a tree be larger than its memory: subtrees of up to 4 KiB of leaf records (pages, design section 7) that are stored and were
-// not changed lately leave it, and only their stubs stay. What needs them gets them from Pages, verified; results are the same.
+// Paging lets a tree be larger than memory. Pages, subtrees of at most 4 KiB of leaf records, leave
+// memory when they are stored and were not changed lately; only their stubs stay. When they are
+// needed, they are read from Pages and verified; the results are the same
+// (docs/decisions/0011-pages-leave-memory.md).
 //
 //	     root                     always in memory: what lies above pages
 //	 ┌────┴────┐
 //	…       ┌──┴──┐
 //	      page   page             a stub; or nodes in memory, where it was changed since it was stored, or lately
 //
-// Readers take a page as it is, a Page; only Apply puts nodes of it back into the tree: those on the way to its changes, so that
-// of a page in which one key changes the rest stays away.
+// Readers use a page as it is, a Page. Only Apply copies nodes of a page back into the tree, and
+// only those on the way to its changes: if one key of a page changes, the rest stays out of memory.
 type Paging struct {
 	Pages Pages
-	// Budget is asked by Apply how many bytes the tree should take. What lies above pages, what is not stored yet and what only
-	// older versions have stays beyond it.
+	// Budget returns how many bytes the tree should take. Apply calls it. What lies above pages,
+	// what is not stored yet, and what only older versions have are not evicted, so they may exceed
+	// it.
 	Budget func() int64
-	// Evicted is told by Apply of each page that leaves memory; nil: nobody is.
+	// Evicted is called by Apply for each page that leaves memory. It may be nil.
 	Evicted func(page Stub)
 }
 
 // paging is the state of a tree's Paging.
 type paging struct {
 	Paging
-	stored atomic.Uint32 // epoch of the newest version of which everything is stored
+	stored atomic.Uint32 // epoch of the newest version that is stored completely
 
-	// What follows belongs to who holds tree.mu.
-	cursor  []byte        // where the sweep goes on
-	age     uint32        // pages younger than so many versions stay, for now
-	idle    uint32        // stored when a whole lap gained nothing
+	// Guarded by tree.mu, but loaded.
+	cursor  []byte        // where the next sweep begins
+	age     uint32        // the current age, in versions, below which pages stay
+	idle    uint32        // the value of stored when a whole lap freed nothing
 	resting bool          // no sweep until more is stored
 	evicted uint64        // pages
 	loaded  atomic.Uint64 // pages, by Apply
-	runs    map[Hash]*run // pages for the block that is made, by their hashes
+	runs    map[Hash]*run // pages for the block that is being made, by their hashes
 }
 
-// EnablePaging lets pages of v's tree leave its memory, from the next Apply on. It must not be called again, nor together with Stored.
-// Of a tree made by Apply nothing is taken for stored before Stored says so, one from leaves or chunks is.
+// EnablePaging lets pages of v's tree leave memory, from the next Apply on. It must be called at
+// most once, and not concurrently with Stored. Of a tree that Apply made, nothing counts as stored
+// until Stored is called; a tree made from leaves or chunks counts as stored.
 func (v *Version) EnablePaging(p Paging) {
 	v.tree.mu.Lock()
 	defer v.tree.mu.Unlock()
 	v.tree.paging = &paging{Paging: p, age: minAge}
 }
 
-// Stored says that everything in v can be had from Pages from now on, at least as long as v is referenced.
+// Stored reports that Pages can return every page of v from now on, at least while v is referenced.
 func (v *Version) Stored() {
 	p := v.tree.paging
 	if p == nil {
@@ -64,16 +68,7 @@ func (v *Version) Stored() {
 	}
 }
 
-// Err returns the first failure to bring back a page that a reader of v met; that reader saw a key or a range as absent. nil in
-// a tree without paging.
-func (v *Version) Err() error {
-	if err := v.failed.Load(); err != nil {
-		return *err
-	}
-	return nil
-}
-
-// PageError says that a page could not be brought back.
+// PageError: a page could not be read.
 type PageError struct {
 	Page Subtree
 	Err  error
@@ -84,12 +79,12 @@ func (e *PageError) Error() string {
 	if e.Page.First != nil {
 		from = "key " + abbreviate(e.Page.First)
 	}
-	return fmt.Sprintf("the page from %s on, with root %s, cannot be read: %v", from, e.Page.Hash, e.Err)
+	return fmt.Sprintf("the page that begins with %s, with root %s, cannot be read: %v", from, e.Page.Hash, e.Err)
 }
 
 func (e *PageError) Unwrap() error { return e.Err }
 
-// fetchPage brings back the subtree s.
+// fetchPage reads the subtree s.
 func (t *tree) fetchPage(s Subtree) (*Page, error) {
 	page, err := t.paging.Pages.Page(s)
 	if err != nil {
@@ -98,42 +93,37 @@ func (t *tree) fetchPage(s Subtree) (*Page, error) {
 	return page, nil
 }
 
-// page returns the page s for a reader. Where it fails, Err says so.
-func (v *Version) page(s Subtree) *Page {
-	p, err := v.tree.fetchPage(s)
-	if err != nil {
-		v.failed.CompareAndSwap(nil, &err)
-		return nil
+// page reads the page s, a stub on the way to key.
+func (v *Version) page(s Subtree, key []byte) (*Page, error) {
+	if v.tree.paging == nil {
+		return nil, &MissingNodeError{Node: s.Stub, Key: bytes.Clone(key)}
 	}
-	return p
+	return v.tree.fetchPage(s)
 }
 
-// paged says whether stubs of v can be brought back. Where there are none, it does not look at the tree, which another goroutine may
-// just enable paging on.
-func (v *Version) paged() bool { return v.partial && v.tree.paging != nil }
-
-// pageOn returns the page on the way to key; nil where there is none, or it cannot be had.
-func (v *Version) pageOn(key []byte) *Page {
-	if !v.paged() {
-		return nil
+// pageOn reads the page on the way to key; nil without an error if there is none. If v has no
+// stubs, it does not look at the tree, on which another goroutine may be enabling paging.
+func (v *Version) pageOn(key []byte) (*Page, error) {
+	if !v.partial {
+		return nil, nil
 	}
 	s, n := v.locate(key, false)
 	if n != 0 || s.Stub == emptyStub {
-		return nil
+		return nil, nil
 	}
-	return v.page(s)
+	return v.page(s, key)
 }
 
-// pageBelow returns the page that is the child of inner node n on one side.
-func (v *Version) pageBelow(n ref, side int) *Page {
-	if !v.paged() {
-		return nil
-	}
-	s, _ := v.locate(v.keyOf(n), side == left)
-	return v.page(s)
+// pageBelow reads the page that is the child of inner node n on one side, of which only a stub is
+// in memory.
+func (v *Version) pageBelow(n ref, side int) (*Page, error) {
+	key := v.keyOf(n)
+	s, _ := v.locate(key, side == left)
+	return v.page(s, key)
 }
 
-// locate returns the leaf or the stub on the way to key or, where before is set, to the keys less than it; n is 0 for a stub.
+// locate returns the leaf or the stub on the way to key or, if before is set, to the keys less than
+// it; n is 0 for a stub.
 func (v *Version) locate(key []byte, before bool) (s Subtree, n ref) {
 	s, n = Subtree{Stub: v.top}, v.root
 	for n.isInner() {
@@ -153,16 +143,17 @@ func (v *Version) locate(key []byte, before bool) (s Subtree, n ref) {
 	return s, n
 }
 
-// maxBrought bounds the memory of the pages that are ready before a block is made.
+// maxBrought limits the memory of the pages that are read before a block is made.
 const maxBrought = 4096
 
-// bring gets the pages that ops lead to, in parallel, before the walk needs them one after another. Failures are left to that.
+// bring reads the pages to which ops lead in parallel, before the walk needs them one after
+// another. It ignores errors: the walk will meet them again.
 func (t *tree) bring(v *Version, ops []op, changes []Change) {
 	p := t.paging
 	if p == nil || !v.partial {
 		return
 	}
-	var wanted []Subtree // maxBrought at most: the walk gets what else it needs
+	var wanted []Subtree // at most maxBrought: the walk reads the others
 	var after []byte     // of the last stub
 	for _, o := range ops {
 		if len(wanted) == maxBrought {

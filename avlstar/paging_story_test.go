@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// rootAway is a tree of one leaf that was a stub, until all beside it was deleted.
+// rootAway returns a tree of one leaf that was a stub until everything beside it was deleted.
 func rootAway(t *testing.T) *Version {
 	d := &disk{}
 	v := mustEmpty(t, 1<<20)
@@ -30,15 +30,15 @@ func rootAway(t *testing.T) *Version {
 	return v
 }
 
-// TestLastLeafWasAway: the root is in memory, whatever was.
+// TestLastLeafWasAway: the root is in memory, even if it was in a page.
 func TestLastLeafWasAway(t *testing.T) {
 	v := rootAway(t)
 	n := 0
-	for range v.Ascend(nil, nil) {
+	for range mustAscend(t, v, nil, nil) {
 		n++
 	}
 	require.Equal(t, 1, n)
-	require.Len(t, slices.Collect(v.Leaves()), 1)
+	require.Len(t, slices.Collect(mustLeaves(t, v)), 1)
 	require.Len(t, v.Manifest().Entries, 1)
 	_, err := v.Chunk(0)
 	require.NoError(t, err)
@@ -48,7 +48,6 @@ func TestLastLeafWasAway(t *testing.T) {
 	entries, next, proof, err := v.ProveRange(nil, nil, 10)
 	require.NoError(t, err)
 	require.NoError(t, VerifyRange(v.AppHash(), nil, nil, 10, entries, next, proof))
-	require.NoError(t, v.Err())
 	v = advance(t, v, Change{[]byte("a"), nil})
 	require.Equal(t, mustEmpty(t, 1<<20).AppHash(), v.AppHash())
 }
@@ -75,7 +74,7 @@ func TestPagesLeaveWithoutChanges(t *testing.T) {
 	require.Less(t, m.Leaves, uint64(5000))
 }
 
-// TestPagedLargeBlock: a block that a tree in memory takes is none too large for one that is not.
+// TestPagedLargeBlock: a block that a tree in memory accepts is not too large for a paged one.
 func TestPagedLargeBlock(t *testing.T) {
 	d := &disk{}
 	v := mustEmpty(t, 1<<20)
@@ -98,7 +97,8 @@ func TestPagedLargeBlock(t *testing.T) {
 	require.Equal(t, full.AppHash(), again.AppHash())
 }
 
-// TestPagedLeftEdge deletes from the least key on, where no node bears the least key of a stub: in time that is not quadratic.
+// TestPagedLeftEdge deletes from the least key on, where no inner node has the least key of a stub.
+// The time must not be quadratic.
 func TestPagedLeftEdge(t *testing.T) {
 	for name, from := range map[string]int{"left edge": 0, "middle": 30_000} {
 		t.Run(name, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestPagedLeftEdge(t *testing.T) {
 	}
 }
 
-// flaky is a disk of which some reads fail.
+// flaky is a disk on which some reads fail.
 type flaky struct {
 	mu sync.RWMutex
 	*disk
@@ -139,8 +139,9 @@ func (f *flaky) Page(s Subtree) (*Page, error) {
 	return f.disk.Page(s)
 }
 
-// TestPagedStory compares a paged tree with one in memory: random blocks in parallel tasks, failing reads, blocks given up, older versions
-// read by other goroutines while pages leave.
+// TestPagedStory compares a paged tree with one in memory: random blocks in parallel tasks, failing
+// reads, versions that are dropped, and older versions that other goroutines read while pages
+// leave.
 func TestPagedStory(t *testing.T) {
 	oldTune := tune
 	t.Cleanup(func() { tune = oldTune })
@@ -189,7 +190,7 @@ func TestPagedStory(t *testing.T) {
 				block = append(block, c)
 			}
 			if rate := []int64{0, 0, 3, 30}[rnd.IntN(4)]; rate > 0 {
-				wg.Wait() // readers would fail as well
+				wg.Wait() // readers would fail too
 				f.rate.Store(rate)
 			}
 			next, err := v.Apply(block)
@@ -203,7 +204,7 @@ func TestPagedStory(t *testing.T) {
 			}
 			wnext := mustApply(t, w, block...)
 			require.Equal(t, wnext.Commitment(), next.Commitment(), "round %d", round)
-			if rnd.IntN(6) == 0 { // given up
+			if rnd.IntN(6) == 0 { // the version is dropped
 				next.Release()
 				wnext.Release()
 				continue
@@ -226,8 +227,8 @@ func TestPagedStory(t *testing.T) {
 			v, w = next, wnext
 			if rnd.IntN(2) == 0 {
 				var leaves []Leaf
-				for l := range w.Leaves() {
-					leaves = append(leaves, Leaf{bytes.Clone(l.Key), bytes.Clone(l.Value), l.Height})
+				for l := range mustLeaves(t, w) {
+					leaves = append(leaves, Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
 				}
 				f.mu.Lock()
 				f.disk.generations = append(f.disk.generations, leaves)
@@ -254,31 +255,31 @@ func TestPagedStory(t *testing.T) {
 // requireAlike reports where two versions answer differently. It may run in any goroutine.
 func requireAlike(t *testing.T, w, v *Version) {
 	var a, b []string
-	for l := range w.Leaves() {
+	for l := range mustLeaves(t, w) {
 		a = append(a, fmt.Sprintf("%s %x %d", l.Key, l.Value, l.Height))
 	}
-	for l := range v.Leaves() {
+	for l := range mustLeaves(t, v) {
 		b = append(b, fmt.Sprintf("%s %x %d", l.Key, l.Value, l.Height))
 	}
-	if !slices.Equal(a, b) || v.Err() != nil {
-		t.Errorf("leaves differ: %d, %d, err %v", len(a), len(b), v.Err())
+	if !slices.Equal(a, b) {
+		t.Errorf("leaves differ: %d, %d", len(a), len(b))
 		return
 	}
 	rnd := rand.New(rand.NewPCG(uint64(len(a)), 1))
 	for range 10 {
 		k := fmt.Appendf(nil, "k%06d", rnd.IntN(3000))
 		e := fmt.Appendf(k[:len(k):len(k)], "%d", rnd.IntN(30))
-		x, xok := w.Get(k)
-		y, yok := v.Get(k)
+		x, xok := mustGet(t, w, k)
+		y, yok := mustGet(t, v, k)
 		if xok != yok || !bytes.Equal(x, y) {
 			t.Errorf("get %s", k)
 		}
-		fk, _, fok := w.Floor(e)
-		gk, _, gok := v.Floor(e)
+		fk, _, fok := mustFloor(t, w, e)
+		gk, _, gok := mustFloor(t, v, e)
 		if fok != gok || !bytes.Equal(fk, gk) {
 			t.Errorf("floor %s: %s %s", e, fk, gk)
 		}
-		if w.RangeBytes(k, nil) != v.RangeBytes(k, nil) {
+		if mustRangeBytes(t, w, k, nil) != mustRangeBytes(t, v, k, nil) {
 			t.Errorf("range bytes")
 		}
 		p, err1 := w.Prove(e)

@@ -7,11 +7,12 @@ import (
 	"sort"
 )
 
-// Changes in different subtrees do not see each other, as long as nothing above the subtrees rotates: what a rotation moves depends on what
-// was done before it. So a large block is cut along the tree; each subtree's changes are made, and hashed, by one goroutine in its
-// own cache; and then it is checked that in the order of the keys no node above would have been rotated at any moment. Where
-// one would, the changes below that node are made again, in order, as one task: rare, since the subtrees are large, and their heights
-// seldom change.
+// Changes in different subtrees do not affect each other unless something above these subtrees
+// rotates: what a rotation moves depends on the changes before it. So a large block is cut along
+// the tree. One goroutine makes and hashes the changes of each subtree, in its own cache. Then it
+// is checked that, in the order of the keys, no node above would have been rotated at any moment.
+// Where one would, the changes below that node are made again, in order, as one task. That is rare:
+// the subtrees are large, and their heights seldom change.
 //
 //	            fork                  copied when its subtrees are done
 //	       ┌─────┴─────┐
@@ -22,7 +23,7 @@ type plan struct {
 	tree     *tree
 	v, next  *Version
 	changes  []Change
-	want     int // changes of a task
+	want     int // number of changes in a task
 	tasks    []*task
 	forks    []*fork
 	given    []*task     // made again as part of another
@@ -35,51 +36,57 @@ type part struct {
 	side   int // of parent
 	ops    []op
 	bearer *Hash // SHA256 of the least key
-	was    uint8 // height before
-	low    ref   // inner node that bears the least key; 0: on the left edge of the tree
+	was    uint8 // previous height
+	low    ref   // inner node with the least key; 0: on the left edge of the tree
 }
 
 // fork is an inner node above the tasks.
 type fork struct {
 	part
 	n ref
-	// heights of its children as the changes go on, in the order of the keys, and its own.
+	// heights are those of the children and of the fork itself, as the changes are made in key
+	// order.
 	heights [2]uint8
 	height  uint8
 	moved   bool     // its height changed, perhaps back
-	child   [2]*fork // where that is a fork
-	task    [2]*task // where that is a task; neither: nothing changes there
+	child   [2]*fork // where it is a fork
+	task    [2]*task // where it is a task; if it is neither, nothing changes there
 }
 
-// task is a subtree whose changes one goroutine makes. The subtree before stands in edit.top, as the left child, and after that the one
-// after.
+// task is a subtree whose changes one goroutine makes. edit.top has the subtree as its left child:
+// first the previous one, in the end the new one.
 type task struct {
 	part
 	edit    *edit
 	tally   tally
 	changed bool
-	heights []uint8 // that it had one after another
-	least   outcome // least, and whether renamed
+	heights []uint8 // that it had, one after another
+	least   outcome // least, and whether it is renamed
 	renamed Hash    // SHA256 of least's key
 	failed  bool
 }
 
-// tune says when a block is cut, and how far. Tests lower it, so that there are rotations above the tasks in every block.
+// tune decides when a block is cut, and how far. Tests lower it, so that every block has rotations
+// above its tasks.
 var tune = struct {
-	minChanges    int   // so many changes are worth the goroutines
-	minTask       int   // changes of a task
-	minTaskHeight uint8 // lower subtrees are not cut: their heights change often, and there is little in them to share
-	maxBackoff    int   // so many blocks at most are made in order at once after some that had to be
-	pageBytes     uint64
+	minChanges int // smaller blocks are not worth the goroutines
+	minTask    int // changes of a task
+	// Lower subtrees are not cut: their heights change often, and there is little in them to share.
+	minTaskHeight uint8
+	// The maximum number of blocks that are made in order at once, after some that had to be.
+	maxBackoff int
+	pageBytes  uint64
 }{256, 16, 7, 64, maxPageBytes}
 
-// maxTask bounds the changes of a task, so that what a goroutine makes before it hashes it stays in its cache.
+// maxTask limits the changes of a task, so that what a goroutine makes stays in its cache until it
+// hashes it.
 const maxTask = 64
 
-// maxMends bounds how often parts of a block are made again before all of it is; half of its changes do as well.
+// maxMends limits how often parts of a block are made again before the whole block is made in
+// order. The block is also made in order if half of its changes would be made again.
 const maxMends = 16
 
-// inParallel makes next by several goroutines and says whether it did.
+// inParallel makes next with several goroutines and reports whether it did.
 func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew) bool {
 	if c.workers() == 1 || v.top.Height < tune.minTaskHeight+2 || v.partial && t.paging == nil {
 		return false
@@ -114,7 +121,7 @@ func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew)
 	return true
 }
 
-// cut makes tasks of the subtree n, and returns its fork: nil where it is a task itself.
+// cut makes tasks of the subtree n and returns its fork; nil if it is a task itself.
 func (p *plan) cut(n ref, of part) *fork {
 	if len(of.ops) == 0 {
 		return nil
@@ -143,7 +150,7 @@ func (p part) task() *task {
 	return t
 }
 
-// share makes the changes of all tasks, by several goroutines.
+// share makes the changes of all tasks with several goroutines.
 func (p *plan) share(c *crew) {
 	w := &p.tree.mu.work
 	w.grow(c.workers())
@@ -163,7 +170,7 @@ func (p *plan) share(c *crew) {
 	})
 }
 
-// reserve makes sure that shared allocators find what the changes can need at most.
+// reserve makes sure that shared allocators find as much as the changes can need.
 func (p *plan) reserve(allocators int) {
 	nodes, pages := needs(p.changes, p.v)
 	slabs := nodes/slabNodes + allocators
@@ -186,7 +193,7 @@ func (p *plan) prepare(t *task) {
 	t.edit = e
 }
 
-// release books what a task did, or undoes it, and keeps its lists for the next block.
+// release accounts for what a task did, or undoes it, and keeps its lists for the next block.
 func (p *plan) release(t *task, done bool) {
 	mu, e := &p.tree.mu, t.edit
 	if done {
@@ -221,7 +228,8 @@ func (p *plan) do(g *group, a *allocator, tasks []*task) {
 func (t *task) run() {
 	e := t.edit
 	t.changed = e.run(func(r outcome) (goOn bool) {
-		// The next key may now be less than the one that a node above is to bear: in order it would go to the left of that node.
+		// The next key may now be less than the one that a node above is to get: in order, it would
+		// go to the left of that node.
 		t.failed = r.is(gone) || r.is(renamed) && e.next < len(e.ops) && string(e.change(&e.ops[e.next]).Key) < string(e.key(r.least))
 		if t.failed {
 			return false
@@ -243,11 +251,12 @@ func (t *task) run() {
 		}
 		return true
 	})
-	t.failed = t.failed || e.err != nil // in order it will be met again
+	t.failed = t.failed || e.err != nil // made in order, it will occur again
 }
 
-// mend makes again, as one task each, the subtrees that were cut where a rotation is. It says whether it could: it gives up where that is
-// the root, and where too much would be made again (blocks can be aimed at that).
+// mend makes the subtrees that were cut at a rotation again, as one task each. It reports whether
+// it could: it gives up if the rotation is at the root, or if too much would have to be made again
+// (an attacker can aim blocks at that).
 func (p *plan) mend() bool {
 	again, mends := 0, 0
 	for {
@@ -268,7 +277,7 @@ func (p *plan) mend() bool {
 		t := f.part.task()
 		p.prepare(t)
 		p.tasks = slices.Replace(p.tasks, from, to, t)
-		// Nobody else is at work now, so that this allocator need not be a shared one.
+		// No other goroutine works now, so this allocator need not be a shared one.
 		p.openings = append(p.openings, newAllocator(&p.tree.mu.memory, false))
 		p.do(&p.tree.mu.work.groups[0], &p.openings[len(p.openings)-1], []*task{t})
 	}
@@ -283,7 +292,8 @@ func (p part) isBelow(f *fork) bool {
 	return false
 }
 
-// unbalanced returns the fork that does not keep its balance at each moment, if the changes are made in order of the keys; nil: all do.
+// unbalanced returns a fork that would be out of balance at some moment if the changes were made in
+// key order, nil if there is none.
 func (p *plan) unbalanced() *fork {
 	for _, f := range p.forks {
 		i := p.v.image(f.n)
@@ -309,7 +319,7 @@ func (p *plan) unbalanced() *fork {
 	return nil
 }
 
-// join makes what is above the tasks, and with that next.
+// join makes what is above the tasks, and so completes next.
 func (p *plan) join(root *fork) {
 	t := p.tree
 	a := newAllocator(&t.mu.memory, false)
@@ -317,7 +327,7 @@ func (p *plan) join(root *fork) {
 	e.top.link.child[left] = p.v.root
 	e.top.image.setStub(left, p.v.top)
 	if o := e.join(root); o.is(changed) {
-		e.unless(o.least, 0) // nobody bears the least key of all
+		e.unless(o.least, 0) // no node refers to the least key of all
 		e.put(&e.top.link, &e.top.image, left, o)
 	}
 	t.mu.work.finish(e, p.next)
@@ -329,7 +339,7 @@ func (e *edit) join(f *fork) outcome {
 	var hash Hash // of the key of out.least
 	for side := range 2 {
 		var o outcome
-		var stub Stub // of a task: it is hashed
+		var stub Stub // of a task, which is hashed
 		if f.child[side] != nil {
 			o = e.join(f.child[side])
 		} else if t := f.task[side]; t != nil && t.changed {

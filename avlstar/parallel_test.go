@@ -10,8 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestParallelIsInOrder makes blocks that are aimed at the borders of subtrees by one goroutine and by several, with what cuts them
-// lowered so far that there are rotations above the tasks in nearly every block, and as it is.
+// TestParallelIsInOrder makes blocks that are aimed at the borders of subtrees with one goroutine
+// and with several. The limits of cutting are lowered until nearly every block has rotations above
+// its tasks, or as they are.
 func TestParallelIsInOrder(t *testing.T) {
 	rnd := newRand(t)
 	usual := tune
@@ -38,7 +39,7 @@ func compareWithOrder(t *testing.T, rnd *rand.Rand, space, most int) {
 	v = advance(t, v, sortedBlock(first)...)
 	var pins []*Version
 	for range 4 + rnd.IntN(4) {
-		block := borderBlock(rnd, v, scheme, space, 4+rnd.IntN(most))
+		block := borderBlock(t, rnd, v, scheme, space, 4+rnd.IntN(most))
 		runtime.GOMAXPROCS(1)
 		inOrder := mustApply(t, v, block...)
 		want := describe(inOrder, v)
@@ -70,7 +71,7 @@ func compareWithOrder(t *testing.T, rnd *rand.Rand, space, most int) {
 	v.Release()
 }
 
-// described is all that must not depend on how a version was made.
+// described is everything that must not depend on how a version was made.
 type described struct {
 	commitment    Commitment
 	keys          uint64
@@ -98,8 +99,8 @@ func describe(v, base *Version) described {
 	return d
 }
 
-// TestAimedBlock deletes the least key at many borders and puts one right behind it: no subtree can be made by itself. It must
-// not be made again and again.
+// TestAimedBlock deletes the least key at many borders and puts another right behind it, so that no
+// subtree can be made by itself. The block must not be made again and again.
 func TestAimedBlock(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	var first []Change
@@ -108,7 +109,7 @@ func TestAimedBlock(t *testing.T) {
 	}
 	v := advance(t, mustEmpty(t, 1<<20), first...)
 	var block []Change
-	for l := range v.Leaves() {
+	for l := range mustLeaves(t, v) {
 		if l.Height >= 4 {
 			block = append(block, Change{Key: slices.Clone(l.Key)}, Change{append(slices.Clone(l.Key), 0), []byte("behind")})
 		}
@@ -124,8 +125,8 @@ func TestAimedBlock(t *testing.T) {
 	require.Positive(t, next.tree.mu.backoff, "it was made in order, and so are the next")
 }
 
-// TestPagesRunOut: a block that the references could not name is refused, whatever is left. Here few pages are left, as after
-// gigabytes of large values.
+// TestPagesRunOut: a block that might need more pages than refs can name is refused, whatever it
+// needs in the end. Here few pages are left, as after gigabytes of large values.
 func TestPagesRunOut(t *testing.T) {
 	for _, procs := range []int{1, 2} {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
@@ -146,12 +147,13 @@ func TestPagesRunOut(t *testing.T) {
 	}
 }
 
-// TestHeldListsAreShort pins a version over many blocks: what keeps its nodes is no longer than they are many.
+// TestHeldListsAreShort pins a version over many blocks: the lists that hold its nodes are no
+// longer than the nodes are many.
 func TestHeldListsAreShort(t *testing.T) {
 	rnd := newRand(t)
 	v := mustEmpty(t, 1<<20)
 	pin := v
-	for i := range 300 {
+	for i := range 30 + scaled(270) {
 		next := mustApply(t, v, randomBlock(rnd, 400, 5000, 0.2, false)...)
 		if i == 30 {
 			pin = v

@@ -5,8 +5,9 @@ import (
 	"fmt"
 )
 
-// Partial is a version of which some subtrees are stubs: hash, height and bytes stand in their parent's image, nothing else is here. What an
-// operation touches must be there, else it fails with a *MissingNodeError; its results are those of the full tree.
+// Partial is a version of which some subtrees are stubs: their hash, height and length are known
+// from their parent's image, and nothing else. An operation fails with a *MissingNodeError if it
+// needs what is missing; otherwise its results are those of the full tree.
 //
 //	    (m)                   Get, Prove of a key from e to z, and changes of those: as in the full tree
 //	  ┌──┴──┐
@@ -17,13 +18,13 @@ import (
 // References, reading and applying are as for a Version.
 type Partial struct{ v *Version }
 
-// Subtree is what Prune is asked about: keys in [First, After); nil is open.
+// Subtree is a subtree and the range of its keys, [First, After); nil is open.
 type Subtree struct {
 	Stub
 	First, After []byte
 }
 
-// MissingNodeError names the subtree that an operation on a partial tree needs, and of which only a stub is there.
+// MissingNodeError names the subtree that an operation needs, and of which there is only a stub.
 type MissingNodeError struct {
 	Node Stub   // the stub
 	Key  []byte // the key on whose way it lies
@@ -34,8 +35,8 @@ func (e *MissingNodeError) Error() string {
 		e.Node.Hash, e.Node.Height, e.Node.Bytes, abbreviate(e.Key))
 }
 
-// Prune returns a partial copy of v, a tree of its own. stub says from the root down which subtrees are to be stubs; nothing below those
-// is looked at.
+// Prune returns a partial copy of v, which is a tree of its own. stub decides, from the root down,
+// which subtrees become stubs; it is not called for subtrees of those.
 func (v *Version) Prune(stub func(Subtree) bool) (*Partial, error) {
 	v.inUse()
 	t := new(tree)
@@ -63,13 +64,14 @@ type pruning struct {
 	err  error
 }
 
-// copy copies the subtree s, whose keys are in [first, after), and returns its root: 0 where it is a stub.
+// copy copies the subtree s, whose keys are in [first, after), and returns its root, 0 if it
+// becomes a stub.
 func (p *pruning) copy(w nodes, s sub, first, after []byte) ref {
 	at := Subtree{s.Stub, first, after}
 	if p.err != nil || s.n == 0 && (p.from.tree.paging == nil || s.Stub == emptyStub) || p.stub(at) {
 		return 0
 	}
-	if s.n == 0 { // of a page
+	if s.n == 0 { // a page
 		page, err := p.from.tree.fetchPage(at)
 		if err != nil {
 			p.err = err
@@ -82,7 +84,7 @@ func (p *pruning) copy(w nodes, s sub, first, after []byte) ref {
 		key, value := w.leaf(s.n)
 		return p.to.putRecord(0, key, value)
 	}
-	n := p.to.newNode() // before its children, so that a path lies together
+	n := p.to.newNode() // before its children, so that a path lies together in memory
 	key := w.keyOf(s.n)
 	l := p.copy(w, childOf(w, s.n, left), first, key)
 	r := p.copy(w, childOf(w, s.n, right), key, after)
@@ -92,14 +94,14 @@ func (p *pruning) copy(w nodes, s sub, first, after []byte) ref {
 	i.clearFlags()
 	i.setEpoch(0)
 	leaf := p.to.end(r, left)
-	if leaf == 0 { // the leaf with the key is not here
+	if leaf == 0 { // the leaf with the key is not copied
 		leaf = p.to.putRecord(0, key, nil)
 	}
 	i.setLeaf(leaf)
 	return n
 }
 
-// Get returns the value of key.
+// Get returns a copy of the value of key; ok is false where key is absent.
 func (p *Partial) Get(key []byte) (value []byte, ok bool, err error) {
 	v := p.v
 	v.inUse()

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pruneTo makes a partial tree of what lies on the way to some keys.
+// pruneTo returns a partial tree of what lies on the way to some keys.
 func pruneTo(t require.TestingT, v *Version, keys ...[]byte) *Partial {
 	keys = slices.SortedFunc(slices.Values(keys), bytes.Compare)
 	p, err := v.Prune(func(s Subtree) bool { return !touches(s, keys) })
@@ -24,18 +24,19 @@ func requireMissing(t require.TestingT, err error, node Stub, key []byte) {
 	require.Equal(t, &MissingNodeError{Node: node, Key: key}, missing)
 }
 
-// TestRotationNeedsStub deletes where the other side, a stub, must be rotated.
+// TestRotationNeedsStub deletes a key where the other side, a stub, must be rotated.
 func TestRotationNeedsStub(t *testing.T) {
 	v := mustEmpty(t, 10)
 	for _, key := range []string{"a", "b", "c", "d", "e"} {
 		v = advance(t, v, Change{[]byte(key), []byte("1")})
 	}
-	require.Equal(t, []uint8{0, 1, 3, 2, 1}, heightsOf(v)) // a b | c (d e)
+	require.Equal(t, []uint8{0, 1, 3, 2, 1}, heightsOf(t, v)) // a b | c (d e)
 	a, d := []byte("a"), []byte("d")
 	p := pruneTo(t, v, a, []byte("b"))
 	before := p.v.Memory()
 	stub := v.child(v.root, right).Stub
-	for _, block := range [][]Change{{{Key: a}}, {{Key: a}, {Key: d}}} { // the change at fault is the last one, and it is not
+	// The change that fails is the last one, or is not.
+	for _, block := range [][]Change{{{Key: a}}, {{Key: a}, {Key: d}}} {
 		_, err := p.Apply(block)
 		requireMissing(t, err, stub, a)
 		require.Equal(t, before, p.v.Memory())
@@ -44,8 +45,8 @@ func TestRotationNeedsStub(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func heightsOf(v *Version) (heights []uint8) {
-	for l := range v.Leaves() {
+func heightsOf(t *testing.T, v *Version) (heights []uint8) {
+	for l := range mustLeaves(t, v) {
 		heights = append(heights, l.Height)
 	}
 	return heights
@@ -86,7 +87,8 @@ func TestPruneNothing(t *testing.T) {
 	}
 }
 
-// TestAbsenceNeedsNeighbour: a proof of absence needs both neighbours, of which one may be behind another stub.
+// TestAbsenceNeedsNeighbour: a proof of absence needs both neighbours, one of which may be in
+// another stub.
 func TestAbsenceNeedsNeighbour(t *testing.T) {
 	v := stateOf(t, 50, 20)
 	missing := 0
@@ -114,8 +116,9 @@ func TestAbsenceNeedsNeighbour(t *testing.T) {
 	require.NotZero(t, missing)
 }
 
-// TestRandomPruning compares partial trees, and partial trees of these, with the full one: results are equal, or name a stub which lies on
-// the key's way, and without which the operation gets further.
+// TestRandomPruning compares partial trees, and partial trees of these, with the full one. Results
+// are equal, or an error names a stub that lies on the key's way; with its content, the operation
+// gets further.
 func TestRandomPruning(t *testing.T) {
 	rnd := newRand(t)
 	for range scaled(60) {
@@ -127,7 +130,7 @@ func TestRandomPruning(t *testing.T) {
 		g := newPruned(v, rnd)
 		for range 20 {
 			key := randomKey(rnd, keys+keys/10)
-			want, wantOK := v.Get(key)
+			want, wantOK := mustGet(t, v, key)
 			var got []byte
 			var ok bool
 			g.until(t, func(p *Partial) (err error) { got, ok, err = p.Get(key); return err }, func(asked []byte) bool { return bytes.Equal(asked, key) })
@@ -150,7 +153,7 @@ func TestRandomPruning(t *testing.T) {
 			})
 			require.Equal(t, want.Commitment(), next.Commitment())
 			require.Equal(t, want.Len(), next.Len())
-			for _, c := range block { // what was changed is there now
+			for _, c := range block { // what was changed is present now
 				got, ok, err := next.Get(c.Key)
 				if err == nil {
 					require.Equal(t, c.Value != nil, ok)
@@ -180,7 +183,7 @@ func newPruned(v *Version, rnd *rand.Rand) *pruned {
 	return g
 }
 
-// forget chooses anew what is there.
+// forget chooses again what is present.
 func (g *pruned) forget(rnd *rand.Rand) {
 	salt, odds := byte(rnd.Uint32()), []byte{0, 10, 60, 128, 255}[rnd.IntN(5)]
 	g.have = func(s Stub) bool { return s.Hash[0]^salt >= odds }
@@ -202,7 +205,7 @@ func (g *pruned) tree(t require.TestingT) *Partial {
 	return again
 }
 
-// until does an operation and brings in what it says is missing, until it works.
+// until repeats an operation, and adds what its error names as missing, until it succeeds.
 func (g *pruned) until(t require.TestingT, do func(*Partial) error, asked func([]byte) bool) {
 	for {
 		p := g.tree(t)
@@ -227,7 +230,7 @@ func (g *pruned) until(t require.TestingT, do func(*Partial) error, asked func([
 	}
 }
 
-// stubsAndLeaves are what p ends in, in key order.
+// stubsAndLeaves returns the stubs and leaves of p in key order.
 func stubsAndLeaves(p *Partial) (ends []Stub) {
 	var walk func(s sub)
 	walk = func(s sub) {

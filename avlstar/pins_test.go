@@ -6,18 +6,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pinPolicy says what becomes of a version when the next one is made.
+// pinPolicy decides what happens to a version when the next one is made.
 type pinPolicy int
 
 const (
 	releaseAtOnce pinPolicy = iota
-	pinAll                  // until the end
-	pinSome                 // some, until some are released in the order of their making
-	pinShuffled             // some, until some are released in any order
-	pinForks                // and before the next one, another one is made and given up
+	pinAll                  // kept until the end
+	pinSome                 // some kept; some of those released later, oldest first
+	pinShuffled             // the same, in any order
+	pinForks                // the same, and versions beside the next one, released
 )
 
-// pins keeps versions, with what they must contain where that is known.
+// pins holds versions, with their content where it is known.
 type pins struct {
 	policy pinPolicy
 	rnd    *rand.Rand
@@ -50,7 +50,7 @@ func (p *pins) advance(t require.TestingT, v *Version, block []Change) *Version 
 	return next
 }
 
-// fork makes versions after v that are given up, in any order.
+// fork makes versions after v and releases them, in any order.
 func (p *pins) fork(t require.TestingT, v *Version) {
 	var given []*Version
 	at := v
@@ -85,8 +85,8 @@ func (p *pins) releaseAll() {
 	p.held = nil
 }
 
-// requireOnlyLatest checks, after all other versions were released, that the tree holds v and the version before it, and with the next
-// Apply v alone.
+// requireOnlyLatest checks, after all other versions were released, that the tree holds v and the
+// previous version, and after the next Apply v alone.
 func requireOnlyLatest(t require.TestingT, v *Version) {
 	same, err := v.Apply(nil)
 	require.NoError(t, err)

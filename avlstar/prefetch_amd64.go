@@ -2,22 +2,22 @@
 
 package avlstar
 
-// prefetchNode asks for an inner node, without waiting for it.
+// prefetchNode fetches an inner node into the cache, without waiting for it.
 //
 //go:noescape
 func prefetchNode(l *link, i *image)
 
-// prefetchRecord asks for the beginning of a leaf's record.
+// prefetchRecord fetches the beginning of a leaf's record.
 //
 //go:noescape
 func prefetchRecord(b *byte)
 
-// prefetchNewNode asks for an inner node that will be written.
+// prefetchNewNode fetches an inner node that will be written.
 //
 //go:noescape
 func prefetchNewNode(l *link, i *image)
 
-// prefetchNewRecord asks for the beginning of a leaf's record that will be written.
+// prefetchNewRecord fetches the beginning of a leaf's record that will be written.
 //
 //go:noescape
 func prefetchNewRecord(b *byte)

@@ -8,7 +8,8 @@ import (
 	ics23 "github.com/cosmos/ics23/go"
 )
 
-// Types of the proof operators in a query's answer, and the key of the state's root in the simple Merkle map.
+// Types of the proof operators in the answer to a query, and the key of the state's root in the
+// simple Merkle map.
 const (
 	OpState = "ics23:starling"
 	OpMap   = "ics23:simple"
@@ -16,13 +17,14 @@ const (
 	MapKey  = mapStateKey
 )
 
-// ErrInvalidProof is wrapped by every refusal of VerifyProof and VerifyRange. Whoever sent such a proof is broken or lies: no
-// honest node makes one.
+// ErrInvalidProof is wrapped by every error of VerifyProof and VerifyRange. The sender of such a
+// proof is broken or lies: no honest node makes one.
 var ErrInvalidProof = errors.New("invalid proof")
 
-// StateSpec is the ICS-23 proof spec of the state tree (design, section 2: "ICS-23 spec"): the leaf is
-// SHA256(00 ‖ SHA256(key) ‖ SHA256(value)), an inner node has a prefix of 51 bytes (01 ‖ stat(left) ‖ stat(right) ‖ SHA256(key))
-// before the hashes of its two children. With max_depth 0 verifiers take their default of 128. Read only.
+// StateSpec is the ICS-23 proof spec of the state tree (docs/spec/proofs.md#specs). The leaf is
+// SHA256(00 ‖ SHA256(key) ‖ SHA256(value)). An inner node has a prefix of 51 bytes (01 ‖ stat(left)
+// ‖ stat(right) ‖ SHA256(key)) before the hashes of its two children. max_depth 0 stands for the
+// verifiers' default, 128. Read only.
 var StateSpec = &ics23.ProofSpec{
 	LeafSpec: &ics23.LeafOp{
 		Hash:         ics23.HashOp_SHA256,
@@ -40,18 +42,21 @@ var StateSpec = &ics23.ProofSpec{
 	},
 }
 
-// MapSpec is the ICS-23 proof spec of the simple Merkle map above the state tree: the one of the Cosmos multi-store. Read only.
+// MapSpec is the ICS-23 proof spec of the simple Merkle map above the state tree: that of the
+// Cosmos multi-store. Read only.
 var MapSpec = ics23.TendermintSpec
 
-// Proof shows that a key has a value, or that it is absent, under an AppHash: two serialised cosmos.ics23.v1.CommitmentProof.
+// Proof shows that a key has a value, or that it is absent, under an AppHash: two serialised
+// cosmos.ics23.v1.CommitmentProof.
 //
 //	AppHash ──Map──▶ root of the state tree ──State──▶ SHA256(key), SHA256(value)
 //
-// The empty tree has nothing to prove against: State is empty, and Map shows that the root is SHA256("").
+// The empty tree has nothing to prove against: State is empty, and Map shows that the root is
+// SHA256("").
 type Proof struct{ State, Map []byte }
 
-// Prove makes the proof of key in v: of its value if it is there, else of its absence between its neighbours. The error is
-// about a key that no tree could hold.
+// Prove returns the proof of key in v: of its value if it is present, otherwise of its absence
+// between its neighbours. It fails for a key that no tree can hold, and with a *PageError.
 func (v *Version) Prove(key []byte) (Proof, error) {
 	if err := checkKey(key); err != nil {
 		return Proof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
@@ -64,11 +69,13 @@ func (v *Version) Prove(key []byte) (Proof, error) {
 	return Proof{State: state, Map: v.proveMap()}, nil
 }
 
-// VerifyProof checks that under appHash key has value or, where value is nil or empty, that key is absent.
+// VerifyProof checks that under appHash key has value or, if value is empty or nil, that key is
+// absent.
 //
-// A proof is first read by a decoder that knows one encoding only and bounds depth and lengths before anything is hashed
-// (proof_codec.go), then verified by ics23/go under MapSpec and StateSpec. So one key in one state has one proof, byte for byte:
-// whatever was altered, added or left out is refused.
+// First a decoder reads the proof, which accepts a single encoding and limits depth and lengths
+// before anything is hashed (proof_codec.go). Then ics23/go verifies it under MapSpec and
+// StateSpec. So a key in a state has exactly one proof, byte for byte: whatever was altered, added
+// or left out is refused.
 func VerifyProof(appHash Hash, key, value []byte, p Proof) error {
 	if err := verifyProof(appHash, key, value, p); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidProof, err)
@@ -123,7 +130,7 @@ func verifyAbsence(root Hash, key []byte, proof *ics23.CommitmentProof) error {
 	switch {
 	case n == nil:
 		return errors.New("a proof of a value for an absent key")
-	case !bytes.Equal(n.Key, key): // ics23/go does not look at this field
+	case !bytes.Equal(n.Key, key): // ics23/go ignores this field
 		return errors.New("proof of another key")
 	case n.Left != nil && bytes.Compare(n.Left.Key, key) >= 0:
 		return errors.New("the left neighbour is not below the key")

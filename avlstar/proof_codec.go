@@ -6,10 +6,13 @@ import (
 	"fmt"
 
 	ics23 "github.com/cosmos/ics23/go"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// The encoding of cosmos.ics23.v1.CommitmentProof (protobuf), as far as StateSpec and MapSpec leave a choice: fields in number
-// order, defaults left out, nothing unknown. Everything else in it is fixed by the specs, so that the decoder compares it:
+// The encoding of cosmos.ics23.v1.CommitmentProof (protobuf), as far as StateSpec and MapSpec leave
+// a choice: fields in the order of their numbers, defaults left out, no unknown fields. Everything
+// else is fixed by the specs, and the decoder compares it:
 //
 //	CommitmentProof    0a ExistenceProof | 12 NonExistenceProof
 //	NonExistenceProof  0a key  [12 ExistenceProof (left)]  [1a ExistenceProof (right)]
@@ -18,15 +21,16 @@ import (
 //	InnerOp            08 01 12 33 prefix:51 1a 20 right:32   (the path comes from the left child)
 //	                 | 08 01 12 53 prefix:51 left:32          (... from the right child)
 //
-// Each message and each byte string has its length as a uvarint before it.
+// The length of each message and byte string comes before it, as a uvarint.
 const (
 	innerPrefixBytes = 51 // 01 ‖ stat(left):9 ‖ stat(right):9 ‖ SHA256(key):32
 
-	// maxProofDepth is what ICS-23 verifiers take where the spec's max_depth is 0. An AVL tree of that height has more than
-	// 10^26 leaves.
+	// maxProofDepth is the limit of ICS-23 verifiers if the spec's max_depth is 0. An AVL tree of
+	// that height has more than 10^26 leaves.
 	maxProofDepth = 128
 
-	// maxStateProofBytes is the longest state operator: of absence, both neighbours with the largest key and value.
+	// maxStateProofBytes is the length of the longest state operator: a proof of absence, both of
+	// whose neighbours have the largest key and value.
 	maxStateProofBytes = 2*(MaxKeyBytes+MaxValueBytes+maxProofDepth*innerOpBytes+64) + MaxKeyBytes + 64
 	innerOpBytes       = 2 + 89 // tag, length, and the longer of the two forms
 )
@@ -38,8 +42,9 @@ var (
 	innerSuffix  = []byte{0x1a, 32}
 )
 
-// decodeStateProof reads a proof of presence or absence under StateSpec. It refuses every encoding but the one that
-// CommitmentProof.Marshal makes; what it returns refers to b. It hashes nothing and allocates in proportion to what it has read.
+// decodeStateProof decodes a proof of presence or absence under StateSpec. It refuses every
+// encoding but that of CommitmentProof.Marshal. The result refers to b. It hashes nothing, and its
+// allocations are proportional to what it has read.
 func decodeStateProof(b []byte) (*ics23.CommitmentProof, error) {
 	if len(b) > maxStateProofBytes {
 		return nil, fmt.Errorf("%d bytes, a proof has at most %d", len(b), maxStateProofBytes)
@@ -91,10 +96,10 @@ func decodeNonExistence(body []byte) (*ics23.NonExistenceProof, error) {
 	return n, r.end()
 }
 
-// protoReader reads protobuf fields of wire type 2 (length-delimited) that must come in a given order.
+// protoReader reads protobuf fields of wire type 2 (length-delimited) in a given order.
 type protoReader struct{ b []byte }
 
-// peek returns the next field's tag, 0 (no field has it) at the end.
+// peek returns the next field's tag, at the end 0 (which no field has).
 func (r *protoReader) peek() byte {
 	if len(r.b) == 0 {
 		return 0
@@ -102,12 +107,13 @@ func (r *protoReader) peek() byte {
 	return r.b[0]
 }
 
-// field reads the field with this tag and min to max bytes. Its capacity ends with it: ics23/go appends to what it is given.
+// field reads the field with this tag and minLen to maxLen bytes. The result has no spare capacity,
+// because ics23/go appends to what it is given.
 func (r *protoReader) field(tag byte, minLen, maxLen int, what string) ([]byte, error) {
 	if r.peek() != tag {
 		return nil, fmt.Errorf("%s is missing", what)
 	}
-	n, rest, err := decodeUvarint(r.b[1:])
+	n, rest, err := record.Uvarint(r.b[1:])
 	if err != nil {
 		return nil, fmt.Errorf("length of %s: %w", what, err)
 	}
@@ -190,7 +196,8 @@ const (
 	mapChunksLeafAt = 61
 )
 
-// mapProof is the proof that root is the state's in the map whose other leaf has the hash chunksLeaf.
+// mapProof returns the proof that root is the state's, in the map whose other leaf has the hash
+// chunksLeaf.
 func mapProof(root, chunksLeaf Hash) *ics23.CommitmentProof {
 	return &ics23.CommitmentProof{Proof: &ics23.CommitmentProof_Exist{Exist: &ics23.ExistenceProof{
 		Key:   []byte(MapKey),
@@ -200,7 +207,8 @@ func mapProof(root, chunksLeaf Hash) *ics23.CommitmentProof {
 	}}}
 }
 
-// decodeMapProof reads what mapProof makes and refuses everything else: two hashes are all that may differ.
+// decodeMapProof decodes what mapProof makes and refuses everything else: only two hashes may
+// differ.
 func decodeMapProof(b []byte) (root, chunksLeaf Hash, err error) {
 	if len(b) != mapProofBytes {
 		return root, chunksLeaf, fmt.Errorf("%d bytes instead of %d", len(b), mapProofBytes)
@@ -213,7 +221,8 @@ func decodeMapProof(b []byte) (root, chunksLeaf Hash, err error) {
 	return root, chunksLeaf, nil
 }
 
-// marshalProof serialises a proof of ours. It cannot fail: the generated code has no error to give for such a message.
+// marshalProof serialises a proof of ours. That cannot fail: the generated code has no error for
+// such a message.
 func marshalProof(p *ics23.CommitmentProof) []byte {
 	b, err := p.Marshal()
 	if err != nil {

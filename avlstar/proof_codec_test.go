@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHostileStateProofs feeds proofs that a liar makes from the honest one. Where the error names the reason, only the named check
-// refuses it: ics23/go alone would take it.
+// TestHostileStateProofs verifies proofs that a liar makes from the honest one. Where the error
+// names the reason, only the named check refuses it: ics23/go alone would accept it.
 func TestHostileStateProofs(t *testing.T) {
 	v := stateOf(t, 50, 20)
 	presence := func() *ics23.ExistenceProof { return proofMessage(t, v, "k06").GetExist() }
@@ -151,7 +151,7 @@ func TestHostileStateProofs(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			value, _ := v.Get([]byte(c.key))
+			value, _ := mustGet(t, v, []byte(c.key))
 			p, err := v.Prove([]byte(c.key))
 			require.NoError(t, err)
 			p.State = c.state()
@@ -162,12 +162,12 @@ func TestHostileStateProofs(t *testing.T) {
 	}
 }
 
-// TestHostileMapProofs has map operators that lead to the app hash, or to another one of the liar's.
+// TestHostileMapProofs verifies map operators that lead to the app hash, or to one of the liar's.
 func TestHostileMapProofs(t *testing.T) {
 	v := stateOf(t, 50, 20)
 	p, err := v.Prove([]byte("k06"))
 	require.NoError(t, err)
-	value, _ := v.Get([]byte("k06"))
+	value, _ := mustGet(t, v, []byte("k06"))
 	var honest ics23.CommitmentProof
 	require.NoError(t, honest.Unmarshal(p.Map))
 	state := honest.GetExist()
@@ -200,11 +200,11 @@ func TestHostileMapProofs(t *testing.T) {
 	}
 }
 
-// What the decoder takes is what Marshal makes.
+// What the decoder accepts is what Marshal makes.
 func FuzzVerifyProof(f *testing.F) {
 	v := stateOf(f, 50, 9)
 	for _, k := range []string{"k00", "k06", "k07", "a", "z"} {
-		value, _ := v.Get([]byte(k))
+		value, _ := mustGet(f, v, []byte(k))
 		p, err := v.Prove([]byte(k))
 		require.NoError(f, err)
 		f.Add([]byte(k), value, p.State, p.Map)
@@ -216,7 +216,7 @@ func FuzzVerifyProof(f *testing.F) {
 			require.Equal(t, state, marshalProof(p))
 		}
 		if err := VerifyProof(v.AppHash(), key, value, Proof{state, m}); err == nil {
-			got, ok := v.Get(key)
+			got, ok := mustGet(t, v, key)
 			require.Equal(t, len(value) != 0, ok)
 			require.True(t, bytes.Equal(got, value))
 			p, err := v.Prove(key)
@@ -226,7 +226,7 @@ func FuzzVerifyProof(f *testing.F) {
 	})
 }
 
-// proofMessage is the parsed state operator of a proof of key.
+// proofMessage returns the decoded state operator of a proof of key.
 func proofMessage(t *testing.T, v *Version, key string) *ics23.CommitmentProof {
 	t.Helper()
 	p, err := v.Prove([]byte(key))
@@ -236,7 +236,7 @@ func proofMessage(t *testing.T, v *Version, key string) *ics23.CommitmentProof {
 	return &m
 }
 
-// wrap is a protobuf field of wire type 2.
+// wrap returns a protobuf field of wire type 2.
 func wrap(tag byte, body []byte) []byte {
 	b := []byte{tag}
 	n := len(body)

@@ -3,10 +3,12 @@ package avlstar
 import (
 	"bytes"
 	"encoding/binary"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// proveState makes the state operator for key, nil in the empty tree: what CommitmentProof.Marshal makes (proof_codec.go), written
-// straight from the tree's memory.
+// proveState returns the state operator for key, nil in the empty tree. It is what
+// CommitmentProof.Marshal makes (proof_codec.go), written directly from the tree's memory.
 func (v *Version) proveState(key []byte) ([]byte, error) {
 	if v.top == emptyStub {
 		return nil, nil
@@ -19,7 +21,7 @@ func (v *Version) proveState(key []byte) ([]byte, error) {
 		return appendExistence(nil, 0x0a, p), nil
 	}
 	b := appendField(make([]byte, 0, 8192), 0x0a, key)
-	if bytes.Compare(p.key, key) < 0 { // else key is below all
+	if bytes.Compare(p.key, key) < 0 { // otherwise key is below all
 		b = appendExistence(b, 0x12, p)
 		if p, err = v.after(p, key); err != nil {
 			return nil, err
@@ -31,7 +33,7 @@ func (v *Version) proveState(key []byte) ([]byte, error) {
 	return appendField(nil, 0x12, b), nil
 }
 
-// path is the way from the root to a leaf, nil where there is none.
+// path is the way from the root to a leaf; key is nil if there is no leaf.
 type path struct {
 	key, value []byte
 	steps      []step
@@ -45,14 +47,14 @@ type step struct {
 	image *image
 }
 
-// path returns the way to the leaf where a search for key ends.
+// path returns the way to the leaf at which a search for key ends.
 func (v *Version) path(key []byte) (path, error) {
 	p := path{steps: make([]step, 0, 48)}
 	prefix := prefixOf(key)
 	n := v.root
 	for n.isInner() {
 		l, i := v.link(n), v.image(n)
-		prefetchNode(l, i) // the image is what the proof is made of
+		prefetchNode(l, i) // the proof is made from the image
 		side := right
 		if v.less(key, prefix, n, l) {
 			side = left
@@ -68,13 +70,14 @@ func (v *Version) path(key []byte) (path, error) {
 	})
 }
 
-// complete completes a path that has come to a leaf, or to a stub: then it goes on through the page. asked is what an error names.
+// complete completes a path that has reached a leaf, or a stub, whose page it then descends. asked
+// is the key for an error.
 func (v *Version) complete(p path, n ref, asked []byte, choose func(r *run, n ref) int) (path, error) {
 	if n.isLeaf() {
 		p.key, p.value = v.leaf(n)
 		return p, nil
 	}
-	if len(p.steps) == 0 || !v.paged() {
+	if len(p.steps) == 0 || v.tree.paging == nil {
 		stub := v.top
 		if len(p.steps) > 0 {
 			last := p.steps[len(p.steps)-1]
@@ -83,15 +86,15 @@ func (v *Version) complete(p path, n ref, asked []byte, choose func(r *run, n re
 		return path{}, &MissingNodeError{Node: stub, Key: bytes.Clone(asked)}
 	}
 	last := p.steps[len(p.steps)-1]
-	page := v.pageBelow(last.n, last.side)
-	if page == nil {
-		return path{}, v.Err()
+	page, err := v.pageBelow(last.n, last.side)
+	if err != nil {
+		return path{}, err
 	}
 	r := page.nodes()
 	return descendPage(p, r, r.root.n, choose), nil
 }
 
-// descendPage goes on from node n of a page to a leaf.
+// descendPage continues a path from node n of a page to a leaf.
 func descendPage(p path, r *run, n ref, choose func(r *run, n ref) int) path {
 	for n.isInner() {
 		side := choose(r, n)
@@ -102,7 +105,7 @@ func descendPage(p path, r *run, n ref, choose func(r *run, n ref) int) path {
 	return p
 }
 
-// after returns the way to the leaf right of p, one without a leaf where p is the last.
+// after returns the way to the leaf right of p, a path without a leaf if p is the last.
 func (v *Version) after(p path, asked []byte) (path, error) {
 	i := len(p.steps) - 1
 	for ; i >= 0 && p.steps[i].side == right; i-- { //nolint:revive // the last step to the left
@@ -125,7 +128,7 @@ func (v *Version) after(p path, asked []byte) (path, error) {
 	return v.complete(next, n, asked, leftmost)
 }
 
-// appendExistence appends a field of the given tag: the proof of the leaf at the end of p.
+// appendExistence appends a field with the given tag: the proof of the leaf at the end of p.
 func appendExistence(b []byte, tag byte, p path) []byte {
 	n := fieldBytes(len(p.key)) + fieldBytes(len(p.value)) + fieldBytes(len(stateLeafOp))
 	for _, s := range p.steps {
@@ -149,13 +152,14 @@ func appendExistence(b []byte, tag byte, p path) []byte {
 			b = append(b, s.image.hash(right)[:]...)
 		} else {
 			b = append(b, rightInnerOp...)
-			b = append(b, s.image[:innerPrefixBytes+32]...) // the left child's hash follows the prefix
+			// The hash of the left child follows the prefix.
+			b = append(b, s.image[:innerPrefixBytes+32]...)
 		}
 	}
 	return b
 }
 
-// innerOpLen is the length of an inner operation whose path comes from this side.
+// innerOpLen returns the length of an inner operation whose path comes from this side.
 func innerOpLen(side int) int {
 	if side == left {
 		return len(leftInnerOp) + innerPrefixBytes + len(innerSuffix) + 32
@@ -163,8 +167,8 @@ func innerOpLen(side int) int {
 	return len(rightInnerOp) + innerPrefixBytes + 32
 }
 
-// fieldBytes is the length of a field of n bytes with its tag and length.
-func fieldBytes(n int) int { return 1 + int(uvarintBytes(n)) + n }
+// fieldBytes returns the length of a field of n bytes with its tag and length.
+func fieldBytes(n int) int { return 1 + int(record.UvarintBytes(n)) + n }
 
 func appendField(b []byte, tag byte, field []byte) []byte {
 	b = append(b, tag)
@@ -172,22 +176,24 @@ func appendField(b []byte, tag byte, field []byte) []byte {
 	return append(b, field...)
 }
 
-// below is the greatest key below key, nil where there is none.
-func (v *Version) below(key []byte) []byte {
+// below returns the greatest key below key, nil if there is none.
+func (v *Version) below(key []byte) ([]byte, error) {
 	s, n := v.locate(key, true)
 	switch {
 	case n != 0:
 		if k := v.key(n); bytes.Compare(k, key) < 0 {
-			return k
+			return k, nil
 		}
-	case v.paged() && s.Stub != emptyStub:
-		if p := v.page(s); p != nil {
-			if i := p.below(key); i > 0 {
-				return p.records().leaf(i - 1).Key
-			}
+	case s.Stub != emptyStub:
+		p, err := v.page(s, key)
+		if err != nil {
+			return nil, err
+		}
+		if i := p.below(key); i > 0 {
+			return p.records().leaf(i - 1).Key, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // proveMap returns the map operator, which is the same for every proof of a version.

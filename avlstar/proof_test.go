@@ -14,7 +14,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawState draws a version made by a few blocks, and its keys and values in order. It is small: shapes matter, not size.
+// drawState draws a version made by a few blocks, and its keys and values in order. It is small:
+// shapes matter, not size.
 func drawState(t *rapid.T) (*Version, []KV) {
 	v, err := Empty(rapid.Uint64Range(1, 300).Draw(t, "B"))
 	require.NoError(t, err)
@@ -43,7 +44,7 @@ func drawState(t *rapid.T) (*Version, []KV) {
 	return v, kvs
 }
 
-// stateOf is a version of n leaves "k00", "k02", "k04" ..., one put a block.
+// stateOf returns a version of n leaves "k00", "k02", "k04" ..., put one in each block.
 func stateOf(t testing.TB, chunkBytes uint64, n int) *Version {
 	t.Helper()
 	v, err := Empty(chunkBytes)
@@ -133,7 +134,7 @@ func TestProofOfSomethingElse(t *testing.T) {
 	v, older := stateOf(t, 50, 20), stateOf(t, 50, 19)
 	for _, k := range []string{"k06", "k07"} { // present, absent
 		key := []byte(k)
-		value, _ := v.Get(key)
+		value, _ := mustGet(t, v, key)
 		p, err := v.Prove(key)
 		require.NoError(t, err)
 		require.NoError(t, VerifyProof(v.AppHash(), key, value, p))
@@ -152,7 +153,8 @@ func TestProofOfSomethingElse(t *testing.T) {
 	}
 }
 
-// damages yields every copy of b with one bit flipped, one byte inverted, removed, inserted, doubled or swapped with the next.
+// damages yields every copy of b with one bit flipped, or one byte inverted, removed, inserted,
+// doubled or swapped with the next.
 func damages(b []byte) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		for i := range b {
@@ -201,7 +203,7 @@ func TestDamagedProofs(t *testing.T) {
 		v := stateOf(t, 50, n)
 		for _, k := range []string{"k00", "k01", "k06", "k07", "a", "z"} {
 			key := []byte(k)
-			value, _ := v.Get(key)
+			value, _ := mustGet(t, v, key)
 			p, err := v.Prove(key)
 			require.NoError(t, err)
 			for what, b := range damages(p.State) {
@@ -218,7 +220,7 @@ func TestDamagedProofs(t *testing.T) {
 	}
 }
 
-// The longest proofs there are fit the bounds of the decoders.
+// The longest possible proofs are within the limits of the decoders.
 func TestProofsOfLargestKeysAndValues(t *testing.T) {
 	v, err := Empty(DefaultChunkBytes)
 	require.NoError(t, err)
@@ -244,12 +246,13 @@ func TestProofsOfLargestKeysAndValues(t *testing.T) {
 	require.NoError(t, VerifyRange(v.AppHash(), absent, nil, 1, entries, next, p))
 }
 
-// ics23/go appends to the byte strings it is given: no two verifications may share one that has room to grow.
+// ics23/go appends to the byte strings it is given, so no two verifications may share one that has
+// spare capacity.
 func TestVerifyProofConcurrently(t *testing.T) {
 	v := stateOf(t, 50, 20)
 	var wg sync.WaitGroup
 	for _, k := range []string{"k06", "k07"} {
-		value, _ := v.Get([]byte(k))
+		value, _ := mustGet(t, v, []byte(k))
 		p, err := v.Prove([]byte(k))
 		require.NoError(t, err)
 		before := bytes.Clone(p.State)

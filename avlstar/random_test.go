@@ -13,7 +13,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world is a version beside all that must agree with it: a map of the keys, the naive reference tree, and what a disk would hold.
+// world is a version and all that must agree with it: a map of the keys, the naive reference tree,
+// and what a disk would hold.
 type world struct {
 	v     *Version
 	model map[string][]byte
@@ -50,7 +51,7 @@ func (w *world) apply(t require.TestingT, changes map[string][]byte) {
 	}
 }
 
-// check compares everything that a version tells with the reference.
+// check compares all that a version returns with the reference.
 func (w *world) check(t require.TestingT) {
 	requireInvariants(t, w.v)
 	B := int(w.v.ChunkBytes())
@@ -68,11 +69,12 @@ func (w *world) check(t require.TestingT) {
 	w.checkDisk(t)
 }
 
-// checkDisk rebuilds the version from what was written to disk. The first leaf may have a stale height there.
+// checkDisk rebuilds the version from what was written to disk. There, the first leaf may have an
+// old height.
 func (w *world) checkDisk(t require.TestingT) {
 	leaves := func(yield func(Leaf, error) bool) {
 		for _, key := range slices.Sorted(maps.Keys(w.model)) {
-			if !yield(Leaf{[]byte(key), w.model[key], w.disk[key]}, nil) {
+			if !yield(Leaf{Key: []byte(key), Value: w.model[key], Height: w.disk[key]}, nil) {
 				return
 			}
 		}
@@ -85,14 +87,14 @@ func (w *world) checkDisk(t require.TestingT) {
 // checkReads compares the reads around key with the model.
 func (w *world) checkReads(t require.TestingT, key, end []byte) {
 	keys := slices.Sorted(maps.Keys(w.model))
-	value, ok := w.v.Get(key)
+	value, ok := mustGet(t, w.v, key)
 	want, wantOK := w.model[string(key)]
 	require.Equal(t, wantOK, ok)
 	require.Equal(t, want, value)
-	require.Equal(t, wantOK, w.v.Has(key))
+	require.Equal(t, wantOK, mustHas(t, w.v, key))
 
 	i := sort.SearchStrings(keys, string(key)+"\x00") // first key greater than key
-	k, value, ok := w.v.Floor(key)
+	k, value, ok := mustFloor(t, w.v, key)
 	require.Equal(t, i > 0, ok)
 	if ok {
 		require.Equal(t, keys[i-1], string(k))
@@ -107,9 +109,9 @@ func (w *world) checkReads(t require.TestingT, key, end []byte) {
 				sum += RecordBytes(len(k), len(w.model[k]))
 			}
 		}
-		require.Equal(t, sum, w.v.RangeBytes(r[0], r[1]))
+		require.Equal(t, sum, mustRangeBytes(t, w.v, r[0], r[1]))
 		var got []string
-		for k, value := range w.v.Ascend(r[0], r[1]) {
+		for k, value := range mustAscend(t, w.v, r[0], r[1]) {
 			got = append(got, string(k))
 			require.Equal(t, w.model[string(k)], value)
 		}
@@ -138,7 +140,7 @@ func TestRapid(t *testing.T) {
 	})
 }
 
-// TestRandomBlocks grows and shrinks larger trees by blocks of very different sizes and mixtures.
+// TestRandomBlocks grows and shrinks larger trees with blocks of very different sizes and mixtures.
 func TestRandomBlocks(t *testing.T) {
 	rnd := newRand(t)
 	for _, chunkBytes := range []uint64{1, 40, 200, 1000, 1 << 20} {
@@ -167,7 +169,8 @@ func TestRandomBlocks(t *testing.T) {
 	}
 }
 
-// TestNewInnerFurtherBack checks that a base some versions back, or none, still gives a superset of what changed.
+// TestNewInnerFurtherBack checks that with an older base, or none, the result still includes all
+// that changed.
 func TestNewInnerFurtherBack(t *testing.T) {
 	rnd := newRand(t)
 	w := newWorld(t, 100)
@@ -182,7 +185,7 @@ func TestNewInnerFurtherBack(t *testing.T) {
 		for _, base := range bases {
 			heights := map[string]uint8{}
 			if base != nil {
-				for l := range base.Leaves() {
+				for l := range mustLeaves(t, base) {
 					heights[string(l.Key)] = l.Height
 				}
 			}
@@ -190,7 +193,7 @@ func TestNewInnerFurtherBack(t *testing.T) {
 				heights[string(key)] = height
 			}
 			first := true
-			for l := range w.v.Leaves() {
+			for l := range mustLeaves(t, w.v) {
 				if !first {
 					require.Equal(t, l.Height, heights[string(l.Key)])
 				}
@@ -215,18 +218,18 @@ func TestOldVersionsStay(t *testing.T) {
 		}
 		w.apply(t, block)
 		versions, hashes = append(versions, w.v), append(hashes, w.v.AppHash())
-		leaves = append(leaves, slices.Collect(w.v.Leaves()))
-		// What followed on it and was given up does not disturb it.
+		leaves = append(leaves, slices.Collect(mustLeaves(t, w.v)))
+		// A version that followed it and was released does not disturb it.
 		mustApply(t, w.v, Change{[]byte("5"), []byte("fork")}, Change{Key: []byte("50")}).Release()
 	}
 	for i, v := range versions {
 		requireInvariants(t, v)
 		require.Equal(t, hashes[i], v.AppHash())
-		require.Equal(t, leaves[i], slices.Collect(v.Leaves()))
+		require.Equal(t, leaves[i], slices.Collect(mustLeaves(t, v)))
 	}
 }
 
-// TestConcurrentReaders reads old versions while new ones are made; the race detector is the judge.
+// TestConcurrentReaders reads old versions while new ones are made, under the race detector.
 func TestConcurrentReaders(t *testing.T) {
 	v, err := Empty(300)
 	require.NoError(t, err)
@@ -238,11 +241,11 @@ func TestConcurrentReaders(t *testing.T) {
 			defer func() { done <- struct{}{} }()
 			for v := range versions {
 				var sum uint64
-				for l := range v.Leaves() {
+				for l := range mustLeaves(t, v) {
 					sum += RecordBytes(len(l.Key), len(l.Value))
-					v.Has(l.Key)
+					mustHas(t, v, l.Key)
 				}
-				if sum != v.Root().Bytes || sum != v.RangeBytes(nil, nil) {
+				if sum != v.Root().Bytes || sum != mustRangeBytes(t, v, nil, nil) {
 					t.Errorf("%d bytes read, the root says %d", sum, v.Root().Bytes)
 				}
 				if _, err := VerifyManifest(v.Manifest().Encode(), v.AppHash()); err != nil {
@@ -272,7 +275,7 @@ func TestConcurrentReaders(t *testing.T) {
 	}
 }
 
-// collect2 is slices.Collect for the keys of a Seq2.
+// collect2 is slices.Collect for the first values of a Seq2.
 func collect2[K, V any](seq iter.Seq2[K, V]) (keys []K) {
 	for k := range seq {
 		keys = append(keys, k)

@@ -6,31 +6,37 @@ import (
 	"fmt"
 )
 
-// KV is a key and its value, as a range query answers.
+// KV is a key and its value.
 type KV struct{ Key, Value []byte }
 
-// RangeProof shows that some entries are all there is in a range: Tree is the tree's leaves of the range with stubs around them
-// (range_codec.go), Map the same operator as in Proof. Tree is empty for the empty tree.
+// RangeProof shows that certain entries are all there is in a range. Tree has the tree's leaves of
+// the range, with stubs around them (range_codec.go); Map is the same operator as in Proof. Tree is
+// empty for the empty tree.
 //
 //	  stub   stub  neighbour │ result  result  ...  result │ neighbour  stub   stub
 //	└─── below start ───────┘ └──── start <= key < end ───┘ └─── end or next ────┘
 //
-// What shows completeness: between the two neighbours there are results only, and the items together hash to the AppHash.
+// It is complete because there are only results between the two neighbours, and all items together
+// hash to the AppHash.
 type RangeProof struct{ Tree, Map []byte }
 
-// ProveRange answers a range query: the entries of keys in [start, end), at most limit of them, with their proof. An empty bound
-// is open. next is the first key that limit cut off, from which to ask on, nil where the range is exhausted. It refuses a limit
-// below 1 and a start that is not below end. The entries must not be modified.
+// ProveRange answers a range query: at most limit entries with keys in [start, end), and their
+// proof. An empty bound is open. next is the first key that limit cut off, from which a client
+// continues, nil if the range is exhausted. A limit below 1, and a start that is not below end, are
+// errors. The entries must not be modified.
 func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next []byte, p RangeProof, err error) {
 	if err := checkRange(start, end, limit); err != nil {
 		return nil, nil, RangeProof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
 	}
-	for key, value := range v.Ascend(openBound(start), openBound(end)) {
+	for kv, err := range v.Ascend(openBound(start), openBound(end)) {
+		if err != nil {
+			return nil, nil, RangeProof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
+		}
 		if len(entries) == limit {
-			next = bytes.Clone(key)
+			next = bytes.Clone(kv.Key)
 			break
 		}
-		entries = append(entries, KV{bytes.Clone(key), bytes.Clone(value)})
+		entries = append(entries, KV{bytes.Clone(kv.Key), bytes.Clone(kv.Value)})
 	}
 	tree, err := v.proveRange(start, end, next)
 	if err != nil {
@@ -39,11 +45,13 @@ func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next [
 	return entries, next, RangeProof{Tree: tree, Map: v.proveMap()}, nil
 }
 
-// VerifyRange checks that under appHash entries are all there is in [start, end) or, where next is set, in [start, next), and that
-// next is then the first key after them and below end. An empty bound is open, an empty next is none.
+// VerifyRange checks that under appHash entries are all there is in [start, end) or, if next is
+// set, in [start, next), and that next is then the first key after them and below end. An empty
+// bound is open, an empty next is none.
 //
-// An answer may have fewer entries than limit although next is set (servers also bound the bytes of an answer), but not
-// more, and not none: who asks on from next always advances.
+// If next is set, an answer may have fewer entries than limit, because servers also limit the bytes
+// of an answer. It may not have more, and not none: so a client that continues from next always
+// advances.
 func VerifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next []byte, p RangeProof) error {
 	if err := verifyRange(appHash, start, end, limit, entries, next, p); err != nil {
 		return fmt.Errorf("%w of a range: %w", ErrInvalidProof, err)
@@ -88,8 +96,8 @@ func verifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next 
 	if rebuilt.Hash != root {
 		return errors.New("the items do not hash to the state's root")
 	}
-	// The root's own height and bytes stand in the map's other leaf only. Without them the value length of a neighbour that is
-	// the tree's one leaf would be anybody's guess.
+	// Only the other leaf of the map has the height and the bytes of the root. Without this check,
+	// the value length of a neighbour that is the tree's only leaf could be forged.
 	c := Commitment{ChunkBytes: t.chunkBytes, Chunks: t.chunks, Root: rebuilt}
 	if c.AppHash() != appHash {
 		return errors.New("height, bytes or number of chunks are not those of the app hash")
@@ -108,7 +116,7 @@ func checkRange(start, end []byte, limit int) error {
 	return nil
 }
 
-// checkAnswer checks what an answer claims against the question: all that needs no proof.
+// checkAnswer checks an answer against the question, as far as that needs no proof.
 func checkAnswer(start, end []byte, limit int, entries []KV, next []byte) error {
 	if len(entries) > limit {
 		return fmt.Errorf("%d entries, more than the limit of %d", len(entries), limit)
@@ -141,9 +149,10 @@ func checkAnswer(start, end []byte, limit int, entries []KV, next []byte) error 
 	return nil
 }
 
-// checkComplete checks the order stub* neighbour? result* neighbour? stub*, where stubs stand only outside neighbours, the left
-// neighbour is below start, and the right one is next or, without next, not below end. If items are leaves and stubs of
-// the tree in key order, then nothing between the neighbours was left out.
+// checkComplete checks that the order is stub* neighbour? result* neighbour? stub*, that stubs are
+// only outside neighbours, that the left neighbour is below start, and that the right one is next
+// or, without next, not below end. If items are leaves and stubs of the tree in key order, then
+// nothing between the neighbours was left out.
 func checkComplete(items []rangeItem, start, end, next []byte) error {
 	i := 0
 	skip := func(kind byte) {
@@ -179,8 +188,9 @@ func checkComplete(items []rangeItem, start, end, next []byte) error {
 	return nil
 }
 
-// checkCoarse refuses a stub that was split into those of its two children, because that would be a second proof of the same.
-// Two stubs are siblings where the boundary between them is lower than those beside it (a Cartesian tree).
+// checkCoarse refuses a stub that was split into those of its two children, which would be a second
+// proof of the same. Two stubs are siblings if the boundary between them is lower than those beside
+// it (a Cartesian tree).
 func checkCoarse(items []rangeItem) error {
 	for i := 1; i < len(items); i++ {
 		if items[i-1].kind != stubKind || items[i].kind != stubKind {

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// The encoding of RangeProof.Tree. Like a manifest, it gives a tree by its items in key order and the heights of the inner nodes
-// between them (boundaries): a Cartesian tree.
+// The encoding of RangeProof.Tree (docs/spec/proofs.md#encoding). Like a manifest, it describes a
+// tree by its items in key order and the heights of the inner nodes between them (boundaries): a
+// Cartesian tree.
 //
 //	tree      = version:u8 (1) ‖ uvarint(B) ‖ uvarint(m) ‖ item ...
 //	item      = kind:u8 ‖ boundary height:u8 (not in the first item) ‖ body
@@ -24,7 +27,7 @@ const (
 	neighbourKind = 1
 	resultKind    = 2
 
-	// maxRangeStubs is how many stubs there can be: one at each height on either side.
+	// maxRangeStubs is the maximum number of stubs: one at each height on either side.
 	maxRangeStubs   = 2 * 255
 	maxRangeStub    = 2 + 32 + 1 + binary.MaxVarintLen64 + 32
 	maxRangeLeaf    = 2 + 2*binary.MaxVarintLen64 + MaxKeyBytes + 32
@@ -41,17 +44,18 @@ type rangeTree struct {
 
 // rangeItem is a leaf or a stub of the tree.
 type rangeItem struct {
-	kind     byte
-	boundary uint8 // height of the inner node whose key is the item's least key; ignored for the first item
-	keyHash  Hash  // SHA256 of the least key; unused for the first item
+	kind byte
+	// Height of the inner node whose key is the item's least key; ignored for the first item.
+	boundary uint8
+	keyHash  Hash // SHA256 of the least key; unused for the first item
 	stub     Stub
-	// Of leaves only: the key, and length and SHA256 of the value.
+	// Only of leaves: the key, and length and SHA256 of the value.
 	key       []byte
 	valueLen  int
 	valueHash Hash
 }
 
-// newRangeLeaf makes a neighbour or a result.
+// newRangeLeaf returns a neighbour or a result.
 func newRangeLeaf(kind, boundary byte, key []byte, valueLen int, valueHash Hash) rangeItem {
 	it := rangeItem{kind: kind, boundary: boundary, keyHash: sha256.Sum256(key), key: key, valueLen: valueLen, valueHash: valueHash}
 	it.stub = Stub{Stat{Bytes: RecordBytes(len(key), valueLen)}, hashLeaf(it.keyHash, valueHash)}
@@ -85,8 +89,9 @@ func (t *rangeTree) encode() []byte {
 	return b
 }
 
-// decodeRangeTree reads what encode makes, for an answer of these entries, whose keys and values have proper lengths. It refuses
-// every other encoding. Its allocations grow with what it has read and with the number of entries.
+// decodeRangeTree decodes what encode makes, for an answer with these entries, whose keys and
+// values have proper lengths. It refuses every other encoding. Its allocations are proportional to
+// what it has read and to the number of entries.
 func decodeRangeTree(b []byte, entries []KV) (*rangeTree, error) {
 	if len(b) > maxRangeFixed+len(entries)*resultItemBytes {
 		return nil, fmt.Errorf("a tree of %d bytes is too long for %d entries", len(b), len(entries))
@@ -124,7 +129,8 @@ func decodeRangeTree(b []byte, entries []KV) (*rangeTree, error) {
 	return t, nil
 }
 
-// rebuild makes the tree of the items and returns its root. It refuses whatever is not an AVL tree.
+// rebuild builds the tree of the items and returns its root. It refuses everything that is not an
+// AVL tree.
 func (t *rangeTree) rebuild() (Stub, error) {
 	b := builder{chunkBytes: t.chunkBytes, join: func(k uint32, _ Stat, l, r *sub) (ref, Hash) {
 		return 0, hashInner(l.Stub, r.Stub, t.items[k].keyHash)
@@ -197,9 +203,9 @@ func (r *rangeReader) stub(boundary byte, first bool) (it rangeItem, err error) 
 	if s.Height, err = r.byte(); err != nil {
 		return it, err
 	}
-	lo, hi := uint64(2*minRecordBytes), uint64(math.MaxUint64)
+	lo, hi := uint64(2*record.MinBytes), uint64(math.MaxUint64)
 	if s.Height == 0 {
-		lo, hi = minRecordBytes, maxRecordBytes
+		lo, hi = record.MinBytes, record.MaxBytes
 	}
 	if s.Bytes, err = r.uvarint("bytes of a stub", lo, hi); err != nil {
 		return it, err
@@ -211,7 +217,7 @@ func (r *rangeReader) stub(boundary byte, first bool) (it rangeItem, err error) 
 }
 
 func (r *rangeReader) neighbour(boundary byte) (it rangeItem, err error) {
-	key, rest, err := decodeBytes(r.b, MaxKeyBytes)
+	key, rest, err := record.Field(r.b, MaxKeyBytes)
 	if err != nil {
 		return it, fmt.Errorf("key: %w", err)
 	}
@@ -229,7 +235,7 @@ func (r *rangeReader) neighbour(boundary byte) (it rangeItem, err error) {
 
 func (r *rangeReader) take(n int) ([]byte, error) {
 	if n > len(r.b) {
-		return nil, errShort
+		return nil, record.ErrShort
 	}
 	b := r.b[:n]
 	r.b = r.b[n:]
@@ -251,7 +257,7 @@ func (r *rangeReader) hash() (h Hash, err error) {
 }
 
 func (r *rangeReader) uvarint(what string, lo, hi uint64) (uint64, error) {
-	n, rest, err := decodeUvarint(r.b)
+	n, rest, err := record.Uvarint(r.b)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", what, err)
 	}

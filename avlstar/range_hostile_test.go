@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"testing"
@@ -11,10 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The families of lies are those of go-ethereum's TestBadRangeProof and TestGappedRangeProof, for our encoding.
+// The families of lies are those of go-ethereum's TestBadRangeProof and TestGappedRangeProof, for
+// our encoding.
 
-// lie is an honest answer and its proof, taken apart for a liar to change. Its items stay true to the tree's hashes unless he
-// changes those, so that only the named check can refuse it.
+// lie is an honest answer and its proof in parts, for a liar to change. Unless he changes hashes,
+// its items remain true to those of the tree, so that only the named check can refuse it.
 type lie struct {
 	start, end, next []byte
 	limit            int
@@ -83,7 +85,7 @@ func TestHostileRangeProofs(t *testing.T) {
 		limit        int
 		change       func(l *lie)
 	}{
-		// Of the answer.
+		// The answer.
 		{"key changed", "do not hash", 9, func(l *lie) { l.entries[1].Key = []byte("k081") }},
 		{"value changed", "do not hash", 9, func(l *lie) { l.entries[1].Value = []byte("value 5") }},
 		{"value emptied", "value of 0 bytes", 9, func(l *lie) { l.entries[1].Value = nil }},
@@ -104,7 +106,7 @@ func TestHostileRangeProofs(t *testing.T) {
 			l.entries = append(l.entries, KV{[]byte("k16"), []byte("value 8")})
 		}},
 		{"more than the limit", "more than the limit", 9, func(l *lie) { l.limit = 4 }},
-		// Of completeness.
+		// Completeness.
 		{"a result in a stub", "does not belong", 9, func(l *lie) { l.hide("k10") }},
 		{"the first result in a stub", "does not belong", 9, func(l *lie) { l.hide("k06") }},
 		{"the last result in a stub", "does not belong", 9, func(l *lie) { l.hide("k14") }},
@@ -131,7 +133,7 @@ func TestHostileRangeProofs(t *testing.T) {
 			l.hide("k16")
 			l.tree.items = slices.DeleteFunc(l.tree.items, func(it rangeItem) bool { return string(it.key) == "k16" })
 		}},
-		// Of the next key.
+		// The next key.
 		{"a next key that is no leaf", "not the next key", 3, func(l *lie) { l.next = []byte("k11") }},
 		{"a next key further on", "not the next key", 3, func(l *lie) { l.next = []byte("k14") }},
 		{"a next key beyond the end", "not below end", 3, func(l *lie) { l.next = []byte("k16") }},
@@ -139,7 +141,7 @@ func TestHostileRangeProofs(t *testing.T) {
 		{"no next key", "lies in the range", 3, func(l *lie) { l.next = nil }},
 		{"a next key where the range is exhausted", "not the next key", 9, func(l *lie) { l.next = []byte("k141") }},
 		{"a next key without entries", "would not advance", 3, func(l *lie) { l.entries = nil }},
-		// Of stubs.
+		// Stubs.
 		{"height", "inner node", 9, func(l *lie) { lastStub(l).stub.Height++ }},
 		{"bytes", "do not hash", 9, func(l *lie) { lastStub(l).stub.Bytes++ }},
 		{"bytes that overflow", "overflow", 9, func(l *lie) { lastStub(l).stub.Bytes = math.MaxUint64 }},
@@ -157,7 +159,7 @@ func TestHostileRangeProofs(t *testing.T) {
 				l.tree.items = append(l.tree.items, *lastStub(l))
 			}
 		}},
-		// Of the rest.
+		// Everything else.
 		{"chunk limit", "those of the app hash", 9, func(l *lie) { l.tree.chunkBytes++ }},
 		{"chunk limit 0", "chunk limit", 9, func(l *lie) { l.tree.chunkBytes = 0 }},
 		{"number of chunks", "those of the app hash", 9, func(l *lie) { l.tree.chunks++ }},
@@ -191,7 +193,8 @@ func TestHostileRangeProofs(t *testing.T) {
 	}
 }
 
-// In a tree of one leaf nothing but the map's other leaf commits to the length of a neighbour's value.
+// In a tree of one leaf, only the other leaf of the map commits to the length of a neighbour's
+// value.
 func TestHostileRangeOfOneLeaf(t *testing.T) {
 	v := stateOf(t, 50, 1)
 	l := honest(t, v, "x", "", 9)
@@ -199,21 +202,22 @@ func TestHostileRangeOfOneLeaf(t *testing.T) {
 	require.ErrorContains(t, l.verify(v.AppHash()), "those of the app hash")
 }
 
-// TestEveryTrueTree gives the verifier, for small trees, every tree of items whose hashes are true: each subtree as a stub or
-// opened, each leaf as neighbour or result, for every question and every next key. It must take the honest answer's
-// proof and no other.
+// TestEveryTrueTree gives the verifier, for small trees, every tree of items whose hashes are true:
+// each subtree as a stub or opened, each leaf as neighbour or result, for every question and every
+// next key. It must accept the proof of the honest answer and no other.
 func TestEveryTrueTree(t *testing.T) {
 	for n := 1; n <= 4; n++ {
 		v := stateOf(t, 20, n)
 		var kvs []KV
-		for key, value := range v.Ascend(nil, nil) {
+		for key, value := range mustAscend(t, v, nil, nil) {
 			kvs = append(kvs, KV{key, value})
 		}
 		bounds := [][]byte{nil}
 		for i := range 2 * n {
 			bounds = append(bounds, fmt.Appendf(nil, "k%02d", i))
 		}
-		nexts := append(slices.Clone(bounds), []byte("k99")) // every key, every gap, beyond all keys, none
+		// Every key, every gap, beyond all keys, none.
+		nexts := append(slices.Clone(bounds), []byte("k99"))
 		c, m := v.Commitment(), v.proveMap()
 		accepted := 0
 		for _, items := range trueTrees(v, sub{v.top, v.root}, 0, nil) {
@@ -222,7 +226,7 @@ func TestEveryTrueTree(t *testing.T) {
 			var entries []KV
 			for _, it := range items {
 				if it.kind == resultKind {
-					value, _ := v.Get(it.key)
+					value, _ := mustGet(t, v, it.key)
 					entries = append(entries, KV{it.key, value})
 				}
 			}
@@ -288,8 +292,9 @@ func FuzzVerifyRange(f *testing.F) {
 	}
 	f.Add([]byte{}, []byte{}, 1, 0, []byte{}, []byte{1, 50, 1, 0, 0, 5}, []byte{})
 	f.Fuzz(func(t *testing.T, start, end []byte, limit, n int, next, tree, m []byte) {
-		// The entries are true: a fuzzer cannot guess hashes. How many of them, the proof and the question are its choice.
-		entries, _ := naiveRange(slices.Collect(ascending(v)), start, end, min(max(n, 0), 99))
+		// The entries are true, because a fuzzer cannot guess hashes. It chooses their number, the
+		// proof and the question.
+		entries, _ := naiveRange(slices.Collect(ascending(t, v)), start, end, min(max(n, 0), 99))
 		if t, err := decodeRangeTree(tree, entries); err == nil && !bytes.Equal(t.encode(), tree) {
 			panic("a second encoding")
 		}
@@ -308,9 +313,9 @@ func FuzzVerifyRange(f *testing.F) {
 }
 
 // ascending yields the entries of v.
-func ascending(v *Version) func(yield func(KV) bool) {
+func ascending(t *testing.T, v *Version) iter.Seq[KV] {
 	return func(yield func(KV) bool) {
-		for key, value := range v.Ascend(nil, nil) {
+		for key, value := range mustAscend(t, v, nil, nil) {
 			if !yield(KV{key, value}) {
 				return
 			}

@@ -5,25 +5,30 @@ import (
 	"crypto/sha256"
 )
 
-// proveRange makes RangeProof.Tree for what ProveRange answers, nil in the empty tree.
+// proveRange returns RangeProof.Tree for what ProveRange answers, nil in the empty tree.
 func (v *Version) proveRange(start, end, next []byte) ([]byte, error) {
 	if v.root == 0 {
 		return nil, nil
 	}
-	// The leaves to show are those from lo to hi, both included: the neighbours. nil: there is none, on to the tree's end.
-	lo, hi := v.below(start), next
+	// The leaves to show are those from lo to hi inclusive: the neighbours. A neighbour that is nil
+	// does not exist; then the leaves to show reach to that end of the tree.
+	lo, err := v.below(start)
+	if err != nil {
+		return nil, err
+	}
+	hi := next
 	if hi == nil && len(end) != 0 {
-		for key := range v.Ascend(end, nil) {
-			hi = bytes.Clone(key)
+		for kv, err := range v.Ascend(end, nil) {
+			if err != nil {
+				return nil, err
+			}
+			hi = bytes.Clone(kv.Key)
 			break
 		}
 	}
 	c := v.Commitment()
 	t := rangeTree{chunkBytes: c.ChunkBytes, chunks: c.Chunks}
 	if err := v.cover(&t, &v.view, sub{v.top, v.root}, boundary{}, nil, lo, hi); err != nil {
-		return nil, err
-	}
-	if err := v.Err(); err != nil {
 		return nil, err
 	}
 	for i := range t.items {
@@ -34,16 +39,17 @@ func (v *Version) proveRange(start, end, next []byte) ([]byte, error) {
 	return t.encode(), nil
 }
 
-// boundary is the inner node before a subtree: its height and the least key of the subtree. Before the first one there is none.
+// boundary is the inner node before a subtree: its height and its key, the least key of the
+// subtree. The first subtree has none.
 type boundary struct {
 	height uint8
 	key    []byte
 	hash   *Hash
 }
 
-// cover appends to t the items for the subtree s: its leaves from lo to hi, stubs for all else. first is the inner node before s,
-// after the key of the one behind it (nil: s is the last). Both are keys of leaves, so that s has a leaf to show exactly if
-// lo < after and first <= hi.
+// cover appends the items for the subtree s to t: its leaves from lo to hi, and stubs for the rest.
+// first is the inner node before s, and after the key of the one behind it (nil: s is the last).
+// Both are keys of leaves, so s has a leaf to show exactly if lo < after and first <= hi.
 func (v *Version) cover(t *rangeTree, w nodes, s sub, first boundary, after, lo, hi []byte) error {
 	outside := after != nil && bytes.Compare(after, lo) <= 0 || first.key != nil && hi != nil && bytes.Compare(first.key, hi) > 0
 	switch {
@@ -54,7 +60,7 @@ func (v *Version) cover(t *rangeTree, w nodes, s sub, first boundary, after, lo,
 		}
 		t.items = append(t.items, it)
 	case s.n == 0:
-		page, err := v.tree.fetchPage(Subtree{s.Stub, first.key, after})
+		page, err := v.page(Subtree{s.Stub, first.key, after}, first.key)
 		if err != nil {
 			return err
 		}

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// naiveRange is what a range query must answer, by looking at every entry.
+// naiveRange answers a range query by looking at every entry.
 func naiveRange(kvs []KV, start, end []byte, limit int) (entries []KV, next []byte) {
 	for _, e := range kvs {
 		if bytes.Compare(e.Key, start) < 0 || len(end) != 0 && bytes.Compare(e.Key, end) >= 0 {
@@ -41,11 +41,11 @@ func TestRangesOfRandomStates(t *testing.T) {
 			require.Equal(t, want, got)
 			require.Equal(t, wantNext, next)
 			require.NoError(t, VerifyRange(v.AppHash(), start, end, limit, got, next, p))
-			// A server may stop early, a greater limit takes the same proof.
+			// A server may stop early: with a greater limit, the proof is still valid.
 			if limit < math.MaxInt {
 				require.NoError(t, VerifyRange(v.AppHash(), start, end, limit+1, got, next, p))
 			}
-			// What is not the whole answer is refused.
+			// An incomplete answer is refused.
 			lies := map[string][]KV{"one more": append(slices.Clone(got), KV{[]byte("ddddd"), []byte("v")})}
 			if len(got) > 0 {
 				i := rapid.IntRange(0, len(got)-1).Draw(t, "victim")
@@ -60,7 +60,7 @@ func TestRangesOfRandomStates(t *testing.T) {
 	})
 }
 
-// Whoever asks on from next sees every entry once.
+// A client that continues from next sees every entry once.
 func TestRangePages(t *testing.T) {
 	v := stateOf(t, 50, 23)
 	for limit := 1; limit < 25; limit++ {
@@ -76,14 +76,15 @@ func TestRangePages(t *testing.T) {
 			}
 		}
 		var want []KV
-		for key, value := range v.Ascend(nil, nil) {
+		for key, value := range mustAscend(t, v, nil, nil) {
 			want = append(want, KV{key, value})
 		}
 		require.Equal(t, want, all)
 	}
 }
 
-// TestRangeShapes walks all ranges of small trees: every start and end at and between leaves, every limit.
+// TestRangeShapes checks all ranges of small trees: every start and end at and between leaves,
+// every limit.
 func TestRangeShapes(t *testing.T) {
 	for n := range 9 {
 		v := stateOf(t, 30, n)
@@ -133,7 +134,8 @@ func TestRangeRefusesQuestions(t *testing.T) {
 	}
 }
 
-// TestDamagedRangeProofs damages every byte of both operators, for ranges that end everywhere in trees of a few shapes.
+// TestDamagedRangeProofs damages every byte of both operators, for ranges with all kinds of ends in
+// trees of a few shapes.
 func TestDamagedRangeProofs(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 7} {
 		v := stateOf(t, 50, n)

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/range.json anew")
 
-// rangeFile is testdata/range.json; docs/spec/proofs.md tells its fields.
+// rangeFile is testdata/range.json; docs/spec/proofs.md explains its fields.
 type rangeFile struct {
 	Format string        `json:"format"`
 	About  string        `json:"about"`
@@ -69,7 +69,7 @@ func (r rangeVector) entries() (entries []KV) {
 	return entries
 }
 
-// rangeVectors makes what testdata/range.json has to say.
+// rangeVectors makes the content of testdata/range.json.
 func rangeVectors(t *testing.T) rangeFile {
 	f := rangeFile{
 		Format: "starling-range-1",
@@ -158,7 +158,8 @@ func honestOrEmpty(t *testing.T, v *Version, start, end string, limit int) *lie 
 	return &lie{start: []byte(start), end: []byte(end), limit: limit, m: v.proveMap()}
 }
 
-// TestSpecExamples checks that the worked examples of docs/spec/proofs.md are what we make.
+// TestSpecExamples checks that the worked examples of docs/spec/proofs.md are what this package
+// makes.
 func TestSpecExamples(t *testing.T) {
 	spec, err := os.ReadFile("../docs/spec/proofs.md")
 	require.NoError(t, err)
@@ -184,7 +185,8 @@ func TestSpecExamples(t *testing.T) {
 	}
 }
 
-// TestRangeVectors checks that testdata/range.json is what we make, and verifies it from the file alone.
+// TestRangeVectors checks that testdata/range.json is what this package makes, and verifies it from
+// the file alone.
 func TestRangeVectors(t *testing.T) {
 	const path = "testdata/range.json"
 	made, err := json.MarshalIndent(rangeVectors(t), "", " ")

@@ -7,8 +7,9 @@ import (
 	"slices"
 )
 
-// refNode is a naive tree, written from the specification alone: slow, recursive, without state. Nothing in it is shared with the
-// implementation; heights, sums, keys and hashes are computed anew whenever they are asked for.
+// refNode is a naive tree, written from the specification alone: slow, recursive, without state. It
+// shares nothing with the implementation; heights, sums, keys and hashes are computed again at
+// every use.
 type refNode struct {
 	key, value  []byte   // of a leaf
 	left, right *refNode // of an inner node
@@ -23,7 +24,7 @@ func (n *refNode) height() int {
 	return 1 + max(n.left.height(), n.right.height())
 }
 
-// least is the least key below n; that of the right child is the key of its parent.
+// least returns the least key below n; that of the right child is the key of its parent.
 func (n *refNode) least() []byte {
 	if n.leaf() {
 		return n.key
@@ -31,7 +32,8 @@ func (n *refNode) least() []byte {
 	return n.left.least()
 }
 
-// refJoin makes an inner node of two subtrees whose heights differ by 2 at most, and rotates where it must.
+// refJoin makes an inner node of two subtrees whose heights differ by 2 at most, and rotates if it
+// must.
 func refJoin(l, r *refNode) *refNode {
 	switch {
 	case l.height() == r.height()+2:
@@ -83,7 +85,7 @@ func refDelete(n *refNode, key []byte) *refNode {
 	return n.left
 }
 
-// refLeaf is a leaf with the height of the inner node that bears its key.
+// refLeaf is a leaf with the height of the inner node that has its key.
 type refLeaf struct {
 	key, value []byte
 	height     int
@@ -103,7 +105,7 @@ func (n *refNode) leaves() []refLeaf {
 
 func refUvarint(x int) []byte { return binary.AppendUvarint(nil, uint64(x)) }
 
-// records is the encoding of a chunk with root n.
+// records returns the encoding of a chunk with root n.
 func (n *refNode) records() []byte {
 	var b []byte
 	for _, l := range n.leaves() {
@@ -134,7 +136,7 @@ func (n *refNode) hash() []byte {
 	return refSHA([]byte{1}, n.left.stat(), n.right.stat(), refSHA(n.right.least()), n.left.hash(), n.right.hash())
 }
 
-// refChunk is a chunk's root with the height of the upper node that bears its first key.
+// refChunk is a chunk's root with the height of the upper node that has its first key.
 type refChunk struct {
 	root     *refNode
 	boundary int

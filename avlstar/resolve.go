@@ -7,9 +7,10 @@ import (
 	"github.com/starling-kv/starling/avlstar/sha256mb"
 )
 
-// resolver computes what an edit left open: bytes and hashes of what is dirty, children before parents (the lazy hash resolution of
-// the DSM-Tree, Ponnapalli et al. 2020). Nodes of one height do not depend on each other, so they are hashed together:
-// many messages of one length are what sha256mb is fast at.
+// resolver computes what an edit left open: bytes and hashes of what is dirty, children before
+// parents (the lazy hash resolution of the DSM-Tree, Ponnapalli et al. 2020). Nodes of the same
+// height do not depend on each other, so they are hashed together: sha256mb is fast at many
+// messages of the same length.
 //
 //	                   top            last, by one goroutine
 //	            ┌───────┴───────┐
@@ -48,7 +49,7 @@ func (v *Version) count(t *tally) {
 	v.upper += t.upper
 }
 
-// innerJob is a dirty inner node, whose bytes and hash go to its parent.
+// innerJob is a dirty inner node; its bytes and hash are written to its parent.
 type innerJob struct {
 	link   *link
 	image  *image
@@ -67,7 +68,7 @@ type leafJob struct {
 	side   int
 }
 
-// grow makes sure that there are so many groups.
+// grow makes sure that there is this number of groups.
 func (r *resolver) grow(groups int) {
 	for len(r.groups) < groups {
 		r.groups = append(r.groups, group{})
@@ -87,7 +88,7 @@ func (r *resolver) finish(e *edit, v *Version) {
 	e.tree.took(e, v)
 }
 
-// share hashes most of what e left open by several goroutines, if it is much.
+// share hashes most of what e left open with several goroutines, if it is much.
 func (r *resolver) share(e *edit, v *Version, c *crew) {
 	if c.workers() == 1 || c.used() {
 		return
@@ -111,21 +112,21 @@ func (r *resolver) share(e *edit, v *Version, c *crew) {
 	for i := range tallies {
 		v.count(&tallies[i])
 	}
-	clear(r.tasks) // they refer to e, and that to the changes
+	clear(r.tasks) // they refer to e, which refers to the changes
 }
 
-// maxTurn bounds the tasks of a turn.
+// maxTurn limits the tasks of a turn.
 const maxTurn = 8
 
-// turns deals out tasks: many at a time first, since many nodes are hashed faster together, fewer towards the end, so that all
-// workers end at about the same time.
+// turns hands out tasks: many at a time at first, because many nodes are hashed faster together,
+// and fewer towards the end, so that all workers end at about the same time.
 type turns struct {
 	mu      sync.Mutex
 	next, n int
 	workers int
 }
 
-// take returns the next tasks, [from, to): none when all are taken.
+// take returns the next tasks, [from, to), which is empty when all are taken.
 func (t *turns) take() (from, to int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,8 +148,8 @@ func (b *bulk) hashKeys(e *edit) {
 	b.flush()
 }
 
-// split cuts the dirty tree into some more than want subtrees that are about equally large, and takes the marks off them: what is above
-// them stays to be done.
+// split cuts the dirty tree into slightly more than want subtrees of about equal size, and clears
+// their marks: what is above them remains to be done.
 func (r *resolver) split(e *edit, want int) {
 	r.tasks = r.tasks[:0]
 	if n := e.top.link.child[left]; n.isInner() && e.top.image.isDirty(left) {
@@ -179,10 +180,10 @@ func (r *resolver) split(e *edit, want int) {
 
 func (g *group) reset(w *view, chunkBytes uint64) { g.w, g.chunkBytes = w, chunkBytes }
 
-// maxKept bounds the lists that are kept from one edit to the next.
+// maxKept limits the lists that are kept from one edit to the next.
 const maxKept = 1 << 14
 
-// put notes a dirty inner node.
+// put adds a dirty inner node.
 func (g *group) put(j innerJob) {
 	prefetchNode(j.link, j.image)
 	j.tally.inner++
@@ -190,8 +191,8 @@ func (g *group) put(j innerJob) {
 	g.heights.add(j.height())
 }
 
-// finish hashes what was put, and all that is dirty below. It collects that breadth first, so that a node is on its way into the cache
-// while others are looked at.
+// finish hashes what was put, and everything dirty below. It collects that breadth first, so that a
+// node is being fetched into the cache while others are visited.
 func (g *group) finish() {
 	for k := 0; k < len(g.jobs); k++ {
 		j := &g.jobs[k]
@@ -201,7 +202,7 @@ func (g *group) finish() {
 	for _, level := range g.heights.sort() {
 		g.hashLevel(level)
 	}
-	// The lists refer to the edit, and that to the changes.
+	// The lists refer to the edit, which refers to the changes.
 	clear(g.jobs)
 	clear(g.leaves)
 	g.jobs, g.leaves = g.jobs[:0], g.leaves[:0]
@@ -211,8 +212,9 @@ func (g *group) finish() {
 	}
 }
 
-// children puts the dirty children of an inner node on the lists. bearer is where SHA256 of the node's least key stands: in the image of
-// the inner node that bears it; nil on the left edge of the tree, which none does.
+// children puts the dirty children of an inner node on the lists. bearer is the place of SHA256 of
+// the node's least key: the image of the inner node that has this key. It is nil on the left edge
+// of the tree, where no node has it.
 func (g *group) children(l *link, i *image, bearer *Hash, t *tally) {
 	flags := i[imageFlags]
 	i[imageFlags] = flags &^ (dirtyLeft | dirtyRight)
@@ -234,7 +236,7 @@ func (g *group) children(l *link, i *image, bearer *Hash, t *tally) {
 	}
 }
 
-// batch is how many messages are handed to sha256mb at once.
+// batch is the number of messages that are passed to sha256mb at once.
 const batch = 64
 
 // hashLevel hashes inner nodes that do not depend on each other.
@@ -293,7 +295,7 @@ func (g *group) hashLeaves() {
 	images.flush()
 }
 
-// levels orders things by their height (a counting sort).
+// levels sorts things by their height (a counting sort).
 type levels struct {
 	heights []uint8
 	order   []uint32
@@ -304,7 +306,7 @@ func (l *levels) reset() { l.heights = l.heights[:0] }
 
 func (l *levels) add(height uint8) { l.heights = append(l.heights, height) }
 
-// sort returns the numbers of those of each height, lowest first.
+// sort returns the numbers of the things of each height, lowest first.
 func (l *levels) sort() [][]uint32 {
 	var count, next [256]int
 	for _, h := range l.heights {

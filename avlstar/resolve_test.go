@@ -11,11 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGroups applies blocks so large that several goroutines make and hash them, in trees of every shape: the same as one goroutine
-// makes, which is the same as small blocks make.
+// TestGroups applies blocks so large that several goroutines make and hash them, in trees of every
+// shape. The result must be that of one goroutine, and that of small blocks.
 func TestGroups(t *testing.T) {
 	rnd := newRand(t)
-	corner := func(n int) (block []Change) { // new keys in one place, so that all above it must turn
+	// New keys in one place, so that everything above must rotate.
+	corner := func(n int) (block []Change) {
 		for i := range n {
 			block = append(block, Change{fmt.Appendf(nil, "shared/prefix/that/is/long/000123%06d", i), []byte("new")})
 		}
@@ -71,7 +72,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// merged is one block of two; changes of b win.
+// merged returns one block of two; changes of b win.
 func merged(a, b []Change) []Change {
 	m := model{}
 	for _, c := range slices.Concat(a, b) {
@@ -87,7 +88,7 @@ func newInnerOf(v *Version) (all []string) {
 	return all
 }
 
-// TestHashed: what is hashed is what the version before has not.
+// TestHashed: exactly what the previous version lacks is hashed.
 func TestHashed(t *testing.T) {
 	rnd := newRand(t)
 	for _, n := range []int{1, 30, 1000} {
@@ -114,7 +115,8 @@ func TestHashed(t *testing.T) {
 			if next != v {
 				gotInner, gotLeaves := next.Hashed()
 				require.Equal(t, leaves, gotLeaves)
-				// One that came out as it was, its changes undone by others of the block, is hashed too.
+				// A node that ends unchanged, because other changes of the block undid a change, is
+				// hashed too.
 				require.GreaterOrEqual(t, gotInner, inner)
 				require.LessOrEqual(t, gotInner, inner+inner/10+5, fmt.Sprint(n))
 			}
@@ -124,7 +126,8 @@ func TestHashed(t *testing.T) {
 	}
 }
 
-// TestBulk hashes messages of many lengths in one go: more than wait at a time, longer than are gathered.
+// TestBulk hashes messages of many lengths at once: more than wait at a time, and longer ones than
+// are batched.
 func TestBulk(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 3))
 	var b bulk

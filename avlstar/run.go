@@ -7,12 +7,14 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/avlstar/sha256mb"
 )
 
-// run is a complete subtree that was made from its leaf records, as a chunk carries them. Its nodes are numbered by their keys: inner
-// node i bears the key of leaf i, and the inner node that bears the key of leaf 0 is not part of it. So whoever knows how many
-// leaves come before a run knows the refs that its nodes will have in a tree (load.go).
+// run is a complete subtree that was made from its leaf records, as in a chunk. Its nodes are
+// numbered by their keys: inner node i has the key of leaf i; the inner node that has the key of
+// leaf 0 is not part of the run. So the number of leaves before a run determines the refs of its
+// nodes in a tree (load.go).
 //
 //	leaf       0   1   2   3        data, from offset at[i] on
 //	inner          1   2   3        links[i], images[i]; refs in them count from the run's beginning
@@ -26,14 +28,17 @@ type run struct {
 	first  Hash // SHA256 of the least key
 }
 
-// limits are what is known of a run beforehand.
+// limits are what is known of a run before it is decoded.
 type limits struct {
 	chunkBytes uint64
-	height     uint8 // no inner node is higher: so it has 2^height leaves at most, and what is allocated is bounded by what was proved
-	check      func(i int, l Leaf) error
+	// No inner node is higher. So there are at most 2^height leaves, and what was proved limits
+	// what is allocated.
+	height uint8
+	check  func(i int, l Leaf) error
 }
 
-// newRun decodes records and builds their subtree, hashed. The run refers to data. The height of the first record is not looked at.
+// newRun decodes records and builds their subtree with its hashes. The run refers to data. The
+// height of the first record is ignored.
 func newRun(data []byte, lim limits) (*run, error) {
 	r := &run{data: data}
 	if err := r.decode(lim); err != nil {
@@ -51,13 +56,14 @@ func newRun(data []byte, lim limits) (*run, error) {
 // len returns the number of leaves.
 func (r *run) len() int { return len(r.at) }
 
-// leaf returns leaf i, as its record has it. The capacity of key and value reaches beyond them, so that they can be hashed in place.
+// leaf returns leaf i, with the height in its record. The capacity of key and value exceeds their
+// length, so that they can be hashed in place.
 func (r *run) leaf(i int) (l Leaf) {
 	at := int(r.at[i])
 	l.Height = r.data[at]
-	n, at := shortUvarint(r.data, at+1)
+	n, at := record.Length(r.data, at+1)
 	l.Key = r.data[at : at+n]
-	n, at = shortUvarint(r.data, at+n)
+	n, at = record.Length(r.data, at+n)
 	l.Value = r.data[at : at+n]
 	return l
 }
@@ -70,7 +76,7 @@ func (r *run) end(i int) int {
 	return len(r.data)
 }
 
-// decode finds the records and checks each by itself, and that keys ascend.
+// decode finds the records, and checks each of them and that keys ascend.
 func (r *run) decode(lim limits) error {
 	if len(r.data) > math.MaxUint32 {
 		return fmt.Errorf("%d bytes of records", len(r.data))
@@ -79,7 +85,7 @@ func (r *run) decode(lim limits) error {
 	r.at = make([]uint32, 0, len(r.data)/64+1)
 	for rest := r.data; len(rest) > 0; {
 		i := len(r.at)
-		l, after, err := decodeRecord(rest)
+		l, after, err := record.Decode(rest)
 		switch {
 		case err != nil:
 		case i > 0 && l.Height > lim.height:
@@ -103,7 +109,7 @@ func (r *run) decode(lim limits) error {
 	return nil
 }
 
-// shape makes the nodes, all but their hashes.
+// shape makes the nodes without their hashes.
 func (r *run) shape(lim limits, s *scratch) error {
 	n := r.len()
 	r.links, r.images = make([]link, n), make([]image, n)
@@ -132,11 +138,11 @@ func (r *run) shape(lim limits, s *scratch) error {
 		return err
 	}
 	r.root, r.upper = *root, b.upper
-	s.parent(root.n, 0, left) // image 0 belongs to no node: the root's hash is put there
+	s.parent(root.n, 0, left) // image 0 belongs to no node: the root's hash is written there
 	return nil
 }
 
-// hash computes the hashes: of keys and values, then of the leaves, then level by level.
+// hash computes the hashes of keys and values, then of the leaves, then level by level.
 func (r *run) hash(s *scratch) {
 	n := r.len()
 	for i := range n {
@@ -168,7 +174,7 @@ func (r *run) hash(s *scratch) {
 	r.root.Hash = *r.images[0].hash(left)
 }
 
-// scratch is what newRun needs only while it works.
+// scratch is what newRun needs only while it runs.
 type scratch struct {
 	values         []Hash
 	leafTo, nodeTo []uint32 // 2·parent + side of each leaf and inner node
@@ -188,14 +194,14 @@ func getScratch(n int) *scratch {
 	return s
 }
 
-// putScratch keeps s for the next run, unless it is much larger than most need.
+// putScratch keeps s for the next run, unless it is much larger than most runs need.
 func putScratch(s *scratch) {
 	if cap(s.values) <= 1<<16 {
 		scratchPool.Put(s)
 	}
 }
 
-// parent notes where the hash of n goes.
+// parent records where the hash of n goes.
 func (s *scratch) parent(n ref, k uint32, side int) {
 	to := 2*k + uint32(side)
 	if n.isLeaf() {

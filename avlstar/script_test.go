@@ -7,21 +7,28 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// TestScripts runs testdata/tree: what the tree looks like after each block. After a change that is meant:
+// TestScripts runs testdata/tree: what the tree looks like after each block. After an intended
+// change:
 //
 //	go test ./avlstar -run TestScripts -rewrite
 //
-// new chunk-bytes=N      begins with the empty tree
-// apply                  one block; a line each: "put KEY VALUE", "put KEY VALUE*COUNT" or "del KEY". Prints the tree:
+// Commands:
+//
+//	new chunk-bytes=N      begins with the empty tree
+//	apply                  one block, a line each: "put KEY VALUE", "put KEY VALUE*COUNT" or "del KEY";
+//	                       prints the tree
+//	new-inner              inner nodes that the last block made or moved: what goes to disk
+//	manifest               the manifest, decoded
+//	chunk N                the records of a chunk: height key=value
+//
+// The tree is printed as
 //
 //	KEY hHEIGHT BYTES      an inner node, its children below it; "| chunk N" marks the root of a chunk
 //	KEY=VALUE              a leaf
-//
-// new-inner              inner nodes that the last block made or moved: what goes to disk
-// manifest               the manifest, decoded
-// chunk N                the records of a chunk: height key=value
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/tree", func(t *testing.T, path string) {
 		var v, base *Version
@@ -68,7 +75,7 @@ func TestScripts(t *testing.T) {
 				var b strings.Builder
 				for len(rest) > 0 {
 					var l Leaf
-					if l, rest, err = decodeRecord(rest); err != nil {
+					if l, rest, err = record.Decode(rest); err != nil {
 						return err.Error()
 					}
 					fmt.Fprintf(&b, "%d %s=%s\n", l.Height, l.Key, shorten(l.Value))

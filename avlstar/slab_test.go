@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSlabGivenBackInsideApply makes and removes in one block the only inner node of a slab. Slab 0 is full of an older version's nodes.
+// TestSlabGivenBackInsideApply makes and removes the only inner node of a slab in one block. Slab 0
+// is full of nodes of an older version.
 func TestSlabGivenBackInsideApply(t *testing.T) {
 	var put, del []Change
 	for i := range slabNodes {
@@ -26,14 +27,15 @@ func TestSlabGivenBackInsideApply(t *testing.T) {
 	requireInvariants(t, pinned)
 }
 
-// TestSlabGivenBackInUndo fails in a partial tree after a block has used one place of a slab twice, and nothing else of that slab.
+// TestSlabGivenBackInUndo fails in a partial tree after a block has used one slot of a slab twice,
+// and no other of that slab.
 func TestSlabGivenBackInUndo(t *testing.T) {
 	var block []Change
 	for i := range slabNodes + 3 {
 		block = append(block, Change{fmt.Appendf(nil, "key %05d", i), []byte("1")})
 	}
 	v := mustApply(t, mustEmpty(t, 1000), block...)
-	leaves := slices.Collect(v.Leaves())
+	leaves := slices.Collect(mustLeaves(t, v))
 	for i := range leaves[8:] { // leaves 0 to 3 and 4 to 7 are two siblings of height 2 each
 		at := leaves[i:]
 		if at[1].Height != 1 || at[2].Height != 2 || at[3].Height != 1 || at[4].Height != 3 || at[6].Height != 2 {
@@ -43,7 +45,8 @@ func TestSlabGivenBackInUndo(t *testing.T) {
 		require.NoError(t, err)
 		before := p.v.Memory()
 		require.Equal(t, uint64(slabNodes-1), before.InnerNodes, "slab 0 is full")
-		// Their parent is made new for leaf 2, removed for leaf 3, and its place is the grandparent's when leaf 4 turns out to be missing.
+		// Their parent is made again for leaf 2 and removed for leaf 3. Its slot is the
+		// grandparent's when leaf 4 turns out to be missing.
 		_, err = p.Apply([]Change{{Key: at[2].Key}, {Key: at[3].Key}, {Key: at[4].Key}})
 		var missing *MissingNodeError
 		require.ErrorAs(t, err, &missing)
@@ -53,7 +56,8 @@ func TestSlabGivenBackInUndo(t *testing.T) {
 	t.Fatal("no such place in the tree")
 }
 
-// TestRoomStaysShort fills the last place of a slab and a page in every version, and frees one before the next.
+// TestRoomStaysShort fills the last slot of a slab and a page in every version, and frees one
+// before the next.
 func TestRoomStaysShort(t *testing.T) {
 	v := mustEmpty(t, 1000)
 	var block []Change
@@ -73,7 +77,8 @@ func TestRoomStaysShort(t *testing.T) {
 	}
 }
 
-// TestRecordSizes puts a record of every length: each reads back, also with all others around it, and when all are freed no page is left.
+// TestRecordSizes puts a record of every length. Each can be read, alone and with all others around
+// it, and when all are freed no page is left.
 func TestRecordSizes(t *testing.T) {
 	var m memory
 	rnd := newRand(t)
@@ -99,7 +104,7 @@ func TestRecordSizes(t *testing.T) {
 		value := bytes.Repeat([]byte{s.tint}, n)
 		s.r = putOne(&m, uint32(n), []byte{s.tint}, value)
 		check(s)
-		if n > 10_000 { // a page of its own each
+		if n > 10_000 { // each has a page of its own
 			before := m.leafBytes
 			m.freeRecord(s.r)
 			require.Equal(t, before-RecordBytes(1, n)-recordHeader+1, m.leafBytes)
@@ -129,7 +134,8 @@ func TestRecordSizes(t *testing.T) {
 	}
 }
 
-// TestNodes takes and frees nodes at random: none is given twice, the lowest slab comes first, empty slabs are given back.
+// TestNodes takes and frees nodes at random: none is returned twice, the lowest slab is used first,
+// and empty slabs are given back.
 func TestNodes(t *testing.T) {
 	rnd := newRand(t)
 	var m memory
@@ -175,7 +181,7 @@ func TestNodes(t *testing.T) {
 	for len(list) > 100 {
 		drop(rnd.IntN(len(list)))
 	}
-	for range 2 * slabNodes { // what lies low is used again before what lies high
+	for range 2 * slabNodes { // lower slots are reused before higher ones
 		for len(list) < 200 {
 			n := newOne(&m)
 			held[n] = len(list)
@@ -209,7 +215,7 @@ func TestLowest(t *testing.T) {
 	}
 }
 
-// newOne and putOne allocate alone.
+// newOne and putOne allocate with an allocator of their own.
 func newOne(m *memory) ref {
 	a := newAllocator(m, false)
 	defer a.close()

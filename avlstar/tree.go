@@ -15,73 +15,77 @@ import (
 //	held       died in (3, 7],    died in 8,
 //	           born by 3          born by 7
 //
-// A node that dies in the making of a version is put on the list of the latest version before, which still has it. When that
-// version is released, the node moves on to the list of the next older one that has it too, or is free. So each node is looked at once
-// for each release that it outlives, and nothing is ever searched for.
+// A node that dies when a version is made is put on the list of the latest version before, which
+// still has it. When that version is released, the node moves to the list of the next older version
+// that has it too, or is freed. So each node is visited once for each release that it outlives, and
+// nothing is ever searched for.
 //
-// Readers take no lock. Release only puts a version on a list; its nodes are freed by the next Apply.
+// Readers take no lock. Release only puts a version on a list; the next Apply frees its nodes.
 type tree struct {
-	released atomic.Pointer[Version] // those whose last reference is gone, linked by nextReleased
+	released atomic.Pointer[Version] // without references, linked by nextReleased
 
-	mu struct { // held by Apply, by nobody else
+	mu struct { // held by Apply only
 		sync.Mutex
 		memory
 		epoch uint32   // of the latest Apply
-		alive []*alive // ascending epochs; the last is the latest version, released or not
+		alive []*alive // in order of epoch; the last is the latest version, released or not
 		work  resolver
 		dead  spare[dead]
 		made  spare[ref]
-		// After failures blocks that had to be made in order, so many are made so at once (parallel.go).
+		// failures is the number of recent blocks that had to be made in order; then the next
+		// backoff blocks are made so at once (parallel.go).
 		failures, backoff int
 	}
-	stats  atomic.Pointer[MemoryStats]
-	paging *paging // nil: everything is in memory; readers look at it only where there are stubs
+	stats atomic.Pointer[MemoryStats]
+	// nil: everything is in memory. Readers look at it only where there are stubs.
+	paging *paging
 }
 
 // alive is a version whose nodes are not freed.
 type alive struct {
 	version *Version
-	held    [][]dead // nodes that are in no later version, but in this one
+	held    [][]dead // nodes that this version has and no later one
 }
 
-// dead is a node that the latest version has not.
+// dead is a node that the latest version lacks.
 type dead struct {
 	n    ref
 	born uint32 // epoch
 }
 
 var (
-	// ErrTooLarge is wrapped where a tree would exceed what the formats or its memory can hold: 2^32-1 chunks, 2^31 leaves, 32 GiB of
-	// leaf records, 2^19 of them larger than 8 KiB, 2^32 versions.
+	// ErrTooLarge is wrapped if a tree would exceed what the formats or its memory can hold: 2^32-1
+	// chunks, 2^31 leaves, 32 GiB of leaf records, 2^19 of them larger than 8 KiB, 2^32 versions.
 	ErrTooLarge = errors.New("tree too large")
-	// ErrNotLatest is Apply's answer where a later version of the same tree is in use.
+	// ErrNotLatest is returned by Apply if a later version of the same tree is in use.
 	ErrNotLatest = errors.New("not the latest version of its tree")
 )
 
-// MemoryStats says what all versions of a tree hold together, those included that are released but not yet freed.
+// MemoryStats describes what all versions of a tree hold together, including those that are
+// released and not yet freed.
 type MemoryStats struct {
-	Versions   int    // that are not freed
+	Versions   int    // not freed yet
 	InnerNodes uint64 // in use
 	Leaves     uint64 // in use
-	Held       uint64 // nodes and leaves of them that only older versions have
-	NodeBytes  uint64 // memory of inner nodes, in use or not
-	LeafBytes  uint64 // memory of leaf records, in use or not
-	Evicted    uint64 // pages that left memory so far
-	Loaded     uint64 // pages that Apply brought back so far
+	Held       uint64 // of these, those that only older versions have
+	NodeBytes  uint64 // of inner nodes, in use or not
+	LeafBytes  uint64 // of leaf records, in use or not
+	Evicted    uint64 // number of pages that left memory so far
+	Loaded     uint64 // number of pages that Apply has read so far
 }
 
 // Memory returns what the tree of v held after its last Apply.
 func (v *Version) Memory() MemoryStats { return *v.tree.stats.Load() }
 
-// Retain adds a reference to a version that the caller knows to be referenced.
+// Retain adds a reference. The caller must know that the version has one already.
 func (v *Version) Retain() {
 	if !v.TryRetain() {
 		panic("avlstar: Retain of a released version")
 	}
 }
 
-// TryRetain adds a reference unless the last one is gone already: for a version found in a place that another goroutine may release
-// it from at the same time.
+// TryRetain adds a reference unless the last one has been released, and reports whether it did. It
+// is for a version that another goroutine may release at the same time.
 func (v *Version) TryRetain() bool {
 	for {
 		n := v.refs.Load()
@@ -94,8 +98,8 @@ func (v *Version) TryRetain() bool {
 	}
 }
 
-// Release gives up a reference. After the last one the version must not be used any more, nor the slices that its iterators
-// yielded: the next Apply uses their memory again.
+// Release gives up a reference. After the last one the version must not be used, nor the slices
+// that it lent: the next Apply reuses their memory.
 func (v *Version) Release() {
 	switch n := v.refs.Add(-1); {
 	case n > 0:
@@ -111,14 +115,14 @@ func (v *Version) Release() {
 	}
 }
 
-// inUse panics where a released version is read: its nodes may be others by now.
+// inUse panics if the version has been released: its nodes may be others by now.
 func (v *Version) inUse() {
 	if v.refs.Load() <= 0 {
 		panic("avlstar: use of a released version")
 	}
 }
 
-// publish makes the version that t.mu.memory now holds the latest one. The caller holds t.mu.
+// publish makes v, which t.mu.memory now holds, the latest version. The caller holds t.mu.
 func (t *tree) publish(v *Version) (*Version, error) {
 	if v.upper >= math.MaxUint32 || v.epoch >= freed {
 		return nil, fmt.Errorf("%w: %d chunks after %d versions", ErrTooLarge, v.upper+1, v.epoch)
@@ -128,7 +132,8 @@ func (t *tree) publish(v *Version) (*Version, error) {
 	return v, nil
 }
 
-// enlist puts v, which t.mu.memory now holds, behind the latest version, with one reference. The caller holds t.mu.
+// enlist puts v, which t.mu.memory now holds, behind the latest version, with one reference. The
+// caller holds t.mu.
 func (t *tree) enlist(v *Version) {
 	v.tree, v.view = t, t.mu.view
 	v.refs.Store(1)
@@ -136,7 +141,7 @@ func (t *tree) enlist(v *Version) {
 	t.check(v)
 }
 
-// held returns how many nodes and leaves only older versions have. The caller holds t.mu.
+// held returns the number of nodes and leaves that only older versions have. The caller holds t.mu.
 func (t *tree) held() (n uint64) {
 	for _, a := range t.mu.alive {
 		for _, list := range a.held {
@@ -150,21 +155,22 @@ func (t *tree) held() (n uint64) {
 func (t *tree) reclaim() {
 	for v := t.released.Swap(nil); v != nil; v = v.nextReleased {
 		i := slices.IndexFunc(t.mu.alive, func(a *alive) bool { return a.version == v })
-		if i >= 0 && i < len(t.mu.alive)-1 { // the latest one stays until it is known what follows on it
+		// The latest one stays until a later version shows which of its nodes die.
+		if i >= 0 && i < len(t.mu.alive)-1 {
 			t.drop(i)
 		}
 	}
 }
 
-// drop takes a version out and passes on, or frees, what it held.
+// drop removes a version and passes on, or frees, what it held. The caller holds t.mu.
 func (t *tree) drop(i int) {
-	gone := t.mu.alive[i]
+	dropped := t.mu.alive[i]
 	t.mu.alive = slices.Delete(t.mu.alive, i, i+1)
 	var before *alive
 	if i > 0 {
 		before = t.mu.alive[i-1]
 	}
-	for _, list := range gone.held {
+	for _, list := range dropped.held {
 		for _, d := range list {
 			if before != nil && d.born <= before.version.epoch {
 				before.hold(d)
@@ -176,7 +182,7 @@ func (t *tree) drop(i int) {
 	}
 }
 
-// maxHeld is how long a list grows before another is begun.
+// maxHeld is the length of a list at which another one is begun.
 const maxHeld = 1 << 14
 
 // hold adds a node to what a keeps alive.
@@ -197,8 +203,8 @@ func (t *tree) free(n ref) {
 	}
 }
 
-// rewind makes v the latest version. Those after it must be released: what they added is freed, and what died in them lives again.
-// The caller holds t.mu.
+// rewind makes v the latest version. Those after it must have been released: what they added is
+// freed, and what died in them is alive again. The caller holds t.mu.
 func (t *tree) rewind(v *Version) error {
 	for i := len(t.mu.alive) - 1; ; i-- {
 		switch a := t.mu.alive[i]; {
@@ -207,13 +213,13 @@ func (t *tree) rewind(v *Version) error {
 		case a.version == v:
 			latest := t.mu.alive[len(t.mu.alive)-1].version
 			t.freeSince(latest.root, v.epoch, latest.partial)
-			if t.paging != nil { // what had left is back
+			if t.paging != nil { // evicted nodes are back
 				t.paging.resting = false
 			}
 			for _, later := range t.mu.alive[i+1:] {
 				for _, list := range later.held {
 					for _, d := range list {
-						if d.born > v.epoch { // it was made and given up after v
+						if d.born > v.epoch { // it was made and died after v
 							t.free(d.n)
 						}
 					}
@@ -227,7 +233,8 @@ func (t *tree) rewind(v *Version) error {
 	}
 }
 
-// freeSince frees the nodes below n that were made after epoch, and their stand-ins where there may be any.
+// freeSince frees the nodes below n that were made after epoch and, if there may be stubs, their
+// stand-ins.
 func (t *tree) freeSince(n ref, epoch uint32, stubs bool) {
 	switch {
 	case n.isLeaf():
@@ -245,7 +252,7 @@ func (t *tree) freeSince(n ref, epoch uint32, stubs bool) {
 	}
 }
 
-// account notes what Memory returns. The caller holds t.mu.
+// account records what Memory returns. The caller holds t.mu.
 func (t *tree) account() {
 	s := MemoryStats{
 		Versions: len(t.mu.alive), InnerNodes: t.mu.nodes, Leaves: t.mu.leaves, LeafBytes: t.mu.leafBytes,
@@ -257,7 +264,7 @@ func (t *tree) account() {
 	t.stats.Store(&s)
 }
 
-// room says whether changes fit the memory, whatever they turn out to do.
+// room returns an error if changes, whatever they turn out to do, might not fit into the memory.
 func (t *tree) room(changes []Change, v *Version) error {
 	nodes, pages := needs(changes, v)
 	pages += (maxWorkers + maxMends) * len(classBytes) // each allocator may have one of every class
@@ -267,11 +274,12 @@ func (t *tree) room(changes []Change, v *Version) error {
 	return nil
 }
 
-// needs returns how many nodes and pages changes can need at most: a change makes a path of new nodes, and two more for each rotation
-// on it, and a record. Where there are stubs, the leaf that it replaces may come with it, and a stand-in for each of the nodes.
+// needs returns the maximum number of nodes and pages that changes can need. A change makes a path
+// of new nodes, two more for each rotation on it, and a record. With stubs, the leaf that it
+// replaces may be copied too, and a stand-in for each of the nodes.
 func needs(changes []Change, v *Version) (nodes, pages int) {
 	height, eighths := v.top.Height, 0
-	if v.partial { // most of these are small; the lists grow where that is not so
+	if v.partial { // most of these trees are small; otherwise the lists grow
 		eighths = len(changes) * (16 + 3*(int(height)+2)) / 16
 	}
 	for _, c := range changes {
@@ -280,7 +288,7 @@ func needs(changes []Change, v *Version) (nodes, pages int) {
 	return len(changes) * 3 * (int(height) + 2), eighths/8 + 1
 }
 
-// pageEighths is how much of a page a record of n bytes, as a chunk has it, takes at most.
+// pageEighths returns how many eighths of a page a record of n bytes, as in a chunk, takes at most.
 func pageEighths(n int) int {
 	if n+recordHeader-1 > int(classBytes[len(classBytes)-1]) {
 		return 8 // a page of its own

@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The vectors in testdata/vectors were made by another, independent implementation. Its README.md tells the fields.
+// The vectors in testdata/vectors were made by another, independent implementation. The README.md
+// there explains the fields.
 
 // hexBytes is a byte string in lower-case hexadecimal.
 type hexBytes []byte

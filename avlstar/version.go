@@ -9,12 +9,17 @@ import (
 	"sync/atomic"
 )
 
-// Version is one immutable state of the tree. Any number of goroutines may read it while others apply changes to it: that makes
-// another version.
+// Version is an immutable state of the tree. Any number of goroutines may read it while others
+// apply changes to it, which makes another version.
 //
-// A version begins with one reference, which belongs to whoever got it; Retain and Release count them. After the last Release
-// it must not be used. Get, Floor, Chunk and proofs return copies; keys and values that iterators yield are the tree's own memory: they
-// must not be modified, and are valid until the version is released.
+// A version begins with one reference, which belongs to the caller that got it; Retain and Release
+// count references. After the last Release it must not be used. Get, Floor, Chunk and proofs return
+// copies. Keys and values that View and iterators return are the tree's own memory: they must not
+// be modified, and are valid until the version is released.
+//
+// Part of a version may have left memory (Paging). A method that needs a page that cannot be read
+// returns a *PageError; no method takes a key for absent that it could not look for. An iterator
+// yields the error last, with a zero value.
 type Version struct {
 	view
 	tree         *tree
@@ -25,15 +30,14 @@ type Version struct {
 	top        Stub // height, bytes and hash of the root
 	chunkBytes uint64
 	epoch      uint32
-	parent     uint32 // epoch of the version that this one was made from
-	upper      uint64 // inner nodes above the chunks: the tree has one chunk more
+	parent     uint32 // epoch of the version from which this one was made
+	upper      uint64 // inner nodes above the chunks, of which there is one more
 	leaves     uint64
-	partial    bool                  // there may be stubs
-	failed     atomic.Pointer[error] // see Err
+	partial    bool // there may be stubs
 
 	hashedInner, hashedLeaves uint64
 
-	once   sync.Once   // guards what upperTree fills in
+	once   sync.Once   // guards chunks and man, see upperTree
 	chunks []chunkRoot // in key order
 	man    *Manifest
 
@@ -49,8 +53,8 @@ func Empty(chunkBytes uint64) (*Version, error) {
 	return new(tree).publish(&Version{chunkBytes: chunkBytes, top: emptyStub})
 }
 
-// find returns the leaf whose key is the greatest that is not above key, or the least leaf if there is none; 0 where the tree is empty or
-// a stub is in the way.
+// find returns the leaf with the greatest key that is not above key, or the least leaf if there is
+// none; 0 if the tree is empty or a stub is on the way.
 func (v *Version) find(key []byte) ref {
 	v.inUse()
 	prefix, n := prefixOf(key), v.root
@@ -65,8 +69,9 @@ func (v *Version) find(key []byte) ref {
 	return n
 }
 
-// findEqual returns the leaf that has key, 0 where there is none. It goes by prefixes alone first, which seldom leads astray: so of an
-// inner node only the link is read, and the loop has no branch to predict.
+// findEqual returns the leaf with this key, 0 if there is none or a stub is on the way. It first
+// compares prefixes only, which seldom fails: so it reads only the links of inner nodes, and its
+// loop has no branch to predict.
 func (v *Version) findEqual(key []byte) ref {
 	v.inUse()
 	prefix, n := prefixOf(key), v.root
@@ -87,70 +92,87 @@ func (v *Version) findEqual(key []byte) ref {
 	return n
 }
 
-// Get returns the value of key.
-func (v *Version) Get(key []byte) (value []byte, ok bool) {
-	value, ok = v.View(key)
-	return bytes.Clone(value), ok
+// Get returns a copy of the value of key; ok is false if key is absent.
+func (v *Version) Get(key []byte) (value []byte, ok bool, err error) {
+	value, ok, err = v.View(key)
+	return bytes.Clone(value), ok, err
 }
 
-// View returns the value of key as it lies in the tree's memory: it must not be modified, and is valid until v is released.
-func (v *Version) View(key []byte) (value []byte, ok bool) {
+// View returns the value of key as it lies in the tree's memory: it must not be modified, and is
+// valid until v is released. ok is false if key is absent.
+func (v *Version) View(key []byte) (value []byte, ok bool, err error) {
 	n := v.findEqual(key)
 	if n == 0 {
-		if p := v.pageOn(key); p != nil {
-			if l := p.find(key); bytes.Equal(l.Key, key) {
-				if len(l.Value) < len(p.data)/2 {
-					return bytes.Clone(l.Value), true // who keeps it does not keep the page
-				}
-				return l.Value[:len(l.Value):len(l.Value)], true
-			}
-		}
-		return nil, false
+		return v.viewPage(key)
 	}
 	_, value = v.leaf(n)
-	return value[:len(value):len(value)], true
+	return value[:len(value):len(value)], true, nil
 }
 
-// Has says whether key is there.
-func (v *Version) Has(key []byte) bool {
-	_, ok := v.View(key)
-	return ok
+// viewPage is View for a key that has no leaf in memory.
+func (v *Version) viewPage(key []byte) (value []byte, ok bool, err error) {
+	p, err := v.pageOn(key)
+	if p == nil {
+		return nil, false, err
+	}
+	l := p.find(key)
+	switch {
+	case !bytes.Equal(l.Key, key):
+		return nil, false, nil
+	case len(l.Value) < len(p.data)/2:
+		// A copy, so that the caller does not keep the whole page alive.
+		return bytes.Clone(l.Value), true, nil
+	}
+	return l.Value[:len(l.Value):len(l.Value)], true, nil
 }
 
-// Floor returns the greatest key that is not greater than key, with its value.
-func (v *Version) Floor(key []byte) (k, value []byte, ok bool) {
+// Has reports whether key is present.
+func (v *Version) Has(key []byte) (bool, error) {
+	_, ok, err := v.View(key)
+	return ok, err
+}
+
+// Floor returns copies of the greatest key that is not greater than key, and of its value; ok is
+// false if there is none.
+func (v *Version) Floor(key []byte) (k, value []byte, ok bool, err error) {
 	if n := v.find(key); n != 0 {
 		k, value = v.leaf(n)
-	} else if p := v.pageOn(key); p != nil {
+	} else {
+		p, err := v.pageOn(key)
+		if p == nil {
+			return nil, nil, false, err
+		}
 		l := p.find(key)
 		k, value = l.Key, l.Value
-	} else {
-		return nil, nil, false
 	}
-	if bytes.Compare(k, key) > 0 { // so it is the least leaf: no inner node on the way had a key up to key
-		return nil, nil, false
+	// It is the least leaf: no inner node on the way has a key up to key.
+	if bytes.Compare(k, key) > 0 {
+		return nil, nil, false, nil
 	}
-	return bytes.Clone(k), bytes.Clone(value), true
+	return bytes.Clone(k), bytes.Clone(value), true, nil
 }
 
-// Ascend yields keys and values of [start, end) in key order; nil is open.
-func (v *Version) Ascend(start, end []byte) iter.Seq2[[]byte, []byte] {
-	return func(yield func(key, value []byte) bool) {
+// Ascend yields the keys in [start, end) and their values in key order; nil is open.
+func (v *Version) Ascend(start, end []byte) iter.Seq2[KV, error] {
+	return func(yield func(KV, error) bool) {
 		v.inUse()
+		if v.root == 0 {
+			if _, err := v.pageOn(nil); err != nil {
+				yield(KV{}, err)
+			}
+			return
+		}
 		v.ascend(v.root, start, end, yield)
 	}
 }
 
-func (v *Version) ascend(n ref, start, end []byte, yield func(key, value []byte) bool) bool {
-	if n == 0 {
-		return true
-	}
+func (v *Version) ascend(n ref, start, end []byte, yield func(KV, error) bool) bool {
 	if n.isLeaf() {
 		key, value := v.leaf(n)
 		if start != nil && bytes.Compare(key, start) < 0 || end != nil && bytes.Compare(key, end) >= 0 {
 			return true
 		}
-		return yield(key, value[:len(value):len(value)])
+		return yield(KV{key, value[:len(value):len(value)]}, nil)
 	}
 	l := v.link(n)
 	if start == nil || v.less(start, prefixOf(start), n, l) {
@@ -164,31 +186,40 @@ func (v *Version) ascend(n ref, start, end []byte, yield func(key, value []byte)
 	return true
 }
 
-func (v *Version) ascendChild(n ref, side int, start, end []byte, yield func(key, value []byte) bool) bool {
+func (v *Version) ascendChild(n ref, side int, start, end []byte, yield func(KV, error) bool) bool {
 	if c := v.link(n).child[side]; c != 0 {
 		return v.ascend(c, start, end, yield)
 	}
-	p := v.pageBelow(n, side)
-	return p != nil && p.leaves(start, end, 0, func(l Leaf) bool { return yield(l.Key, l.Value) })
+	p, err := v.pageBelow(n, side)
+	if err != nil {
+		yield(KV{}, err)
+		return false
+	}
+	return p.leaves(start, end, 0, func(l Leaf) bool { return yield(KV{l.Key, l.Value}, nil) })
 }
 
-// Leaves yields all leaves in key order, each with the height of the inner node whose key it is, the first with 0.
-func (v *Version) Leaves() iter.Seq[Leaf] {
-	return func(yield func(Leaf) bool) {
+// Leaves yields all leaves in key order. Each has the height of the inner node with the same key,
+// the first has 0.
+func (v *Version) Leaves() iter.Seq2[Leaf, error] {
+	return func(yield func(Leaf, error) bool) {
 		v.inUse()
+		if v.root == 0 {
+			if _, err := v.pageOn(nil); err != nil {
+				yield(Leaf{}, err)
+			}
+			return
+		}
 		v.leavesOf(v.root, v.top.Height, 0, yield)
 	}
 }
 
-// leavesOf yields the leaves below n, of this height. h is the height of the inner node whose key is the least key below n: the
-// right child of an inner node begins with the leaf whose key that node bears.
-func (v *Version) leavesOf(n ref, height, h uint8, yield func(Leaf) bool) bool {
-	if n == 0 {
-		return true
-	}
+// leavesOf yields the leaves below n, which has this height. h is the height of the inner node
+// whose key is the least key below n: the right subtree of an inner node begins with the leaf that
+// has its key.
+func (v *Version) leavesOf(n ref, height, h uint8, yield func(Leaf, error) bool) bool {
 	if n.isLeaf() {
 		key, value := v.leaf(n)
-		return yield(Leaf{Key: key, Value: value[:len(value):len(value)], Height: h})
+		return yield(Leaf{Key: key, Value: value[:len(value):len(value)], Height: h}, nil)
 	}
 	l, i := v.link(n), v.image(n)
 	for side, h := range [2]uint8{h, height} {
@@ -196,31 +227,47 @@ func (v *Version) leavesOf(n ref, height, h uint8, yield func(Leaf) bool) bool {
 			if !v.leavesOf(c, i.height(side), h, yield) {
 				return false
 			}
-		} else if p := v.pageBelow(n, side); p == nil || !p.leaves(nil, nil, h, yield) {
+			continue
+		}
+		p, err := v.pageBelow(n, side)
+		if err != nil {
+			yield(Leaf{}, err)
+			return false
+		}
+		if !p.leaves(nil, nil, h, func(l Leaf) bool { return yield(l, nil) }) {
 			return false
 		}
 	}
 	return true
 }
 
-// RangeBytes returns the length of the leaf records of the keys in [start, end); nil is open. It takes O(log n).
-func (v *Version) RangeBytes(start, end []byte) uint64 {
+// RangeBytes returns the total length of the leaf records of the keys in [start, end); nil is open.
+// It takes O(log n).
+func (v *Version) RangeBytes(start, end []byte) (uint64, error) {
 	v.inUse()
 	if start != nil && end != nil && bytes.Compare(start, end) >= 0 {
-		return 0
+		return 0, nil
 	}
 	sum := v.top.Bytes
 	if end != nil {
-		sum = v.bytesBelow(end)
+		below, err := v.bytesBelow(end)
+		if err != nil {
+			return 0, err
+		}
+		sum = below
 	}
 	if start != nil {
-		sum -= v.bytesBelow(start)
+		below, err := v.bytesBelow(start)
+		if err != nil {
+			return 0, err
+		}
+		sum -= below
 	}
-	return sum
+	return sum, nil
 }
 
-// bytesBelow returns the length of the leaf records of the keys less than key.
-func (v *Version) bytesBelow(key []byte) (sum uint64) {
+// bytesBelow returns the total length of the leaf records of the keys less than key.
+func (v *Version) bytesBelow(key []byte) (sum uint64, err error) {
 	prefix, n, bytesOfN := prefixOf(key), v.root, v.top.Bytes
 	for n.isInner() {
 		l, i := v.link(n), v.image(n)
@@ -230,32 +277,37 @@ func (v *Version) bytesBelow(key []byte) (sum uint64) {
 		}
 		n, bytesOfN = l.child[side], i.bytes(side)
 	}
-	if n != 0 && bytes.Compare(v.key(n), key) < 0 {
-		sum += bytesOfN
-	} else if n == 0 {
-		if p := v.pageOn(key); p != nil {
-			sum += p.bytesBelow(key)
+	if n != 0 {
+		if bytes.Compare(v.key(n), key) < 0 {
+			sum += bytesOfN
 		}
+		return sum, nil
 	}
-	return sum
+	p, err := v.pageOn(key)
+	if p == nil {
+		return sum, err
+	}
+	return sum + p.bytesBelow(key), nil
 }
 
-// NewInner yields in key order the key and the height of every inner node that v has and base has not, or has with another height:
-// what must be written to disk beside the changed leaves. base is the version that v was applied to; nil, or a version further
-// back, yields more than changed at worst.
+// NewInner yields, in key order, key and height of every inner node that base lacks or has with
+// another height: what must be written to disk besides the changed leaves. base is the version that
+// v was applied to; for nil, or an older version, it yields what changed and perhaps more. New
+// nodes are in memory, so no page is read.
 func (v *Version) NewInner(base *Version) iter.Seq2[[]byte, uint8] {
 	return func(yield func([]byte, uint8) bool) {
 		v.inUse()
 		if base == nil {
 			v.newInner(v.root, 0, true, false, yield)
 		} else if base.epoch != v.epoch {
-			// A node that was copied twice remembers only whether it moved the second time.
+			// A node that was copied twice records only whether it moved the second time.
 			v.newInner(v.root, base.epoch, false, v.parent == base.epoch, yield)
 		}
 	}
 }
 
-// newInner yields the inner nodes below n after epoch, of which only those that moved where movedOnly.
+// newInner yields the inner nodes below n that were made after epoch; with movedOnly, only those
+// that moved.
 func (w *view) newInner(n ref, epoch uint32, all, movedOnly bool, yield func([]byte, uint8) bool) bool {
 	if !n.isInner() {
 		return true
@@ -283,10 +335,12 @@ func (v *Version) NumChunks() uint32 {
 	return uint32(v.upper + 1)
 }
 
-// Hashed returns how many inner nodes and leaves were hashed to make v: those that the version before has not.
+// Hashed returns how many inner nodes and leaves were hashed to make v: those that the previous
+// version lacks.
 func (v *Version) Hashed() (inner, leaves uint64) { return v.hashedInner, v.hashedLeaves }
 
-// Root returns the commitment of the whole tree; that of the empty tree has height 0, no bytes and the hash SHA256("").
+// Root returns the commitment of the whole tree; that of the empty tree has height 0, no bytes and
+// the hash SHA256("").
 func (v *Version) Root() Stub { return v.top }
 
 // Commitment returns what the AppHash commits to.

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 func TestEmpty(t *testing.T) {
@@ -24,9 +26,9 @@ func TestEmpty(t *testing.T) {
 	requireRoundTrip(t, v)
 	require.Zero(t, v.NumChunks())
 	require.Zero(t, v.Len())
-	require.Zero(t, v.RangeBytes(nil, nil))
-	require.False(t, v.Has([]byte("a")))
-	require.Empty(t, collect2(v.Ascend(nil, nil)))
+	require.Zero(t, mustRangeBytes(t, v, nil, nil))
+	require.False(t, mustHas(t, v, []byte("a")))
+	require.Empty(t, collect2(mustAscend(t, v, nil, nil)))
 	require.Empty(t, collect2(v.NewInner(nil)))
 	_, err = v.Chunk(0)
 	require.ErrorContains(t, err, "no chunk 0, the version has 0")
@@ -74,13 +76,13 @@ func TestApplyCopies(t *testing.T) {
 	key, value := []byte("key"), []byte("value")
 	v = mustApply(t, v, Change{key, value})
 	key[0], value[0] = 'x', 'x'
-	got, ok := v.Get([]byte("key"))
+	got, ok := mustGet(t, v, []byte("key"))
 	require.True(t, ok)
 	require.Equal(t, "value", string(got))
 }
 
 func TestFromLeavesRefuses(t *testing.T) {
-	leaf := func(key string, height uint8) Leaf { return Leaf{[]byte(key), []byte("v"), height} }
+	leaf := func(key string, height uint8) Leaf { return Leaf{Key: []byte(key), Value: []byte("v"), Height: height} }
 	for want, leaves := range map[string][]Leaf{
 		"does not ascend":      {leaf("b", 0), leaf("a", 1)},
 		"key 61 does not asc":  {leaf("a", 0), leaf("a", 1)},
@@ -108,12 +110,12 @@ func TestFromLeavesRefuses(t *testing.T) {
 
 func TestEarlyStop(t *testing.T) {
 	v := stateOf(t, 50, 20)
-	for l := range v.Leaves() {
+	for l := range mustLeaves(t, v) {
 		require.Equal(t, "k00", string(l.Key))
 		break
 	}
 	n := 0
-	for range v.Ascend([]byte("k05"), nil) {
+	for range mustAscend(t, v, []byte("k05"), nil) {
 		if n++; n == 3 {
 			break
 		}
@@ -129,7 +131,7 @@ func TestEarlyStop(t *testing.T) {
 func TestFloor(t *testing.T) {
 	v := stateOf(t, 50, 3) // k00, k02, k04
 	for key, want := range map[string]string{"k": "", "k00": "k00", "k01": "k00", "k03": "k02", "k04": "k04", "z": "k04"} {
-		got, value, ok := v.Floor([]byte(key))
+		got, value, ok := mustFloor(t, v, []byte(key))
 		require.Equal(t, want, string(got), key)
 		require.Equal(t, want != "", ok, key)
 		require.Equal(t, ok, value != nil, key)
@@ -142,7 +144,8 @@ func TestApplyTooOften(t *testing.T) {
 	v.epoch = freed - 2
 	v = mustApply(t, v, Change{[]byte("a"), []byte("1")})
 	_, err = v.Apply([]Change{{[]byte("a"), []byte("2")}})
-	require.ErrorIs(t, err, ErrTooLarge) // rather than that the number wraps, and published nodes are changed in place
+	// Otherwise the number would wrap around, and published nodes be changed in place.
+	require.ErrorIs(t, err, ErrTooLarge)
 	_, err = new(tree).publish(&Version{upper: math.MaxUint32})
 	require.ErrorIs(t, err, ErrTooLarge)
 }
@@ -150,9 +153,9 @@ func TestApplyTooOften(t *testing.T) {
 func TestRecordBytes(t *testing.T) {
 	for _, n := range []int{1, 2, 127, 128, 255, 256, 4096, 16383, 16384, 1 << 20} {
 		l := Leaf{Key: make([]byte, min(n, MaxKeyBytes)), Value: make([]byte, n)}
-		require.Equal(t, uint64(len(appendRecord(nil, l))), RecordBytes(len(l.Key), n))
+		require.Equal(t, uint64(len(record.Append(nil, l))), RecordBytes(len(l.Key), n))
 	}
-	require.Equal(t, uint64(maxRecordBytes), RecordBytes(MaxKeyBytes, MaxValueBytes))
-	require.Equal(t, uint64(minRecordBytes), RecordBytes(1, 1))
-	require.Equal(t, 1_052_678, maxRecordBytes)
+	require.Equal(t, uint64(record.MaxBytes), RecordBytes(MaxKeyBytes, MaxValueBytes))
+	require.Equal(t, uint64(record.MinBytes), RecordBytes(1, 1))
+	require.Equal(t, 1_052_678, record.MaxBytes)
 }

@@ -20,8 +20,8 @@ func newByzantine() *cobra.Command {
 		Use:   "byzantine",
 		Short: "A join from many peers, of which some lie",
 		Long: `Measures Starling's join from 80 peers of which 0, 1, 5, 10, 20, 26 and 79 lie: the
-time, the chunks that were asked for again, and the bytes that were of no use. The
-peers are in one process over one state, each with a key and an address of its own.`,
+time, the chunks that were re-requested, and the bytes wasted. The peers are in one
+process over one state, each with its own key and address.`,
 		Example: `  go run . byzantine --json byzantine.json
   go run . byzantine --lying 0,79 --lies silent
   go run . byzantine --keys 100000 --peers 20 --lying 0,6,19`,

@@ -41,18 +41,18 @@ loadtime (one key) and with distinct keys.`,
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.IntVar(&o.Rounds, "rounds", 5, "rounds, in each of which every network has every load")
+	flags.IntVar(&o.Rounds, "rounds", 5, "rounds, in each of which every network gets every load")
 	flags.IntVar(&o.Seconds, "seconds", 15, "seconds of each load in each round; and again for the latencies")
 	flags.StringVar(&loads, "loads", strings.Join(e2ebench.Loads, ","), "loads: own (CometBFT's loadtime: one key), distinct")
-	flags.IntVar(&o.Rate, "rate", 0, "transactions a second for the latencies (default: half of what the slower network can)")
+	flags.IntVar(&o.Rate, "rate", 0, "transactions a second for the latencies (default: half the rate of the slower network)")
 	flags.StringVar(&o.KVStore, "kvstore", e2ebench.KVStores[0], "the variant of kvstore: "+strings.Join(e2ebench.KVStores, ", "))
 	networkFlags(flags, &o.Network)
 	flags.StringVar(&file, "json", "", "write the result to this file, too")
-	flags.StringVar(&o.CometBFT, "cometbft", "", "cometbft to use (default: the one that starlingd is made with is built)")
+	flags.StringVar(&o.CometBFT, "cometbft", "", "cometbft to use (default: built, in the version that starlingd uses)")
 	return cmd
 }
 
-// networkFlags are those that all networks have.
+// networkFlags adds the flags that all networks share.
 func networkFlags(flags *pflag.FlagSet, n *e2ebench.Network) {
 	flags.IntVar(&n.Validators, "validators", 4, "validators of a network")
 	flags.DurationVar(&n.TimeoutCommit, "timeout-commit", time.Second, "pause between blocks (the default is CometBFT's)")

@@ -19,9 +19,9 @@ func newHiccup() *cobra.Command {
 		Use:   "hiccup",
 		Short: "The commits of a validator while nodes join from it",
 		Long: `Measures the commit times of a validator with blocks of 2,000 operations, which pins
-a snapshot every ten of them: alone, and while 1 and 4 joiners download, each capped
-at --rate. Beside it the SDK's store with IAVL, without and with its snapshots every
-ten blocks.`,
+a snapshot every ten blocks: alone, and while 1 and 4 joiners download, each at --rate
+at most. Beside it the SDK's store with IAVL, without snapshots and with one every ten
+blocks.`,
 		Example: `  go run . hiccup --against ""
   go run . hiccup --json hiccup.json
   go run . hiccup --keys 100000 --blocks 100 --sdk-blocks 30`,

@@ -21,8 +21,8 @@ func newJoiners() *cobra.Command {
 		Short: "Many nodes that join a network at the same moment",
 		Long: `Starts validators with a state, lets clients write at a steady rate, and starts many
 new nodes at once, which join over the transport. It fails unless all of them follow
-the head, with the validators' app hash; it prints how long that took, and the time
-between blocks before and meanwhile.`,
+the head, with the validators' app hash. It prints the time until they do, and the
+intervals between blocks before and meanwhile.`,
 		Example: `  go run . joiners --joiners 4 --keys 2000
   go run . joiners --json joiners.json`,
 		Args: cobra.NoArgs,
@@ -41,8 +41,8 @@ between blocks before and meanwhile.`,
 	flags.IntVar(&o.Keys, "keys", 25_000, "keys of the state, each as long as a transaction")
 	flags.IntVar(&o.Rate, "rate", 200, "transactions a second that clients send")
 	flags.IntVar(&o.Interval, "snapshot-interval", 20, "blocks between snapshots")
-	flags.IntVar(&o.Seconds, "seconds", 15, "seconds of blocks to compare with, before the joiners come")
-	flags.DurationVar(&o.Patience, "patience", 15*time.Minute, "fail when not all have joined by then")
+	flags.IntVar(&o.Seconds, "seconds", 15, "seconds of blocks to compare with, before the joiners start")
+	flags.DurationVar(&o.Patience, "patience", 15*time.Minute, "time limit for all to join")
 	networkFlags(flags, &o.Network)
 	if err := flags.Set("tx-bytes", "1024"); err != nil {
 		panic(err)

@@ -7,9 +7,13 @@
 //	├── byzantine  a join from many peers, of which some lie                 syncbench
 //	├── hiccup     the commits of a validator while nodes join from it       syncbench
 //	├── e2e        a network of validators, against CometBFT's kvstore       e2ebench
-//	└── joiners    the blocks of a network while many nodes join at once     e2ebench
+//	├── joiners    the blocks of a network while many nodes join at once     e2ebench
+//	├── tables     the table writer of a restore, against Pebble's           tablebench
+//	├── frames     the frames of transport/tcp, against yamux and QUIC       framebench
+//	└── compare    the CPU time of two programs, two checkouts of this one   comparebench
 //
-// It is a module of its own, so that the peers' dependencies never reach the node's. Run it with "cd bench && go run . tree".
+// It is a module of its own, so that the peers' dependencies never reach the node's. Run it with
+// "cd bench && go run . tree".
 package main
 
 import (
@@ -22,7 +26,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// usage is shorter than cobra's, and ends in what can be run.
+// usage is shorter than cobra's, and ends in commands that can be run as they are.
 const usage = `Usage:
   {{if .HasAvailableSubCommands}}{{.CommandPath}} COMMAND{{else}}{{.UseLine}}{{end}}
 {{- if .HasAvailableSubCommands}}
@@ -51,12 +55,14 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSyncContestant(), newE2E(), newJoiners())
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSyncContestant(), newE2E(), newJoiners(),
+		newTables(), newFrames(), newCompare())
 	return root
 }
 
 func main() {
-	// After the first signal the default is back: a second Ctrl-C ends the program at once (and, on Linux, its processes with it).
+	// After the first signal the default handling is back: a second Ctrl-C ends the program at once
+	// (and, on Linux, its children with it).
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	err := newRoot().ExecuteContext(ctx)

@@ -13,7 +13,8 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// measure runs a benchmark, prints its result and saves it as JSON. A file that cannot be written shows now, not after half an hour.
+// measure runs a benchmark, prints its result and saves it as JSON. It fails at once if the file
+// cannot be written, not after half an hour.
 func measure[R interface{ Print(io.Writer) }](cmd *cobra.Command, file string, run func(context.Context, *harness.Progress) (R, error)) error {
 	discard, err := reserve(file)
 	if err != nil {
@@ -28,7 +29,8 @@ func measure[R interface{ Print(io.Writer) }](cmd *cobra.Command, file string, r
 	return save(file, result)
 }
 
-// reserve makes sure that file can be written. discard removes it again, unless it was there before.
+// reserve checks that file can be written, by opening it. discard removes it again, unless it
+// existed before.
 func reserve(file string) (discard func(), err error) {
 	if file == "" {
 		return func() {}, nil
@@ -37,17 +39,17 @@ func reserve(file string) (discard func(), err error) {
 	isNew := errors.Is(err, os.ErrNotExist)
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644) //nolint:gosec // a result is for everybody to read
 	if err != nil {
-		return nil, fmt.Errorf("--json: the result could not be written, name a file in a folder that exists: %w", err)
+		return nil, fmt.Errorf("--json: the result cannot be written; name a file in a folder that exists: %w", err)
 	}
 	f.Close()
 	return func() {
 		if isNew {
-			_ = os.Remove(file) // an empty file harms nobody
+			_ = os.Remove(file) // an empty file does no harm
 		}
 	}, nil
 }
 
-// save writes a result as JSON; no file: nowhere.
+// save writes a result to a file as JSON; without a name, it does nothing.
 func save(file string, result any) error {
 	if file == "" {
 		return nil

@@ -26,9 +26,9 @@ func newStorage() *cobra.Command {
 database and into goleveldb with the state as IAVL's nodes, and into the steps
 between; then reads transactions and accounts. All have the same memory, a quarter
 of the state. Beside it: the space-gaming cache against fixed splits, a start after
-SIGKILL, and what durable storage adds to a commit.
+SIGKILL, and the time that durable storage adds to a commit.
 
-Each contestant has a process of its own, one works at a time, in turns.`,
+Each contestant has its own process; one runs at a time, in turns.`,
 		Example: `  go run . storage --quick
   go run . storage --json storage.json
   go run . storage --only recovery --keys 10000000`,
@@ -64,14 +64,14 @@ Each contestant has a process of its own, one works at a time, in turns.`,
 	flags.IntVar(&o.Queries, "queries", 10_000, "queries in each cell of a table, after as many that warm caches")
 	flags.StringVar(&against, "against", strings.Join(storagebench.Peers, ","), "peers: mixed, goleveldb; empty for none")
 	flags.StringVar(&only, "only", "", "parts: "+strings.Join(storagebench.Parts, ", ")+" (default: all)")
-	flags.BoolVar(&quick, "quick", false, "100,000 keys, 100 blocks, 2,000 queries: two or three minutes, to see that it runs")
+	flags.BoolVar(&quick, "quick", false, "100,000 keys, 100 blocks, 2,000 queries: a test run of two or three minutes")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the chain")
 	flags.StringVar(&file, "json", "", "write the result to this file, too")
 	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
 	return cmd
 }
 
-// list splits names at commas.
+// list splits names at commas, without empty ones.
 func list(names string) (l []string) {
 	for name := range strings.SplitSeq(names, ",") {
 		if name = strings.TrimSpace(name); name != "" {
@@ -81,7 +81,7 @@ func list(names string) (l []string) {
 	return l
 }
 
-// newStorageContestant is a child of storage: it talks to its parent, not to people.
+// newStorageContestant is the command of a child of storage, which only its parent runs.
 func newStorageContestant() *cobra.Command {
 	return &cobra.Command{
 		Use:    storagebench.ChildCommand,

@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/bench/storagebench"
 )
 
-// Every part runs on a small chain, every cell is there and sane. That every read has the right answer is part of each run: it ends
-// with an error otherwise.
+// Every part runs on a small chain, every cell is there and sane. That every read has the right
+// answer is part of each run: it ends with an error otherwise.
 func TestStorage(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "storage.json")

@@ -24,10 +24,10 @@ func newSync() *cobra.Command {
 of 100: Starling's join over loopback TCP from connecting to durable, verified
 state, with a server and a joiner process; the Cosmos SDK's store with IAVL and
 goleveldb, snapshot create and restore; memiavl, export and import. Beside it the
-floor: what loopback, hashes, disk and the CPU seconds of both sides allow here.
+floor: the least time for loopback, hashes and disk on this machine.
 
-The SDK's store is a module of its own, which is built first and loads a million
-keys in two minutes; --against memiavl does without.`,
+The SDK's store is a module of its own, which is built first and loads a million keys
+in two minutes; --against memiavl leaves it out.`,
 		Example: `  go run . sync --keys 100000
   go run . sync --json sync.json
   go run . sync --against memiavl --repeat 9`,
@@ -54,7 +54,7 @@ keys in two minutes; --against memiavl does without.`,
 	return cmd
 }
 
-// newSyncContestant is a child of sync: it talks to its parent, not to people.
+// newSyncContestant is the command of a child of sync, which only its parent runs.
 func newSyncContestant() *cobra.Command {
 	return &cobra.Command{
 		Use:    syncbench.ChildCommand,

@@ -22,12 +22,12 @@ func newTree() *cobra.Command {
 		Long: `Measures the tree against memiavl and IAVL v1 on the same seeded workload: keys of
 20 random bytes, values of 100; load in batches; versions of 1,000 operations
 (80 % update, 15 % insert, 5 % delete) without and beside an export; random gets;
-ICS-23 proofs; export and verified import; memory. Beside it the floor: what the
-hashes of a commit cost with the best kernel in bulk on one core.
+ICS-23 proofs; export and verified import; memory. Beside it the floor: the time for
+the hashes of a commit, in bulk with the best kernel on one core.
 
-Each tree has a process of its own, one works at a time, in turns of a few dozen
-versions. With the defaults that takes a quarter of an hour or more, mostly IAVL v1's;
-without it, --against memiavl, some four minutes. Peers keep their files in --dir.`,
+Each tree has its own process; one runs at a time, in turns of a few dozen versions.
+With the defaults, a run takes a quarter of an hour or more, most of it for IAVL v1;
+without it (--against memiavl), about four minutes. Peers keep their files in --dir.`,
 		Example: `  go run . tree --against memiavl
   go run . tree --json tree.json
   go run . tree --keys 100000 --versions 200 --iavl-versions 20`,
@@ -56,7 +56,7 @@ without it, --against memiavl, some four minutes. Peers keep their files in --di
 	return cmd
 }
 
-// newTreeContestant is a child of tree: it talks to its parent, not to people.
+// newTreeContestant is the command of a child of tree, which only its parent runs.
 func newTreeContestant() *cobra.Command {
 	return &cobra.Command{
 		Use:    treebench.ChildCommand,

@@ -11,13 +11,13 @@ import (
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 )
 
-// Client talks to one chain. It is safe for concurrent use; writes of one key are put in order.
+// Client talks to one chain. It is safe for concurrent use; writes of one key are ordered.
 type Client struct {
 	primary   RPC
 	witnesses []RPC
 	chainID   string
 	key       ed25519.PrivKey // nil: reads only
-	verifier  *verifier       // nil: the primary is believed
+	verifier  *verifier       // nil: the primary is trusted
 
 	accounts struct {
 		sync.Mutex
@@ -25,10 +25,10 @@ type Client struct {
 	}
 }
 
-// Option sets up a Client.
+// Option configures a Client.
 type Option func(*Client) error
 
-// WithKey signs writes with key.
+// WithKey makes the client sign writes with key.
 func WithKey(key ed25519.PrivKey) Option {
 	return func(c *Client) error {
 		if len(key) != ed25519.PrivateKeySize {
@@ -39,19 +39,20 @@ func WithKey(key ed25519.PrivKey) Option {
 	}
 }
 
-// WithChainID names the chain. Whoever signs should give it (or a genesis document to WithVerification): otherwise the node's word
-// is taken, and a lying node could have a transaction signed for another chain on which the key holds grants too.
+// WithChainID names the chain. A client that signs should have it (or a genesis document in
+// WithVerification). Otherwise it trusts the node, and a lying node could have a transaction signed
+// for another chain on which the key holds grants too.
 func WithChainID(id string) Option {
 	return func(c *Client) error {
 		if c.chainID != "" && c.chainID != id {
-			return fmt.Errorf("client: chain id %q was asked for, but the trusted genesis is of %q", id, c.chainID)
+			return fmt.Errorf("client: chain id %q was requested, but the trusted genesis is of %q", id, c.chainID)
 		}
 		c.chainID = id
 		return nil
 	}
 }
 
-// WithVerification has every read proved, from trust on.
+// WithVerification requires a proof for every read, starting from trust.
 func WithVerification(trust Trust) Option {
 	return func(c *Client) error {
 		v, err := newVerifier(trust)
@@ -66,8 +67,9 @@ func WithVerification(trust Trust) Option {
 	}
 }
 
-// Dial connects to nodes of one chain by their RPC addresses. The first that answers is the primary, which all calls go to; the
-// others are witnesses of its headers (see the package comment).
+// Dial connects to nodes of one chain by their RPC addresses. The first that answers is the
+// primary, to which all calls go; the others are witnesses of its headers (see the package
+// comment).
 func Dial(ctx context.Context, addresses []string, options ...Option) (*Client, error) {
 	nodes := make([]RPC, 0, len(addresses))
 	for _, address := range addresses {
@@ -80,7 +82,7 @@ func Dial(ctx context.Context, addresses []string, options ...Option) (*Client, 
 	return New(ctx, nodes, options...)
 }
 
-// New is Dial for nodes that are reached in another way.
+// New is like Dial, for nodes that are reached in another way.
 func New(ctx context.Context, nodes []RPC, options ...Option) (*Client, error) {
 	c := new(Client)
 	c.accounts.byKey = make(map[string]*account)
@@ -98,7 +100,7 @@ func New(ctx context.Context, nodes []RPC, options ...Option) (*Client, error) {
 	return c, nil
 }
 
-// connect makes the first node that answers the primary and holds it to the chain id.
+// connect makes the first node that answers the primary, and checks its chain id.
 func (c *Client) connect(ctx context.Context, nodes []RPC) error {
 	var failures []error
 	for i, n := range nodes {
@@ -128,10 +130,10 @@ func (c *Client) connect(ctx context.Context, nodes []RPC) error {
 	return fmt.Errorf("%w: is one running there? %w", ErrUnreachable, errors.Join(failures...))
 }
 
-// ChainID is the chain's name.
+// ChainID returns the name of the chain.
 func (c *Client) ChainID() string { return c.chainID }
 
-// Account is the public key that writes are signed for; nil without a key.
+// Account returns the public key of the account that signs writes, or nil without a key.
 func (c *Client) Account() []byte {
 	if c.key == nil {
 		return nil
@@ -139,7 +141,7 @@ func (c *Client) Account() []byte {
 	return c.key.PubKey().Bytes()
 }
 
-// Status is what the primary says about itself.
+// Status returns what the primary reports about itself.
 func (c *Client) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 	status, err := c.primary.Status(ctx)
 	if err != nil {
@@ -148,7 +150,8 @@ func (c *Client) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 	return status, nil
 }
 
-// Query sends a query of the application's (docs/spec/queries.md) and returns the answer as it is, unverified. height 0: the latest.
+// Query sends a query of the application (docs/spec/queries.md) and returns the answer unverified.
+// Height 0 is the latest.
 func (c *Client) Query(ctx context.Context, path string, data []byte, height int64, prove bool) (*ctypes.ResultABCIQuery, error) {
 	result, err := c.primary.ABCIQueryWithOptions(ctx, path, data, rpcclient.ABCIQueryOptions{Height: height, Prove: prove})
 	if err != nil {
@@ -160,7 +163,8 @@ func (c *Client) Query(ctx context.Context, path string, data []byte, height int
 	return result, nil
 }
 
-// callError says what was tried where, and tells a node that is not there from one that says no.
+// callError adds what was tried and where. It distinguishes a node that cannot be reached from one
+// that answered with an error.
 func (c *Client) callError(what string, err error) error {
 	if answered(err) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%s at %s: %w", what, c.primary.Remote(), err)

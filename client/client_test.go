@@ -26,7 +26,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// connected is a client of one honest node.
+// connected returns a client of one honest node.
 func connected(t *testing.T, options ...Option) (context.Context, *fakeChain, *fakeNode, *Client) {
 	chain := newFakeChain(t)
 	node := &fakeNode{chain: chain, name: "primary"}
@@ -107,7 +107,7 @@ func TestRangeAndScan(t *testing.T) {
 	for entry, err := range c.Scan(ctx, start, PrefixEnd(start), Limit(10)) {
 		require.NoError(t, err)
 		require.Equal(t, fmt.Sprintf("r/%02d", count), string(entry.Key))
-		if count == 3 { // the pages that follow are of the first one's state
+		if count == 3 { // the following pages are of the state of the first one
 			chain.mu.Lock()
 			chain.block([]avlstar.Change{{Key: []byte("r/20")}})
 			chain.block(nil)
@@ -122,7 +122,8 @@ func TestRangeAndScan(t *testing.T) {
 	require.Equal(t, []byte{1, 3}, PrefixEnd([]byte{1, 2, 0xff}))
 }
 
-// TestLies: whatever the node changes in an answer, a verifying client returns an error and not the answer.
+// TestLies checks that a verifying client returns an error, and not the answer, whatever a node
+// changes in it.
 func TestLies(t *testing.T) {
 	query := func(change func(*ctypes.ResultABCIQuery)) func(any) error {
 		return func(a any) error {
@@ -223,7 +224,7 @@ func TestRangeLies(t *testing.T) {
 		page, err := c.Range(ctx, []byte("b"), []byte("e"))
 		require.ErrorIs(t, err, ErrUnproved, "%q gave %+v", answer, page)
 	}
-	// Without verification a node can lie, but not make Scan go in circles.
+	// Without verification a node can lie, but cannot make Scan loop forever.
 	node.lie = func(a any) error {
 		a.(*ctypes.ResultABCIQuery).Response.Value = encodeRangeResponse(nil, []byte("b"))
 		return nil
@@ -264,7 +265,8 @@ func TestManyWritersOfOneKey(t *testing.T) {
 func TestOutcomeUnknown(t *testing.T) {
 	ctx, chain, node, c := connected(t)
 
-	// It is executed, but the answer is lost, and the node's cache and index have forgotten it.
+	// It is executed, but the answer is lost, and the node's cache and index do not have it any
+	// more.
 	forgotten := map[string]*ctypes.ResultTx{}
 	node.lie = func(a any) error {
 		if _, ok := a.(*ctypes.ResultBroadcastTx); ok {
@@ -284,7 +286,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, result.Height)
 
-	// One lost answer is made up for.
+	// A single lost answer does no harm.
 	losses := 1
 	node.lie = func(a any) error {
 		if _, ok := a.(*ctypes.ResultBroadcastTx); ok && losses > 0 {
@@ -298,7 +300,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	require.Zero(t, losses)
 	node.lie = nil
 
-	// The node has it, but no block comes in time.
+	// The node has it, but no block is made in time.
 	chain.mu.Lock()
 	chain.held = true
 	chain.mu.Unlock()
@@ -311,7 +313,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	_, err = c.WaitTx(ctx, unknown.Hash)
 	require.NoError(t, err)
 
-	// It never left: an ordinary error.
+	// It was never sent: an ordinary error.
 	node.lie = func(a any) error { return errDial }
 	_, err = c.Put(ctx, []byte("k"), []byte("v"))
 	require.ErrorIs(t, err, ErrUnreachable)

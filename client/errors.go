@@ -10,35 +10,38 @@ import (
 )
 
 var (
-	// ErrNoKey says that a write was asked of a client without a key (WithKey).
+	// ErrNoKey means that a client without a key (WithKey) was to write.
 	ErrNoKey = errors.New("this client has no key to sign with: give it one with WithKey")
 
-	// ErrUnreachable says that no node answered.
+	// ErrUnreachable means that no node answered.
 	ErrUnreachable = errors.New("no node answers")
 
-	// ErrWrongChain says that a node serves another chain than the one asked for.
+	// ErrWrongChain means that a node serves another chain than the requested one.
 	ErrWrongChain = errors.New("the node serves another chain")
 
-	// ErrUnproved says that an answer's proof does not hold: the node that gave it lies or is broken.
+	// ErrUnproved means that the proof of an answer is wrong: the node lies or is broken.
 	ErrUnproved = errors.New("the answer is not proved")
 
-	// ErrUntrusted says that no chain of trust leads to the header that a proof needs.
+	// ErrUntrusted means that no chain of trust leads to the header that a proof needs.
 	ErrUntrusted = errors.New("the header is not trusted")
 
-	// ErrConflict says that two nodes have different headers for one height and both are signed by enough validators.
+	// ErrConflict means that two nodes have different headers of one height, and enough validators
+	// signed both.
 	ErrConflict = errors.New("two signed headers for one height")
 
-	// ErrRepeatedText says that a text transaction equals one that the node has seen lately, which it will not take again.
+	// ErrRepeatedText means that a text transaction equals a recent one, so the node does not
+	// accept it again.
 	ErrRepeatedText = errors.New("the node has seen this very text transaction before and does not take it again soon: use a signed transaction")
 
 	errNotFound = errors.New("not found")
 )
 
-// TxError says that a transaction was refused: none of its operations took effect. (If it was refused before its nonce was used,
-// whoever has its bytes could send them again, until another transaction uses that nonce.)
+// TxError means that a transaction was refused, and none of its operations took effect. (If it was
+// refused before its nonce was used, anybody who has its bytes can send them again, until another
+// transaction uses that nonce.)
 type TxError struct {
 	Hash   []byte
-	Height int64 // of the block that holds it; 0: refused before any block
+	Height int64 // of the block that holds it; 0: it was refused before it got into a block
 	Code   tx.Code
 	Log    string
 }
@@ -54,11 +57,12 @@ func (e *TxError) Error() string {
 // Unwrap lets errors.Is(err, &tx.Error{Code: …}) find the code.
 func (e *TxError) Unwrap() error { return &tx.Error{Code: e.Code, Reason: e.Log} }
 
-// UnknownOutcomeError says that a transaction was sent, or may have been, and that nothing is known about its fate: it may be in a
-// block already, or come into one later. Client.WaitTx(ctx, Hash) asks again. Sending its operations anew could apply them twice.
+// UnknownOutcomeError means that a transaction was or may have been sent, and its outcome is
+// unknown: it may be in a block already, or get into one later. Client.WaitTx(ctx, Hash) checks
+// again. Sending its operations in a new transaction could apply them twice.
 type UnknownOutcomeError struct {
 	Hash []byte
-	Err  error // why nothing is known
+	Err  error // why the outcome is unknown
 }
 
 func (e *UnknownOutcomeError) Error() string {
@@ -67,7 +71,7 @@ func (e *UnknownOutcomeError) Error() string {
 
 func (e *UnknownOutcomeError) Unwrap() error { return e.Err }
 
-// QueryError says that a node refused a query.
+// QueryError means that a node refused a query.
 type QueryError struct {
 	Path string
 	Code tx.Code
@@ -88,7 +92,7 @@ func reason(code tx.Code, log string) string {
 	return log
 }
 
-// answered reports whether err is a node's own answer, in contrast to a failure on the way to it.
+// answered reports whether err is the node's own answer, and not a failure to reach it.
 func answered(err error) bool {
 	var rpc *rpctypes.RPCError
 	return errors.As(err, &rpc)

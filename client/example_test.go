@@ -25,7 +25,8 @@ func ExampleClient_Put() {
 	// Output: in a block: true
 }
 
-// A verified read: the answer is proved against a header that the validators of the genesis document, or their successors, signed.
+// A verified read. The answer is proved by a header that the validators of the genesis document, or
+// their successors, signed.
 func ExampleClient_Get() {
 	ctx := context.Background()
 	address, genesis := demo()
@@ -56,7 +57,8 @@ func ExampleClient_CompareAndPut() {
 		log.Fatal(err)
 	}
 	lock := []byte("fruit/lock")
-	if _, err := c.CompareAndPut(ctx, lock, nil, []byte("alice")); err != nil { // only if it is free
+	// only if it is free
+	if _, err := c.CompareAndPut(ctx, lock, nil, []byte("alice")); err != nil {
 		log.Fatal(err)
 	}
 	_, err = c.CompareAndPut(ctx, lock, nil, []byte("bob"))
@@ -64,7 +66,7 @@ func ExampleClient_CompareAndPut() {
 	// Output: bob has to wait: true
 }
 
-// Several operations take effect together or not at all.
+// Several operations take effect together, or not at all.
 func ExampleClient_Submit() {
 	ctx := context.Background()
 	address, _ := demo()

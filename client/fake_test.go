@@ -30,7 +30,8 @@ import (
 
 const fakeChainID = "fake-chain"
 
-// fakeChain is a chain in memory: blocks are made when a transaction comes (or by grow), signed by validators that can change.
+// fakeChain is a chain in memory. Blocks are made when a transaction comes, or by grow, and signed
+// by validators that can change.
 type fakeChain struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -42,7 +43,7 @@ type fakeChain struct {
 	nonces     map[string]uint64
 	found      map[string]*ctypes.ResultTx
 	events     []chan ctypes.ResultEvent
-	held       bool // transactions are taken, but no block comes
+	held       bool // transactions are accepted, but no block is made
 	mempool    [][]byte
 }
 
@@ -75,7 +76,7 @@ func validatorSet(t *testing.T, signers []types.PrivValidator) *types.ValidatorS
 	return types.NewValidatorSet(list)
 }
 
-// genesis is the document that this chain started with.
+// genesis returns the genesis document of the chain.
 func (c *fakeChain) genesis() *types.GenesisDoc {
 	doc := &types.GenesisDoc{ChainID: fakeChainID, InitialHeight: 1, GenesisTime: c.start}
 	for _, v := range c.blocks[0].ValidatorSet.Validators {
@@ -93,7 +94,7 @@ func (c *fakeChain) grow(n int) {
 	}
 }
 
-// change makes the validators of the block after the next one others.
+// change replaces the validators, from the block after the next one.
 func (c *fakeChain) change(to []types.PrivValidator) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +141,8 @@ func signBlock(t *testing.T, height int64, at time.Time, last types.BlockID, app
 	return &types.LightBlock{SignedHeader: &types.SignedHeader{Header: header, Commit: commit}, ValidatorSet: set}
 }
 
-// execute takes a transaction as the application would, a bit simpler: everybody may write everything.
+// execute executes a transaction like the application, but without grants: any account may write
+// any key.
 func (c *fakeChain) execute(raw []byte) *tx.Error {
 	decoded, err := tx.Decode(raw, fakeChainID)
 	if err != nil {
@@ -165,16 +167,18 @@ func (c *fakeChain) execute(raw []byte) *tx.Error {
 		for _, op := range decoded.Body.Operations {
 			switch o := op.Op.(type) {
 			case *tx.Operation_Put:
-				result.Results = append(result.Results, tx.OperationResult{Found: state.Has(o.Put.Key)})
+				result.Results = append(result.Results, tx.OperationResult{Found: has(c.t, state, o.Put.Key)})
 				changes = append(changes, avlstar.Change{Key: o.Put.Key, Value: o.Put.Value})
 			case *tx.Operation_Delete:
-				result.Results = append(result.Results, tx.OperationResult{Found: state.Has(o.Delete.Key)})
+				result.Results = append(result.Results, tx.OperationResult{Found: has(c.t, state, o.Delete.Key)})
 				changes = append(changes, avlstar.Change{Key: o.Delete.Key})
 			case *tx.Operation_Read:
-				value, ok := state.Get(o.Read.Key)
+				value, ok, err := state.Get(o.Read.Key)
+				require.NoError(c.t, err)
 				result.Results = append(result.Results, tx.OperationResult{Found: ok, Value: value})
 			case *tx.Operation_CompareAndPut:
-				value, ok := state.Get(o.CompareAndPut.Key)
+				value, ok, err := state.Get(o.CompareAndPut.Key)
+				require.NoError(c.t, err)
 				if !slices.Equal(value, o.CompareAndPut.Expected) {
 					failed = tx.Errorf(tx.CodeCompareFailed, "other value")
 				}
@@ -210,7 +214,8 @@ func fakeEvent(key []byte, kind string) abci.Event {
 	return abci.Event{Type: eventType, Attributes: []abci.EventAttribute{{Key: "key", Value: fmt.Sprintf("%x", key), Index: true}, {Key: "kind", Value: kind, Index: true}}}
 }
 
-// fakeNode serves a chain. lie may change each answer before it goes out, or replace it by an error.
+// fakeNode serves a chain. lie can change every answer before it is sent, or replace it by an
+// error.
 type fakeNode struct {
 	chain *fakeChain
 	name  string
@@ -260,7 +265,9 @@ func (n *fakeNode) ABCIQueryWithOptions(ctx context.Context, path string, data c
 		r := abci.ResponseQuery{Height: height, Key: data}
 		switch path {
 		case "/key":
-			r.Value, _ = v.Get(data)
+			value, _, err := v.Get(data)
+			require.NoError(c.t, err)
+			r.Value = value
 			p, err := v.Prove(data)
 			require.NoError(c.t, err)
 			if opts.Prove {
@@ -297,7 +304,7 @@ func (n *fakeNode) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.R
 	})
 }
 
-// executed is the node's answer to a transaction that is executed at once.
+// executed returns the node's answer to a transaction that is executed at once.
 func (c *fakeChain) executed(raw types.Tx) *ctypes.ResultBroadcastTx {
 	if refused := c.execute(raw); refused != nil {
 		return &ctypes.ResultBroadcastTx{Code: uint32(refused.Code), Log: refused.Reason}
@@ -305,7 +312,7 @@ func (c *fakeChain) executed(raw types.Tx) *ctypes.ResultBroadcastTx {
 	return &ctypes.ResultBroadcastTx{Hash: raw.Hash()}
 }
 
-// release lets the transactions that were held into blocks.
+// release puts the transactions that were held into blocks.
 func (c *fakeChain) release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -384,6 +391,14 @@ func rpcError(text string) error {
 }
 
 var (
-	errLost = errors.New("EOF")                                                // on the way, nobody knows which
+	// on the way, nobody knows which
+	errLost = errors.New("EOF")
 	errDial = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("refused")} // nothing was sent
 )
+
+func has(t testing.TB, v *avlstar.Version, key []byte) bool {
+	t.Helper()
+	ok, err := v.Has(key)
+	require.NoError(t, err)
+	return ok
+}

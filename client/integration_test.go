@@ -14,7 +14,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// TestRealNode: against a real CometBFT node with the real application.
+// TestRealNode uses a real CometBFT node with the real application.
 func TestRealNode(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -23,7 +23,7 @@ func TestRealNode(t *testing.T) {
 	c, err := client.Dial(ctx, []string{"tcp://" + address}, client.WithKey(admin), verified)
 	require.NoError(t, err)
 
-	// The largest value goes in, comes out proved, and so does the largest transaction.
+	// The largest value can be written and read with its proof, and so can the largest transaction.
 	large := bytes.Repeat([]byte{0, 1, 2, 0xff}, tx.MaxValueBytes/4)
 	result, err := c.Put(ctx, []byte("test/large"), large)
 	require.NoError(t, err)
@@ -40,7 +40,7 @@ func TestRealNode(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, page.Verified && len(page.Entries) == 1)
 
-	// From a header's hash instead of genesis, backwards and forwards.
+	// Trust in the hash of a header instead of genesis, backwards and forwards.
 	status, err := c.Status(ctx)
 	require.NoError(t, err)
 	fromHash, err := client.Dial(ctx, []string{address}, client.WithVerification(client.Trust{
@@ -53,7 +53,7 @@ func TestRealNode(t *testing.T) {
 		require.True(t, v.Verified && !v.Found)
 	}
 
-	// Who has no grant is refused, until an admin gives one; watched by its record.
+	// A write without a grant is refused until an admin gives one. The watch sees its record.
 	guest := ed25519.GenPrivKey() // a new one each time: the node keeps what an earlier run granted
 	room := fmt.Appendf(nil, "guests/%x/", guest.PubKey().Address())
 	key := append(bytes.Clone(room), '1')
@@ -74,7 +74,7 @@ func TestRealNode(t *testing.T) {
 	_, err = asGuest.Submit(ctx, tx.NewGrant(asGuest.Account(), room, 0))
 	require.ErrorIs(t, err, &tx.Error{Code: tx.CodeNotAdmin})
 
-	// Two programs with one key.
+	// Two programs share one key.
 	twin, err := client.Dial(ctx, []string{address}, client.WithKey(admin))
 	require.NoError(t, err)
 	errs := make(chan error)

@@ -18,9 +18,9 @@ import (
 )
 
 var (
-	// ErrNoSuchKey says that the keyring has no key of that name.
+	// ErrNoSuchKey means that the keyring has no key of that name.
 	ErrNoSuchKey = errors.New("no such key")
-	// ErrKeyExists says that a key would be overwritten.
+	// ErrKeyExists means that a key would be overwritten.
 	ErrKeyExists = errors.New("the key exists already")
 )
 
@@ -33,13 +33,13 @@ const (
 
 var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// Keyring is a folder of private keys, one file NAME.json each, readable by its owner only. The keys are not encrypted: whoever reads
-// the file owns the account.
+// Keyring is a folder of private keys, one file NAME.json for each, readable by the owner only. The
+// keys are not encrypted: anybody who can read the file controls the account.
 type Keyring struct {
 	dir string
 }
 
-// NewKeyring is the keyring in dir, which is made when the first key is.
+// NewKeyring returns the keyring in dir. The folder is created with the first key.
 func NewKeyring(dir string) *Keyring { return &Keyring{dir: dir} }
 
 // KeyInfo is the public part of a key.
@@ -54,7 +54,7 @@ type keyFile struct {
 	Seed      string `json:"seed"`       // hex; RFC 8032's private key
 }
 
-// Add makes a new random key.
+// Add creates a random key.
 func (k *Keyring) Add(name string) (KeyInfo, error) {
 	seed := make([]byte, ed25519.SeedSize)
 	if _, err := rand.Read(seed); err != nil {
@@ -83,7 +83,8 @@ func (k *Keyring) Import(name string, private []byte) (KeyInfo, error) {
 	return info, k.write(name, append(content, '\n'))
 }
 
-// write never overwrites and leaves no half-written key: the file is complete and durable before it gets its name.
+// write never overwrites a key and never leaves half of one: the file is complete and durable
+// before it gets its name.
 func (k *Keyring) write(name string, content []byte) (err error) {
 	if err := os.MkdirAll(k.dir, dirMode); err != nil {
 		return fmt.Errorf("keyring: %w", err)

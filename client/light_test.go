@@ -10,6 +10,8 @@ import (
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/lightclient"
 )
 
 func trusting(t *testing.T, trust Trust, nodes ...RPC) *Client {
@@ -18,7 +20,7 @@ func trusting(t *testing.T, trust Trust, nodes ...RPC) *Client {
 	return c
 }
 
-// TestValidatorsChange: all validators are replaced, twice, so that headers in between are needed.
+// TestValidatorsChange replaces all validators twice, so that headers in between are needed.
 func TestValidatorsChange(t *testing.T) {
 	chain := newFakeChain(t)
 	chain.change(fakeValidators("b", 3))
@@ -32,7 +34,8 @@ func TestValidatorsChange(t *testing.T) {
 		require.NoError(t, err, height)
 		require.Equal(t, chain.blocks[height-1].Hash(), header.Hash())
 	}
-	// A node that pruned the early blocks serves a client that trusts a later header, but not one that starts at genesis.
+	// A node that has pruned the early blocks can serve a client that trusts a later header, but
+	// not one that starts at genesis.
 	pruned := &fakeNode{chain: chain, name: "pruned", lie: func(a any) error {
 		if r, ok := a.(*ctypes.ResultCommit); ok && r.Height < 30 {
 			return rpcError("height is not available, lowest height is 30")
@@ -46,7 +49,8 @@ func TestValidatorsChange(t *testing.T) {
 	require.ErrorIs(t, err, ErrUntrusted)
 }
 
-// TestPrunedFromGenesis: with the validators of genesis still in office the early blocks are not needed.
+// TestPrunedFromGenesis checks that the early blocks are not needed while the validators of genesis
+// are still active.
 func TestPrunedFromGenesis(t *testing.T) {
 	chain := newFakeChain(t)
 	chain.grow(40)
@@ -61,7 +65,8 @@ func TestPrunedFromGenesis(t *testing.T) {
 	require.Equal(t, chain.blocks[34].Hash(), header.Hash())
 }
 
-// TestTrustedHeaderFromAWitness: the primary joined by state sync after the trusted header; its hash is known, so any node may send it.
+// TestTrustedHeaderFromAWitness: the primary joined by state sync after the trusted header. Its
+// hash is known, so any node may send it.
 func TestTrustedHeaderFromAWitness(t *testing.T) {
 	chain := newFakeChain(t)
 	chain.grow(10)
@@ -108,8 +113,8 @@ func TestBackwards(t *testing.T) {
 	require.ErrorIs(t, err, ErrUntrusted)
 }
 
-// TestBeforeTheFirstBlock: the first header's LastBlockID is empty, and so is the hash of a header without validators. A node must
-// not make us take one for the block before.
+// TestBeforeTheFirstBlock: the first header's LastBlockID is empty, and so is the hash of a header
+// without validators. The client must not accept such a header as the block before the first.
 func TestBeforeTheFirstBlock(t *testing.T) {
 	chain := newFakeChain(t)
 	chain.blocks, chain.versions = nil, nil
@@ -132,7 +137,7 @@ func TestBeforeTheFirstBlock(t *testing.T) {
 	for name, trust := range map[string]Trust{"genesis": {Genesis: genesis}, "header": {Height: 100, Hash: chain.blocks[0].Hash()}} {
 		c := trusting(t, trust, node)
 		if trust.Height > 0 {
-			c.verifier.add([]*types.LightBlock{chain.blocks[0]})
+			c.verifier.root(chain.blocks[0])
 		}
 		for _, height := range []int64{99, 98, 1, 0, -1, -1 << 63} {
 			header, err := c.verifier.header(testContext(t), height)
@@ -180,7 +185,8 @@ func TestTrustRoot(t *testing.T) {
 	}
 }
 
-// TestImpossibleValidators: CometBFT's validator sets panic at these, which a node must not be able to make a client do.
+// TestImpossibleValidators: CometBFT's validator sets panic over these. A node must not be able to
+// cause that in a client.
 func TestImpossibleValidators(t *testing.T) {
 	for name, lie := range map[string]func(r *ctypes.ResultValidators){
 		"short key":  func(r *ctypes.ResultValidators) { r.Validators[0].PubKey = ed25519.PubKey(make([]byte, 31)) },
@@ -210,7 +216,7 @@ func TestImpossibleValidators(t *testing.T) {
 			require.ErrorIs(t, err, ErrUntrusted)
 		})
 	}
-	// Few to a page, and many announced: that is not followed page by page.
+	// A page with few validators, of many announced ones, is the last that is read.
 	chain, pages := newFakeChain(t), 0
 	_, err := fetchValidators(testContext(t), &fakeNode{chain: chain, name: "liar", lie: func(a any) error {
 		if r, ok := a.(*ctypes.ResultValidators); ok {
@@ -224,7 +230,7 @@ func TestImpossibleValidators(t *testing.T) {
 
 	genesis := chain.genesis()
 	genesis.Validators[0].PubKey = ed25519.PubKey(nil)
-	_, err = genesisRoot(genesis)
+	_, err = lightclient.GenesisRoot(genesis)
 	require.ErrorContains(t, err, "no ed25519 key")
 }
 
@@ -234,7 +240,7 @@ func TestWitnesses(t *testing.T) {
 	primary := &fakeNode{chain: chain, name: "primary"}
 	honest := &fakeNode{chain: chain, name: "honest"}
 	dead := &fakeNode{chain: chain, name: "dead", lie: func(any) error { return errDial }}
-	// Another header that nobody signed.
+	// A header that nobody signed.
 	forger := &fakeNode{chain: chain, name: "forger", lie: func(a any) error {
 		if r, ok := a.(*ctypes.ResultCommit); ok {
 			r.Header.AppHash = make([]byte, 32)
@@ -242,7 +248,7 @@ func TestWitnesses(t *testing.T) {
 		}
 		return nil
 	}}
-	// A fork, signed by the very validators.
+	// A fork that the same validators signed.
 	fork := &fakeNode{chain: chain, name: "fork", lie: func(a any) error {
 		if r, ok := a.(*ctypes.ResultCommit); ok {
 			b := signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), chain.validators, chain.validators)
@@ -276,7 +282,7 @@ func TestWitnesses(t *testing.T) {
 	}
 }
 
-// TestHeaderComesLater: the header that proves the latest state is the next block's.
+// TestHeaderComesLater: the header that proves the latest state is that of the next block.
 func TestHeaderComesLater(t *testing.T) {
 	chain := newFakeChain(t)
 	node := &fakeNode{chain: chain, name: "primary"}
@@ -303,7 +309,7 @@ func TestTrustedBlocksAreBounded(t *testing.T) {
 		_, err := c.verifier.header(testContext(t), height)
 		require.NoError(t, err)
 	}
-	require.Len(t, c.verifier.mu.trusted, maxTrusted)
+	require.Equal(t, maxTrusted, c.verifier.mu.trusted.Len())
 	_, err := c.verifier.header(testContext(t), 5)
 	require.NoError(t, err, "the root of trust is still there")
 }

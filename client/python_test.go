@@ -21,7 +21,7 @@ import (
 	"github.com/starling-kv/starling/client"
 )
 
-// python runs the example of docs/clients.md, which needs no more than Python's standard library.
+// python runs the example of docs/clients.md, which needs only Python's standard library.
 func python(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	interpreter, err := exec.LookPath("python3")
@@ -34,7 +34,8 @@ func python(t *testing.T, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// TestPythonExample: it writes, signed and as text, and proves what is there and what is not, from one trusted header.
+// TestPythonExample: the example writes, signed and as text, and proves that keys exist or do not
+// exist, from one trusted header.
 func TestPythonExample(t *testing.T) {
 	address, _ := demo()
 	url := "http://" + address
@@ -57,7 +58,8 @@ func TestPythonExample(t *testing.T) {
 	}
 	for key, want := range map[string]string{
 		"fruit/apple": "green", "python/text": "plain",
-		"fruit/apples": "no such key", "!": "no such key", "~": "no such key", // between, before and after all others
+		// between, before and after all others
+		"fruit/apples": "no such key", "!": "no such key", "~": "no such key",
 	} {
 		out, err := python(t, append([]string{"--node", url, "get", key}, trust...)...)
 		require.NoError(t, err, out)
@@ -65,7 +67,7 @@ func TestPythonExample(t *testing.T) {
 	}
 }
 
-// newestHeader is a height, and the arguments that say that its header is trusted.
+// newestHeader returns a height, and the arguments that make its header the trusted one.
 func newestHeader(t *testing.T, c *client.Client) (int64, []string) {
 	t.Helper()
 	status, err := c.Status(t.Context())
@@ -74,7 +76,7 @@ func newestHeader(t *testing.T, c *client.Client) (int64, []string) {
 	return height, []string{"--trust-height", strconv.FormatInt(height, 10), "--trust-hash", status.SyncInfo.LatestBlockHash.String()}
 }
 
-// TestPythonExampleRefuses: whatever a node alters in its answers, the example does not believe it.
+// TestPythonExampleRefuses: the example refuses answers of a node in which anything is altered.
 func TestPythonExampleRefuses(t *testing.T) {
 	address, _ := demo()
 	c, err := client.Dial(t.Context(), []string{"http://" + address}, client.WithKey(admin))
@@ -82,14 +84,16 @@ func TestPythonExampleRefuses(t *testing.T) {
 	_, err = c.Put(t.Context(), []byte("fruit/pear"), []byte("green"))
 	require.NoError(t, err)
 	trusted, trust := newestHeader(t, c)
-	_, err = c.Put(t.Context(), []byte("fruit/plum"), fmt.Appendf(nil, "blue since block %d", trusted)) // now the state is another one
+	// now the state is another one
+	_, err = c.Put(t.Context(), []byte("fruit/plum"), fmt.Appendf(nil, "blue since block %d", trusted))
 	require.NoError(t, err)
 
 	response := func(result map[string]any) map[string]any { return result["response"].(map[string]any) }
 	operator := func(result map[string]any, i int) map[string]any {
 		return response(result)["proofOps"].(map[string]any)["ops"].([]any)[i].(map[string]any)
 	}
-	flip := func(m map[string]any, field string, at int) { // a bit of base64 data; at < 0: from the end
+	// a bit of base64 data; at < 0: from the end
+	flip := func(m map[string]any, field string, at int) {
 		raw, err := base64.StdEncoding.DecodeString(m[field].(string))
 		require.NoError(t, err)
 		raw[(at+len(raw))%len(raw)] ^= 1
@@ -141,7 +145,8 @@ func TestPythonExampleRefuses(t *testing.T) {
 			require.NotContains(t, out, "Traceback")
 		})
 	}
-	t.Run("the honest node", func(t *testing.T) { // by the same way, so that nothing but the lies was refused
+	// in the same way, which shows that only the lies were refused
+	t.Run("the honest node", func(t *testing.T) {
 		same := httptest.NewServer(altering("http://"+address, "", 0, nil))
 		defer same.Close()
 		out, err := python(t, append([]string{"--node", same.URL, "get", "fruit/pear"}, trust...)...)
@@ -155,7 +160,8 @@ func TestPythonExampleRefuses(t *testing.T) {
 	})
 }
 
-// altering passes JSON-RPC on to a node and alters the results of one method, but for those of the trusted height.
+// altering forwards JSON-RPC to a node, and alters the results of one method, except for those of
+// the trusted height.
 func altering(node, method string, trusted int64, alter func(result map[string]any)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)

@@ -15,18 +15,18 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// DefaultRangeLimit entries are asked for at once if the caller does not say.
+// DefaultRangeLimit is the number of entries of a page unless the caller sets Limit.
 const DefaultRangeLimit = 1000
 
-// State says which state an answer is from.
+// State identifies the state that an answer is from.
 type State struct {
 	Height   int64 // the state after this block
 	Verified bool  // the proof leads to a header that is trusted; the fields below are set
 	AppHash  avlstar.Hash
-	Time     time.Time // of header Height+1, which holds AppHash: how old the answer is
+	Time     time.Time // of header Height+1, which holds AppHash: it shows how old the answer is
 }
 
-// Value is what is at a key.
+// Value is the result of a read of one key.
 type Value struct {
 	State
 	Key   []byte
@@ -35,7 +35,7 @@ type Value struct {
 	Proof *avlstar.Proof // where asked for, or verified
 }
 
-// Page is a part of a range.
+// Page is one part of a range.
 type Page struct {
 	State
 	Entries []avlstar.KV
@@ -43,7 +43,7 @@ type Page struct {
 	Proof   *avlstar.RangeProof
 }
 
-// ReadOption says how to read.
+// ReadOption changes how to read.
 type ReadOption func(*readOptions)
 
 type readOptions struct {
@@ -56,17 +56,17 @@ type readOptions struct {
 // AtHeight reads the state after this block, which the node must still keep.
 func AtHeight(height int64) ReadOption { return func(o *readOptions) { o.height = height } }
 
-// Prove asks for the proof even if nobody verifies it here.
+// Prove requests the proof even if this client does not verify it.
 func Prove() ReadOption { return func(o *readOptions) { o.prove = true } }
 
-// Unverified believes the node this once.
+// Unverified trusts the node for this read.
 func Unverified() ReadOption { return func(o *readOptions) { o.believe = true } }
 
-// Limit bounds the entries of a page (DefaultRangeLimit); a node may return fewer.
+// Limit sets the maximum number of entries of a page (DefaultRangeLimit). A node may return fewer.
 func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
 
-// Get reads a key from the latest state, or that of AtHeight. With verification it waits for the header that proves the answer, which is
-// the next block's.
+// Get reads a key from the latest state, or that of AtHeight. With verification it waits for the
+// header that proves the answer, which is that of the next block.
 func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (*Value, error) {
 	if len(key) < 1 || len(key) > avlstar.MaxKeyBytes {
 		return nil, fmt.Errorf("client: a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(key))
@@ -96,8 +96,8 @@ func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (*V
 	return v, nil
 }
 
-// Range reads the keys from start on and below end, in order; an empty bound is open. Verified pages are complete: nothing between
-// two entries was left out.
+// Range reads the keys in [start, end) in order; an empty bound is open. Verified pages are
+// complete: nothing between two entries was left out.
 func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOption) (*Page, error) {
 	if len(end) > 0 && bytes.Compare(start, end) >= 0 {
 		return nil, errors.New("client: the range is empty: its start is not below its end")
@@ -125,14 +125,14 @@ func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOp
 	if err != nil {
 		return nil, fmt.Errorf("range from %q: %w", shorten(start), err)
 	}
-	// VerifyRange has checked that already; an unverified answer must not make Scan go in circles.
+	// VerifyRange has checked that already. An unverified answer must not make Scan loop forever.
 	if page.Next != nil && bytes.Compare(page.Next, start) <= 0 {
 		return nil, errors.New("client: the node's next page does not lie behind this one")
 	}
 	return page, nil
 }
 
-// Scan reads a whole range page by page, all from the state of the first page. It ends after an error.
+// Scan reads a whole range page by page, from the state of the first page. It ends after an error.
 func (c *Client) Scan(ctx context.Context, start, end []byte, options ...ReadOption) iter.Seq2[avlstar.KV, error] {
 	return func(yield func(avlstar.KV, error) bool) {
 		for {
@@ -155,8 +155,8 @@ func (c *Client) Scan(ctx context.Context, start, end []byte, options ...ReadOpt
 	}
 }
 
-// PrefixEnd is the least key above all that start with prefix; nil (open) if there is none. [prefix, PrefixEnd(prefix)) is the range
-// of a prefix.
+// PrefixEnd returns the least key above all that start with prefix, or nil (open) if there is none.
+// [prefix, PrefixEnd(prefix)) is the range of a prefix.
 func PrefixEnd(prefix []byte) []byte {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] < 0xff {
@@ -180,7 +180,8 @@ func (c *Client) readOptions(options []ReadOption) readOptions {
 
 func (c *Client) verifies(o readOptions) bool { return c.verifier != nil && !o.believe }
 
-// state reads an answer's height and, if this client verifies, holds its proof to the app hash of the header that follows.
+// state returns the state that an answer is from. If this client verifies, it checks the answer's
+// proof against the app hash of the next header.
 func (c *Client) state(ctx context.Context, answer *ctypes.ResultABCIQuery, o readOptions, verify func(avlstar.Hash) error) (State, error) {
 	s := State{Height: answer.Response.Height}
 	if o.height != 0 && s.Height != o.height {
@@ -206,7 +207,7 @@ func (c *Client) state(ctx context.Context, answer *ctypes.ResultABCIQuery, o re
 	return s, nil
 }
 
-// splitProof takes the two operators of a proof apart. Against the empty tree there is the map's alone.
+// splitProof splits a proof into its two operators. In an empty tree there is only the map's.
 func splitProof(ops *crypto.ProofOps, kind string, key []byte) (state, simpleMap []byte, err error) {
 	if ops == nil {
 		return nil, nil, fmt.Errorf("%w: it has no proof", ErrUnproved)
@@ -221,7 +222,7 @@ func splitProof(ops *crypto.ProofOps, kind string, key []byte) (state, simpleMap
 	return state, list[0].Data, nil
 }
 
-// shorten keeps long keys out of messages.
+// shorten shortens long keys in messages.
 func shorten(key []byte) []byte {
 	if len(key) > 64 {
 		return append(bytes.Clone(key[:61]), "..."...)

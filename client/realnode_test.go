@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 	"testing"
@@ -17,13 +16,17 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/internal/ports"
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
-// admin signs as the admin of the network that the examples and the integration test talk to; it may write everywhere.
+// admin signs as the admin of the network that the examples and the integration test talk to; it
+// may write everywhere.
 var admin = ed25519.GenPrivKeyFromSecret([]byte("the admin of the examples"))
 
-// A network of one real node in this process, made when the first test asks for it.
+// A network of one real node in this process, which is started when the first test needs it.
 var network struct {
 	sync.Once
 	address string
@@ -49,21 +52,24 @@ func demo() (address string, genesis *types.GenesisDoc) {
 }
 
 func startNetwork() error {
-	home, err := os.MkdirTemp("", "starling-client")
+	dir, err := os.MkdirTemp("", "starling-client")
 	if err != nil {
 		return err
 	}
-	network.address, err = freeAddress()
+	held, err := ports.Hold(1) // CometBFT binds it itself
 	if err != nil {
 		return err
 	}
+	held.Release()
+	network.address = held.Address(0)
 	account := hex.EncodeToString(admin.PubKey().Bytes())
-	_, err = node.Init(node.InitOptions{
-		Home: home, ChainID: "demo-1",
+	_, err = home.Init(home.InitOptions{
+		Home: dir, ChainID: "demo-1",
 		App: app.Genesis{Open: true, SnapshotInterval: 5, ChunkBytes: 1000, Admins: []string{account},
 			Grants: []app.GenesisGrant{{Grantee: account, Prefix: "fruit/"}, {Grantee: account, Prefix: "test/"}}},
-		Edit: func(c *cfg.Config, a *node.AppConfig) {
-			a.State.KeepRecent = 100_000 // a test asks for an older height, and the machine may be slow
+		Edit: func(c *cfg.Config, a *config.App) {
+			// a test asks for an older height, and the machine may be slow
+			a.State.KeepRecent = 100_000
 			c.RPC.ListenAddress = "tcp://" + network.address
 			c.P2P.ListenAddress = "tcp://127.0.0.1:0"
 			c.Consensus.TimeoutCommit = 100 * time.Millisecond
@@ -73,14 +79,14 @@ func startNetwork() error {
 	if err != nil {
 		return err
 	}
-	config, err := node.LoadConfig(home, viper.New())
+	conf, err := config.Load(dir, viper.New())
 	if err != nil {
 		return err
 	}
-	if network.genesis, err = node.LoadGenesis(config.CometBFT.GenesisFile()); err != nil {
+	if network.genesis, err = config.LoadGenesis(conf.CometBFT.GenesisFile()); err != nil {
 		return err
 	}
-	n, err := node.New(context.Background(), config, log.NewNopLogger())
+	n, err := node.New(context.Background(), conf, log.NewNopLogger())
 	if err != nil {
 		return err
 	}
@@ -88,17 +94,9 @@ func startNetwork() error {
 		if err := n.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "stop the node:", err)
 		}
-		if err := os.RemoveAll(home); err != nil {
+		if err := os.RemoveAll(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}
 	return n.Start(context.Background())
-}
-
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }

@@ -19,8 +19,9 @@ import (
 	"github.com/cometbft/cometbft/types"
 )
 
-// RPC is what a Client needs of a CometBFT node. All calls may run concurrently and end when their context does. An error
-// that is the node's own answer is an *rpctypes.RPCError.
+// RPC is what a Client needs of a CometBFT node. The methods are called concurrently, and must
+// return when their context ends. An error that is the node's own answer must be an
+// *rpctypes.RPCError.
 type RPC interface {
 	Status(ctx context.Context) (*ctypes.ResultStatus, error)
 	ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, opts rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error)
@@ -29,8 +30,8 @@ type RPC interface {
 	Commit(ctx context.Context, height *int64) (*ctypes.ResultCommit, error)
 	Validators(ctx context.Context, height *int64, page, perPage *int) (*ctypes.ResultValidators, error)
 
-	// Events subscribes: it returns when events that happen from now on will be delivered. The channel is closed when ctx ends
-	// or the subscription is lost.
+	// Events subscribes. Once it has returned, all later events are delivered. The channel is
+	// closed when ctx ends or the subscription is lost.
 	Events(ctx context.Context, query string) (<-chan ctypes.ResultEvent, error)
 
 	// Remote names the node in messages.
@@ -38,9 +39,9 @@ type RPC interface {
 }
 
 const (
-	// callTimeout bounds one call, whatever the caller's context says: a node that takes longer is as good as gone.
+	// callTimeout limits one call, even if the context of the caller allows more.
 	callTimeout = 30 * time.Second
-	// maxAnswerBytes bounds what a node can make us read: more than the largest page of a range in base64 and its proof.
+	// maxAnswerBytes limits an answer. The largest page of a range in base64, with its proof, fits.
 	maxAnswerBytes = 64 << 20
 )
 
@@ -52,8 +53,8 @@ type node struct {
 
 var _ RPC = (*node)(nil)
 
-// NewRPC returns the RPC of a node at an address like 127.0.0.1:26657, http://…, https://…, or tcp://… as in config.toml. It does
-// not connect.
+// NewRPC returns the RPC of the node at an address such as 127.0.0.1:26657, or with http://,
+// https:// or, as in config.toml, tcp://. It does not connect.
 func NewRPC(address string) (RPC, error) {
 	u, err := parseAddress(address)
 	if err != nil {
@@ -66,8 +67,9 @@ func NewRPC(address string) (RPC, error) {
 	return &node{HTTP: c, url: u}, nil
 }
 
-// NewHTTP returns CometBFT's own client of a node, for the calls that RPC does not have. Time and length of answers are bounded as
-// they are for RPC; what is in them is as the node sent it, and checked by nobody: even pointers may be nil.
+// NewHTTP returns CometBFT's own client of a node, for the calls that RPC lacks. Time and length of
+// answers are limited as for RPC. The answers are as the node sent them, and unchecked: even
+// pointers may be nil.
 func NewHTTP(address string) (*rpchttp.HTTP, error) {
 	u, err := parseAddress(address)
 	if err != nil {
@@ -94,7 +96,7 @@ func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, error) {
 	return c, nil
 }
 
-// parseAddress brings the ways to write an RPC address to one URL.
+// parseAddress turns every form of an RPC address into a URL.
 func parseAddress(address string) (*url.URL, error) {
 	s := strings.TrimSpace(address)
 	if !strings.Contains(s, "://") {
@@ -114,7 +116,7 @@ func parseAddress(address string) (*url.URL, error) {
 	if u.Host == "" {
 		return nil, fmt.Errorf("address %q has no host, write it as http://127.0.0.1:26657", address)
 	}
-	// A listen address names no host to connect to.
+	// A listen address such as 0.0.0.0 names no host to connect to.
 	if host, port, err := net.SplitHostPort(u.Host); err == nil && (host == "" || net.ParseIP(host).IsUnspecified()) {
 		u.Host = net.JoinHostPort("127.0.0.1", port)
 	}

@@ -16,16 +16,20 @@ import (
 )
 
 const (
-	// nonceAttempts bounds how often a transaction is signed anew because somebody else used the account's nonce.
+	// nonceAttempts limits how often a transaction is signed again because its nonce was used
+	// meanwhile.
 	nonceAttempts = 8
-	// Polls for a transaction start quickly and slow down.
+	// The pause between polls for a transaction grows from firstPoll to longPoll.
 	firstPoll, longPoll = 50 * time.Millisecond, 500 * time.Millisecond
-	// resendEvery is how often a transaction that does not appear in a block is handed to the node again. The bytes are the same,
-	// so it can be executed once only; a node that was restarted has an empty mempool.
+	// resendEvery is the interval at which a transaction that is not in a block is sent to the node
+	// again, since a node that was restarted has an empty mempool. The bytes are the same, so it
+	// can be executed only once.
 	resendEvery = 5 * time.Second
-	// lostRetries is how often a transaction is sent again at once when the node's answer is lost.
+	// lostRetries is how often a transaction is sent again at once after the node's answer was
+	// lost.
 	lostRetries = 3
-	// lostAfter resends in a row refused for their nonce show that the nonce went to another transaction.
+	// lostAfter is the number of consecutive resends, refused for their nonce, after which the
+	// nonce must have been used by another transaction.
 	lostAfter = 3
 )
 
@@ -33,14 +37,15 @@ const (
 type TxResult struct {
 	Hash    []byte
 	Height  int64
-	Results []tx.OperationResult // one per operation, in order; none for text
+	Results []tx.OperationResult // one for each operation, in order; none for text
 }
 
-// account is what the client remembers of a key.
+// account is what the client remembers about a key.
 type account struct {
-	sync.Mutex // held from asking for the nonce to the node's answer: the order of nonces is the order of sending
-	next       uint64
-	known      bool // next is what the node will expect, as far as we know
+	// held from the choice of a nonce until the node has answered, so that nonces are sent in order
+	sync.Mutex
+	next  uint64
+	known bool // next is the nonce that the node expects, as far as the client knows
 }
 
 func (c *Client) account(publicKey []byte) *account {
@@ -59,18 +64,19 @@ func (c *Client) Put(ctx context.Context, key, value []byte) (*TxResult, error) 
 	return c.Submit(ctx, tx.NewPut(key, value))
 }
 
-// Delete removes key. Results[0].Found says whether it was there.
+// Delete removes key. Results[0].Found reports whether it existed.
 func (c *Client) Delete(ctx context.Context, key []byte) (*TxResult, error) {
 	return c.Submit(ctx, tx.NewDelete(key))
 }
 
-// CompareAndPut writes value at key if the key's value is expected (empty: if the key is absent). Otherwise the error matches
-// &tx.Error{Code: tx.CodeCompareFailed}.
+// CompareAndPut writes value at key if the key's value is expected (empty: if the key is absent).
+// Otherwise the error matches &tx.Error{Code: tx.CodeCompareFailed}.
 func (c *Client) CompareAndPut(ctx context.Context, key, expected, value []byte) (*TxResult, error) {
 	return c.Submit(ctx, tx.NewCompareAndPut(key, expected, value))
 }
 
-// Read is a linearizable read: a transaction, ordered among all others, that returns the value. It costs a block; Get does not.
+// Read is a linearizable read: a transaction, ordered among all others, that returns the value. It
+// costs a block; Get does not.
 func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool, err error) {
 	result, err := c.Submit(ctx, tx.NewRead(key))
 	if err != nil {
@@ -82,10 +88,12 @@ func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool
 	return result.Results[0].Value, result.Results[0].Found, nil
 }
 
-// Submit signs operations as one transaction, sends it and waits until it is executed. All operations take effect or none.
+// Submit signs operations as one transaction, sends it and waits until it is executed. Either all
+// operations take effect, or none.
 //
-// A *TxError says that it was refused. An *UnknownOutcomeError says that it may or may not be executed yet; that is also how
-// ctx ends a wait once the transaction is sent. Every other error means that it was not sent.
+// A *TxError means that it was refused. An *UnknownOutcomeError means that it may still be
+// executed; that is also the error if ctx ends after the transaction was sent. Any other error
+// means that it was not sent.
 func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxResult, error) {
 	for attempt := 1; ; attempt++ {
 		sent, err := c.Send(ctx, operations...)
@@ -96,15 +104,16 @@ func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxRes
 		if !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) || attempt == nonceAttempts {
 			return result, err
 		}
-		// In a block, but with another nonce than the next: that leaves no trace. If the nonce is used up, no block will ever take it
-		// and the operations can be signed anew; if it is still to come, the same bytes could be executed then.
+		// The transaction is in a block with a nonce that was not the next one, so it had no
+		// effect. If its nonce has been used, no block can execute it, and the operations can be
+		// signed again. If not, the same bytes could still be executed.
 		if next, nonceErr := c.Nonce(ctx, c.Account()); nonceErr != nil || next <= sent.nonce {
 			return nil, err
 		}
 	}
 }
 
-// Sent is a transaction that a node has taken.
+// Sent is a transaction that a node has accepted.
 type Sent struct {
 	Hash []byte
 
@@ -113,8 +122,8 @@ type Sent struct {
 	raw    types.Tx
 }
 
-// Send signs operations as one transaction and hands it to the node, which checks it, but does not wait for a block: so one key
-// can have many transactions under way, in the order of the calls.
+// Send signs operations as one transaction and sends it to the node, which checks it. It does not
+// wait for a block, so one key can have many transactions in flight, in the order of the calls.
 func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, error) {
 	if c.key == nil {
 		return nil, ErrNoKey
@@ -136,7 +145,7 @@ func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, e
 	}
 }
 
-// sendOnce is called with a locked.
+// sendOnce signs and sends once. a must be locked.
 func (c *Client) sendOnce(ctx context.Context, a *account, key ed25519.PrivKey, operations []tx.Operation) (*Sent, error) {
 	if !a.known {
 		next, err := c.Nonce(ctx, key.PubKey().Bytes())
@@ -158,8 +167,8 @@ func (c *Client) sendOnce(ctx context.Context, a *account, key ed25519.PrivKey, 
 	return sent, nil
 }
 
-// broadcastAgain is broadcast for bytes that nobody else has. If an answer is lost it sends them again, which is safe: they can be
-// executed once only.
+// broadcastAgain is broadcast for bytes that were not sent before. If an answer is lost it sends
+// them again, which is safe, since they can be executed only once.
 func (c *Client) broadcastAgain(ctx context.Context, raw types.Tx) error {
 	lost := c.broadcast(ctx, raw)
 	for try := 0; try < lostRetries && errors.As(lost, new(*UnknownOutcomeError)); try++ {
@@ -176,10 +185,11 @@ func (c *Client) broadcastAgain(ctx context.Context, raw types.Tx) error {
 	return lost
 }
 
+// errInCache is CometBFT's mempool.ErrTxInCache, of which only the text arrives.
 var errInCache = errors.New("the node has it already")
 
-// broadcast hands a transaction to the primary. Its errors: errInCache, *TxError, *UnknownOutcomeError, or one that means that
-// the node has not taken it.
+// broadcast sends a transaction to the primary. The error is errInCache, *TxError,
+// *UnknownOutcomeError, or another one, which means that the node has not accepted it.
 func (c *Client) broadcast(ctx context.Context, raw types.Tx) error {
 	result, err := c.primary.BroadcastTxSync(ctx, raw)
 	switch {
@@ -187,7 +197,7 @@ func (c *Client) broadcast(ctx context.Context, raw types.Tx) error {
 		return nil
 	case err == nil:
 		return &TxError{Hash: raw.Hash(), Code: txCode(result.Code), Log: result.Log}
-	case answered(err) && strings.Contains(err.Error(), "tx already exists in cache"): // mempool.ErrTxInCache
+	case answered(err) && strings.Contains(err.Error(), "tx already exists in cache"):
 		return errInCache
 	case answered(err) || notSent(err):
 		return c.callError("send the transaction", err)
@@ -196,7 +206,8 @@ func (c *Client) broadcast(ctx context.Context, raw types.Tx) error {
 	}
 }
 
-// Wait waits until the transaction is executed. Meanwhile it hands it to the node again and again, should the node forget it.
+// Wait waits until the transaction is executed. Meanwhile it sends it to the node every few
+// seconds, in case the node has lost it.
 func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 	refusals := 0
 	return s.client.waitTx(ctx, s.Hash, func() error {
@@ -212,8 +223,8 @@ func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 	})
 }
 
-// WaitTx waits until the transaction with this hash is in a block. It needs a node that indexes transactions ([tx_index] indexer =
-// "kv", the default). When ctx ends, the error is an *UnknownOutcomeError.
+// WaitTx waits until the transaction with this hash is in a block. The node must index transactions
+// ([tx_index] indexer = "kv", the default). When ctx ends, the error is an *UnknownOutcomeError.
 func (c *Client) WaitTx(ctx context.Context, hash []byte) (*TxResult, error) {
 	return c.waitTx(ctx, hash, func() error { return nil })
 }
@@ -247,7 +258,8 @@ func (c *Client) waitTx(ctx context.Context, hash []byte, resend func() error) (
 
 var errNoIndex = errors.New(`the node does not index transactions: set [tx_index] indexer = "kv" in its config.toml, or ask another`)
 
-// lookup returns a transaction that is in a block; its error is a *TxError if it failed there, and errNotFound if it is in none.
+// lookup returns a transaction that is in a block. The error is a *TxError if it failed there, and
+// errNotFound if it is in no block.
 func (c *Client) lookup(ctx context.Context, hash []byte) (*TxResult, error) {
 	found, err := c.primary.Tx(ctx, hash, false)
 	switch {
@@ -267,7 +279,8 @@ func (c *Client) lookup(ctx context.Context, hash []byte) (*TxResult, error) {
 	return &TxResult{Hash: hash, Height: found.Height, Results: result.Results}, nil
 }
 
-// PutText writes value at key by a text transaction, which nobody signs; chains whose genesis says open take them.
+// PutText writes value at key by an unsigned text transaction, which open chains accept (see the
+// genesis document).
 func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, error) {
 	raw := types.Tx((&tx.Text{Key: key, Value: value}).Bytes())
 	if _, err := tx.Decode(raw, c.chainID); err != nil {
@@ -282,7 +295,8 @@ func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, err
 	return c.WaitTx(ctx, raw.Hash())
 }
 
-// Nonce is the nonce of the account's next transaction; those that wait in the node's mempool count.
+// Nonce returns the nonce of the account's next transaction. Transactions in the node's mempool
+// count.
 func (c *Client) Nonce(ctx context.Context, account []byte) (uint64, error) {
 	result, err := c.Query(ctx, "/nonce", account, 0, false)
 	if err != nil {

@@ -7,32 +7,35 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// upgradeKey is the key of the upgrade that was scheduled last (docs/spec/records.md).
+// upgradeKey is the key of the record of the last scheduled upgrade (docs/spec/records.md).
 var upgradeKey = []byte{tx.Reserved, 'u'}
 
-// ScheduledUpgrade is what a chain has on record about its app version.
+// ScheduledUpgrade is the record of the last scheduled upgrade, and the state that it was read
+// from.
 type ScheduledUpgrade struct {
 	State
-	// Upgrade is the one that was scheduled last; nil: none. It is to come if its Height is above that of the state, else it has begun.
+	// Upgrade is the last one that was scheduled, nil if there is none. It is pending if its Height
+	// is above that of the state; otherwise it is in force.
 	Upgrade *tx.ScheduleUpgrade
 }
 
-// Pending tells whether the upgrade is still to come.
+// Pending reports whether the upgrade is not yet in force.
 func (u *ScheduledUpgrade) Pending() bool {
 	return u.Upgrade != nil && u.Upgrade.Height > uint64(u.Height)
 }
 
-// ScheduleUpgrade has blocks above height executed by version of the state machine. The client's account must be an admin.
+// ScheduleUpgrade schedules version of the state machine for the blocks above height. The client's
+// account must be an admin.
 func (c *Client) ScheduleUpgrade(ctx context.Context, version, height uint64, info string) (*TxResult, error) {
 	return c.Submit(ctx, tx.NewScheduleUpgrade(version, height, info))
 }
 
-// CancelUpgrade takes back the upgrade to version, which is still to come. The client's account must be an admin.
+// CancelUpgrade cancels the pending upgrade to version. The client's account must be an admin.
 func (c *Client) CancelUpgrade(ctx context.Context, version uint64) (*TxResult, error) {
 	return c.Submit(ctx, tx.NewCancelUpgrade(version))
 }
 
-// ScheduledUpgrade reads which upgrade was scheduled last, like Get.
+// ScheduledUpgrade reads the last scheduled upgrade, as Get does.
 func (c *Client) ScheduledUpgrade(ctx context.Context, options ...ReadOption) (*ScheduledUpgrade, error) {
 	value, err := c.Get(ctx, upgradeKey, options...)
 	if err != nil {

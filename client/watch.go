@@ -19,8 +19,8 @@ type Event struct {
 	Key    []byte // of a grant, validator or admin: the key of its record, which starts with 0x00
 	Kind   string // put, delete, grant, revoke, validator or admin
 
-	// Missed stands alone: the connection was lost and is there again, and events between may never be delivered. Whoever keeps a
-	// copy of the keys reads them anew.
+	// Missed means that the connection was lost and restored, and events in between may be missing.
+	// The other fields are empty. A caller that keeps a copy of the keys must read them again.
 	Missed bool
 }
 
@@ -30,13 +30,15 @@ const (
 
 	firstPause = 100 * time.Millisecond
 	longPause  = 5 * time.Second
-	// maxQueryPrefix keeps the subscription's query below CometBFT's limit of 512 bytes (rpc/core/events.go, maxQueryLength).
+	// maxQueryPrefix, in bytes, keeps the query of the subscription below CometBFT's limit of 512
+	// bytes (rpc/core/events.go, maxQueryLength).
 	maxQueryPrefix = 200
 )
 
-// Watch delivers changes of keys that start with prefix (empty: all), from now on, in the order of the chain. When the node is
-// lost it subscribes again, as often as it takes, and says so by an event with Missed. The channel is closed when ctx ends. The
-// caller must keep receiving: a node drops subscribers that do not.
+// Watch delivers all future changes of keys that start with prefix (empty: all keys), in the order
+// of the chain. When the connection is lost it subscribes again, as often as necessary, and then
+// delivers an event with Missed. The channel is closed when ctx ends. The caller must keep
+// receiving: a node drops subscribers that do not.
 func (c *Client) Watch(ctx context.Context, prefix []byte) (<-chan Event, error) {
 	query := watchQuery(prefix)
 	source, err := c.primary.Events(ctx, query)
@@ -61,7 +63,8 @@ func (c *Client) Watch(ctx context.Context, prefix []byte) (<-chan Event, error)
 	return out, nil
 }
 
-// watchQuery lets the node filter what it can: it knows "contains", not "starts with".
+// watchQuery returns a query that lets the node filter as far as it can: it knows "contains", but
+// not "starts with".
 func watchQuery(prefix []byte) string {
 	if len(prefix) == 0 {
 		return attrKey + " EXISTS"
@@ -69,7 +72,7 @@ func watchQuery(prefix []byte) string {
 	return fmt.Sprintf("%s CONTAINS '%x'", attrKey, prefix[:min(len(prefix), maxQueryPrefix)])
 }
 
-// forward passes events on until the source ends (true) or ctx does (false).
+// forward delivers the changes of source until it is closed (true) or ctx ends (false).
 func forward(ctx context.Context, source <-chan ctypes.ResultEvent, prefix []byte, out chan<- Event) bool {
 	for {
 		select {
@@ -88,6 +91,7 @@ func forward(ctx context.Context, source <-chan ctypes.ResultEvent, prefix []byt
 	}
 }
 
+// send reports whether it could send before ctx ended.
 func send(ctx context.Context, out chan<- Event, event Event) bool {
 	select {
 	case out <- event:
@@ -97,7 +101,8 @@ func send(ctx context.Context, out chan<- Event, event Event) bool {
 	}
 }
 
-// resubscribe tries until it succeeds; nil when ctx ends.
+// resubscribe subscribes again, with growing pauses, until it succeeds. It returns nil when ctx
+// ends.
 func (c *Client) resubscribe(ctx context.Context, query string) <-chan ctypes.ResultEvent {
 	for wait := firstPause; ; wait = min(2*wait, longPause) {
 		if source, err := c.primary.Events(ctx, query); err == nil {
@@ -109,7 +114,8 @@ func (c *Client) resubscribe(ctx context.Context, query string) <-chan ctypes.Re
 	}
 }
 
-// changes reads a transaction's events. What is not as our application writes it is left out: events carry no proof anyway.
+// changes reads the events of a transaction. It skips those that are not as the application writes
+// them, since events carry no proof anyway.
 func changes(event ctypes.ResultEvent, prefix []byte) []Event {
 	data, ok := event.Data.(types.EventDataTx)
 	if !ok {
@@ -141,7 +147,7 @@ func changes(event ctypes.ResultEvent, prefix []byte) []Event {
 	return found
 }
 
-// pause waits, or returns ctx's error as soon as it ends.
+// pause waits for d, or until ctx ends, whose error it returns then.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -15,14 +15,15 @@ import (
 
 const (
 	pingEvery = 10 * time.Second
-	// silence is how long a websocket may say nothing, not even answer a ping, before we call it lost.
+	// silence is how long a websocket may be silent, even to pings, before it counts as lost.
 	silence = 3 * pingEvery
-	// eventBuffer events wait for a slow reader before the node notices that nobody reads.
+	// eventBuffer is the number of events that wait for a slow reader. When it is full, reading
+	// stops, and the node notices.
 	eventBuffer = 256
 )
 
-// Events subscribes over a websocket of its own, so that its loss is seen: CometBFT's client resubscribes silently, and whoever
-// watches would never learn that events are missing.
+// Events subscribes over a websocket of its own, so that its loss is noticed: CometBFT's client
+// resubscribes silently, and the caller would never learn that events are missing.
 func (n *node) Events(ctx context.Context, query string) (<-chan ctypes.ResultEvent, error) {
 	u := *n.url
 	u.Scheme = map[string]string{"http": "ws", "https": "wss"}[u.Scheme]
@@ -37,7 +38,7 @@ func (n *node) Events(ctx context.Context, query string) (<-chan ctypes.ResultEv
 	if err != nil {
 		return nil, fmt.Errorf("%w: subscribe at %s: %w", ErrUnreachable, n.Remote(), err)
 	}
-	_ = response.Body.Close() // of a hijacked connection: nothing to lose
+	_ = response.Body.Close() // the connection is hijacked: the body is empty
 	s := &subscription{conn: conn}
 	if err := s.subscribe(ctx, query); err != nil {
 		_ = conn.Close() // the subscription failed anyway
@@ -71,7 +72,7 @@ func (s *subscription) subscribe(ctx context.Context, query string) error {
 	return errors.Join(ctx.Err(), err)
 }
 
-// run hands events on until ctx ends or the connection is lost, then closes events.
+// run delivers events until ctx ends or the connection is lost, then closes the channel.
 func (s *subscription) run(ctx context.Context, events chan<- ctypes.ResultEvent) {
 	defer close(events)
 	ctx, cancel := context.WithCancel(ctx)
@@ -96,13 +97,13 @@ func (s *subscription) run(ctx context.Context, events chan<- ctypes.ResultEvent
 
 // keepAlive pings until ctx ends, then closes the connection, which ends the reader too.
 func (s *subscription) keepAlive(ctx context.Context) {
-	defer func() { _ = s.conn.Close() }() // nothing is to be saved on it
+	defer func() { _ = s.conn.Close() }() // nothing can be lost by an error
 	ticker := time.NewTicker(pingEvery)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			// A farewell, so that the node logs no error; whether it arrives does not matter.
+			// Say goodbye so that the node does not log an error. It does not matter if this fails.
 			_ = s.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(time.Second))
 			return
 		case <-ticker.C:
@@ -115,7 +116,7 @@ func (s *subscription) keepAlive(ctx context.Context) {
 
 func (s *subscription) alive() error { return s.conn.SetReadDeadline(time.Now().Add(silence)) }
 
-// read returns the next event; nil for a message that is none.
+// read returns the next event, or nil for a message that is not an event.
 func (s *subscription) read() (*ctypes.ResultEvent, error) {
 	_, message, err := s.conn.ReadMessage()
 	if err != nil {

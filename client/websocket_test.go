@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// serveWebsocket runs one conversation per connection, as a node would; the connection ends with it.
+// serveWebsocket runs one conversation for each connection, as a node would, and then closes it.
 func serveWebsocket(t *testing.T, talk func(*websocket.Conn)) RPC {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		upgrader := websocket.Upgrader{}
@@ -87,7 +87,7 @@ func TestWebsocketRefused(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnreachable)
 }
 
-// TestWebsocketEnds: a subscription ends with its context, also while the node is silent.
+// TestWebsocketEnds: a subscription ends with its context, even while the node is silent.
 func TestWebsocketEnds(t *testing.T) {
 	gone := make(chan struct{})
 	n := serveWebsocket(t, func(conn *websocket.Conn) {
@@ -103,7 +103,8 @@ func TestWebsocketEnds(t *testing.T) {
 	require.False(t, open)
 	<-gone
 
-	silent := serveWebsocket(t, func(conn *websocket.Conn) { _, _, _ = conn.ReadMessage() }) // never confirms
+	// never confirms
+	silent := serveWebsocket(t, func(conn *websocket.Conn) { _, _, _ = conn.ReadMessage() })
 	ctx, cancel = context.WithCancel(testContext(t))
 	go cancel()
 	_, err = silent.Events(ctx, "q")

@@ -8,9 +8,9 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// The two protobuf messages of queries of path /range (docs/spec/queries.md): RangeRequest{start, end, limit} and
-// RangeResponse{entries{key, value}, next}. They are read and written by hand because their Go types belong to the
-// application, which a client does not link.
+// The two protobuf messages of queries of path /range (docs/spec/queries.md): RangeRequest{start,
+// end, limit} and RangeResponse{entries{key, value}, next}. They are read and written by hand
+// because their Go types belong to the application, which a client does not link.
 
 func encodeRangeRequest(start, end []byte, limit int) []byte {
 	var b []byte
@@ -29,7 +29,8 @@ func encodeRangeRequest(start, end []byte, limit int) []byte {
 	return b
 }
 
-// decodeRangeResponse refuses more entries than were asked for, before it makes room for them.
+// decodeRangeResponse refuses more entries than were requested, before it allocates memory for
+// them.
 func decodeRangeResponse(b []byte, limit int) (entries []avlstar.KV, next []byte, err error) {
 	err = eachBytesField(b, func(number protowire.Number, value []byte) error {
 		switch number {
@@ -60,7 +61,7 @@ func decodeRangeResponse(b []byte, limit int) (entries []avlstar.KV, next []byte
 	return entries, next, nil
 }
 
-// eachBytesField walks a message whose fields are all length-delimited.
+// eachBytesField calls f for each field of a message whose fields are all length-delimited.
 func eachBytesField(b []byte, visit func(protowire.Number, []byte) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)

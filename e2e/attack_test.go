@@ -2,13 +2,11 @@ package e2e_test
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	cfg "github.com/cometbft/cometbft/config"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
@@ -17,40 +15,33 @@ import (
 )
 
 const (
-	// attacks are all that a node can do to its peers unasked; what it serves is the truth. It is a full node: its peers drop it again and again,
-	// so it is late with everything, votes among it. The validator that signs twice is another.
+	// attacks are all that a node can do to its peers unasked; what it serves is the truth. It is a
+	// full node: its peers drop it again and again, so it is late with everything, votes among it.
+	// The validator that signs twice is another.
 	attacks = "babble,spam,flood,connect,garbage"
 	doubles = "double-vote,double-propose"
 
-	// What an attack may cost an honest node: bytes of memory while it lasts, goroutines and file descriptors once it is over.
+	// What an attack may cost an honest node: bytes of memory while it lasts, goroutines and file
+	// descriptors once it is over.
 	attackMemory = 400 << 20
 	attackRests  = 60
 )
 
-// One validator of four signs everything twice, and a full node attacks the other three in every way at once: they go on making blocks, put the
-// proof of the double votes into one, let a node join meanwhile, need no more memory than they may, and have nothing left of it afterwards.
+// One validator of four signs everything twice, and a full node attacks the other three in every
+// way at once: they continue to make blocks, put the proof of the double votes into one, let a node
+// join meanwhile, stay within attackMemory, and use as little as before when it is over.
 func TestAttackedNetwork(t *testing.T) {
 	p, ctx := processes(t, 5*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "validator-2", "double", "attacker", "joiner")
 	validators, double, attacker, joiner := homes[:3:3], homes[3], homes[4], homes[5]
-	doc, err := runner.Genesis(homes[:4], homes[4:], joinChain, map[string]any{
-		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},
-		"grants": []map[string]any{{"grantee": "*", "prefix": joinPrefix}},
-	})
-	require.NoError(t, err)
-	for i, home := range homes {
-		require.NoError(t, home.Configure(func(c *cfg.Config) {
-			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
-			c.P2P.PersistentPeers = runner.Peers(validators[:min(i, len(validators))]...)
-		}))
-	}
+	doc := joinNetwork(t, homes, 4, len(validators))
 	for _, home := range validators {
 		home.Release()
 		start(t, p, runner.Spec{Name: home.Name, Path: starlingd, Args: []string{"start", "--home", home.Dir}, Log: home.Log()})
 	}
 	await(t, ctx, validators[0], 1)
 	written := fillState(t, ctx, validators[0])
-	await(t, ctx, validators[0], (written+9)/10*10+2)
+	await(t, ctx, validators[0], snapshotAfter(written)+2)
 	before, err := validators[0].Scrape(ctx)
 	require.NoError(t, err)
 
@@ -61,7 +52,8 @@ func TestAttackedNetwork(t *testing.T) {
 		servers = append(servers, strings.TrimPrefix(home.RPC(), "http://"))
 	}
 	args := []string{"--home", attacker.Dir, "--lie", attacks, "--attack-rpc", strings.Join(servers, ",")}
-	if runtime.GOOS == "linux" { // all of 127.0.0.0/8 is there: limits of each host hold against it alone
+	// all of 127.0.0.0/8 is there: limits of each host hold against it alone
+	if runtime.GOOS == "linux" {
 		args = append(args, "--attack-from", "127.0.0.66")
 	}
 	attacker.Release()
@@ -72,14 +64,7 @@ func TestAttackedNetwork(t *testing.T) {
 
 	at, err := validators[0].Status(ctx)
 	require.NoError(t, err)
-	trusted, err := validators[0].Header(ctx, at.Height-1)
-	require.NoError(t, err)
-	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
-		c.P2P.PersistentPeers = runner.Peers(validators...)
-		c.StateSync.Enable = true
-		c.StateSync.TrustHeight = trusted.Height
-		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
-	}))
+	joinsFrom(t, ctx, joiner, validators, validators[0], at.Height-1)
 	joiner.Release()
 	start(t, p, runner.Spec{Name: joiner.Name, Path: starlingd, Args: []string{"start", "--home", joiner.Dir}, Log: joiner.Log()})
 	requireFollows(t, ctx, joiner, validators)

@@ -31,8 +31,8 @@ const (
 	minFree              = 24 << 20
 )
 
-// A disk becomes full under a node, which ends with its own exit status and says what to do. With space it goes on, and everything
-// that was committed is there.
+// A disk becomes full under a node, which ends with its own exit status and says what to do. With
+// space it resumes, and everything that was committed is there.
 //
 // The disk is a tmpfs in a mount namespace of its own, so that nothing of it outlives the test.
 func TestFullDisk(t *testing.T) {
@@ -153,7 +153,8 @@ func fill(t *testing.T, ctx context.Context, home *runner.Home, ended <-chan str
 	for i := 0; ; i++ {
 		key, value := fmt.Sprintf("key-%04d", i), make([]byte, 600<<10)
 		for j := range value {
-			value[j] = 'a' + byte(random.IntN(26)) // a text transaction carries no "=" or control characters
+			// a text transaction carries no "=" or control characters
+			value[j] = 'a' + byte(random.IntN(26))
 		}
 		if _, err := c.PutText(ctx, []byte(key), value); err != nil {
 			<-ended
@@ -166,10 +167,12 @@ func fill(t *testing.T, ctx context.Context, home *runner.Home, ended <-chan str
 // requireDiskFull waits for the end of the node.
 func requireDiskFull(t *testing.T, node *runner.Process, disk, message string) {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
 	select {
 	case <-node.Done():
-	case <-time.After(30 * time.Second):
-		t.Fatal("the node goes on, on a full disk")
+	case <-ctx.Done():
+		t.Fatal("the node continues on a full disk")
 	}
 	var exit *exec.ExitError
 	require.ErrorAs(t, node.ExitError(), &exit)

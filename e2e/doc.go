@@ -1,4 +1,5 @@
-// Package e2e tests Starling from outside: real processes, real sockets, nothing but binaries, files and RPC.
+// Package e2e tests Starling from outside: real processes, real sockets, nothing but binaries,
+// files and RPC.
 //
 //	e2e (tests) ──► testnet ──► a whole network from a manifest, by processes or containers, through the relay
 //	        │

@@ -20,9 +20,11 @@ import (
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
-// dockerHere skips the test where there is no Docker, and returns a context that bounds it, and the root of the module.
+// dockerHere skips the test where there is no Docker, and returns a context that bounds it, and the
+// root of the module.
 func dockerHere(t *testing.T, limit time.Duration) (ctx context.Context, root string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("not done within %v", limit))
@@ -47,7 +49,8 @@ func tool(t *testing.T, ctx context.Context, dir string, env []string, name stri
 	return strings.TrimSpace(string(out))
 }
 
-// buildImage builds the image of programs as networks/build-image.sh does, and removes it with the test.
+// buildImage builds the image of programs as networks/build-image.sh does, and removes it with the
+// test.
 func buildImage(t *testing.T, ctx context.Context, root, name string, programs ...string) (tag string) {
 	t.Helper()
 	tag = fmt.Sprintf("starling-test-%s:%d", name, os.Getpid())
@@ -56,8 +59,8 @@ func buildImage(t *testing.T, ctx context.Context, root, name string, programs .
 	return tag
 }
 
-// The image holds the program and nothing else, runs it as a user without rights, on a file system that cannot be written but for the home and /tmp,
-// and Docker sees whether it is well.
+// The image holds the program and nothing else, runs it as a user without rights, on a file system
+// that cannot be written but for the home and /tmp, and Docker sees whether it is well.
 func TestImage(t *testing.T) {
 	ctx, root := dockerHere(t, 4*time.Minute)
 	image := buildImage(t, ctx, root, "image", starlingd)
@@ -119,12 +122,11 @@ var (
 	fieldPattern     = regexp.MustCompile(`(TRUST_HEIGHT=\d+) (TRUST_HASH=[0-9A-F]+)`)
 )
 
-// The networks that are ready to use, from their own compose files but for the ports of this machine, the network's addresses, and what would
-// start them again: they make blocks, a node joins them, and they end.
+// The networks that are ready to use, from their own compose files but for the ports of this
+// machine, the network's addresses, and what would start them again: they make blocks, a node joins
+// them, and they end.
 func TestReadyNetworks(t *testing.T) {
 	ctx, root := dockerHere(t, 6*time.Minute)
-	relay := filepath.Join(root, "build", "e2e", "relay")
-	require.NoError(t, runner.Build(ctx, root, "./e2e/relay", relay))
 	image := buildImage(t, ctx, root, "networks", starlingd, byzantine, relay)
 	for i, network := range []struct {
 		name  string
@@ -194,24 +196,26 @@ func TestReadyNetworks(t *testing.T) {
 	}
 }
 
-// copyCompose copies the compose file of a network, with free ports for those that it publishes, and returns their URLs by what they were.
+// copyCompose copies the compose file of a network, with free ports for those that it publishes,
+// and returns their URLs by what they were.
 func copyCompose(t *testing.T, root, network, dir string) (published map[string]string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "networks", network, "docker-compose.yml"))
 	require.NoError(t, err)
 	found := publishedPattern.FindAllStringSubmatch(string(text), -1)
 	require.NotEmpty(t, found)
-	ports, err := runner.HoldPorts(len(found))
+	held, err := ports.Hold(len(found))
 	require.NoError(t, err)
-	defer ports.Release()
+	defer held.Release()
 	published = map[string]string{}
 	for i, match := range found {
-		published[match[1]] = "http://" + ports.Address(i)
+		published[match[1]] = "http://" + held.Address(i)
 	}
 	copied := publishedPattern.ReplaceAllStringFunc(string(text), func(match string) string {
 		return strings.TrimPrefix(published[publishedPattern.FindStringSubmatch(match)[1]], "http://") + ":"
 	})
-	// With the owner's number a later run of the networks in containers removes them, should this one be killed.
+	// With the owner's number a later run of the networks in containers removes them, should this
+	// one be killed.
 	copied = strings.ReplaceAll(copied, "restart: unless-stopped",
 		fmt.Sprintf("restart: \"no\"\n  labels: {io.starling-kv.e2e.owner: \"%d\"}", os.Getpid()))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "docker-compose.yml"), []byte(copied), 0o644))

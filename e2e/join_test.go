@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/stretchr/testify/require"
 
@@ -22,33 +21,27 @@ import (
 const (
 	joinChain  = "join"
 	joinPrefix = "join/"
-	// joinKeys and joinValue make some 4 MB, which two validators send at joinRate: a join takes some ten seconds, and it is killed early.
+	// joinKeys and joinValue make about 4 MB, which two validators send at joinRate: a join takes
+	// about ten seconds, and it is killed early.
 	joinKeys, joinValue = 4000, 1000
 	joinRate            = 160_000 // bytes a second of each peer
 	joinChunk           = 8 << 10
+	joinInterval        = 10 // blocks between snapshots
 )
 
-// joinLies are how the peers that are no validators treat the joiner: one is proved wrong, one never answers, one keeps the last chunk.
+// joinLies are how the peers that are no validators treat the joiner: one is proved wrong, one
+// never answers, one keeps the last chunk.
 var joinLies = []string{"equivocate", "withhold", "last"}
 
-// A validator that joins over the transport is killed twice in the midst of it, among peers that lie in different ways. Nothing that it had
-// verified is fetched again, what it has signed stays as it is until it signs again, and then it has the network's state.
+// A validator is killed twice while it joins over the transport, among peers that lie in different
+// ways. Nothing that it had verified is fetched again, what it has signed stays as it is until it
+// signs again, and then it has the network's state.
 func TestKilledJoin(t *testing.T) {
 	p, ctx := processes(t, 3*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "joiner", "liar-0", "liar-1", "liar-2")
 	validators, joiner, liars := homes[:2:2], homes[2], homes[3:]
 	joiner.Power = 1 // the others do without it
-	_, err := runner.Genesis(homes[:3], liars, joinChain, map[string]any{
-		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},
-		"grants": []map[string]any{{"grantee": "*", "prefix": joinPrefix}},
-	})
-	require.NoError(t, err)
-	for i, home := range homes {
-		require.NoError(t, home.Configure(func(c *cfg.Config) {
-			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
-			c.P2P.PersistentPeers = runner.Peers(validators[:min(i, len(validators))]...)
-		}))
-	}
+	joinNetwork(t, homes, 3, len(validators))
 	env := []string{fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", joinRate), "STARLINGD_SNAPSHOTS_KEEP=10"}
 	for _, home := range validators {
 		home.Release()
@@ -60,26 +53,19 @@ func TestKilledJoin(t *testing.T) {
 		start(t, p, runner.Spec{Name: home.Name, Path: byzantine, Args: args, Env: env, Log: home.Log()})
 	}
 	await(t, ctx, validators[0], 1)
-	written := fillState(t, ctx, validators[0])
-	snapshot := (written + 9) / 10 * 10
+	snapshot := snapshotAfter(fillState(t, ctx, validators[0]))
 	for _, home := range append(validators, liars...) {
 		await(t, ctx, home, snapshot+2)
 	}
 
-	trusted, err := validators[0].Header(ctx, snapshot)
-	require.NoError(t, err)
-	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
-		c.P2P.PersistentPeers = runner.Peers(append(liars, validators...)...)
-		c.StateSync.Enable = true
-		c.StateSync.TrustHeight = trusted.Height
-		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
-	}))
+	joinsFrom(t, ctx, joiner, append(liars, validators...), validators[0], snapshot)
 	// It has signed before, as far as it knows: a validator that lost its data and kept its keys.
 	const signedBefore = 3
 	signing := fmt.Appendf(nil, `{"height": "%d", "round": 0, "step": 3}`, signedBefore)
 	require.NoError(t, os.WriteFile(joiner.SigningState(), signing, 0o600))
 	joiner.Release()
 	var process *runner.Process
+	var err error
 	begin := func() {
 		process, err = p.Start(runner.Spec{Name: joiner.Name, Path: starlingd, Args: []string{"start", "--home", joiner.Dir}, Log: joiner.Log()})
 		require.NoError(t, err)
@@ -91,7 +77,8 @@ func TestKilledJoin(t *testing.T) {
 			}
 		}
 	})
-	var verified, total int64 // chunks that it had verified when it was killed, as far as anybody saw
+	// bytes that it had verified when it was killed (at least), and chunks of the snapshot
+	var verified, total int64
 	for kills, tries := 0, 0; kills < 2; {
 		begin()
 		var values runner.MetricValues
@@ -103,7 +90,8 @@ func TestKilledJoin(t *testing.T) {
 		process.Kill()
 		now, err := os.ReadFile(joiner.SigningState())
 		require.NoError(t, err)
-		if len(runner.Logged(joiner.Log(), runner.LogRestored)) > 0 { // this process had no turn for seconds
+		// this test did not run for seconds
+		if len(runner.Logged(joiner.Log(), runner.LogRestored)) > 0 {
 			tries++
 			require.Less(t, tries, 5, "the join is always over before it can be killed")
 			out, err := exec.CommandContext(ctx, starlingd, "unsafe-reset-all", "--yes", "--home", joiner.Dir).CombinedOutput()
@@ -164,7 +152,8 @@ func fillState(t *testing.T, ctx context.Context, to *runner.Home) (height int64
 	return height
 }
 
-// requireFollows holds three app hashes of a joiner that reaches its network's height to what the network's headers say.
+// requireFollows holds three app hashes of a joiner that reaches its network's height to what the
+// network's headers say.
 func requireFollows(t *testing.T, ctx context.Context, joiner *runner.Home, network []*runner.Home) {
 	t.Helper()
 	at, err := network[0].AppInfo(ctx)

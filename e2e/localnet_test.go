@@ -25,7 +25,8 @@ func TestLocalnet(t *testing.T) {
 		more            []string
 	}{
 		{"transport", "3000", "withhold,gone,drip,last,mix,header,manifest,status", 4, nil},
-		{"in-band", "300", "mix,alias,lone", 3, []string{"--in-band"}}, // it hands chunks over one by one
+		// it hands chunks over one by one
+		{"in-band", "300", "mix,alias,lone", 3, []string{"--in-band"}},
 	} {
 		t.Run(c.way, func(t *testing.T) { demonstration(t, c.way, c.keys, c.lies, c.provable, c.more) })
 	}
@@ -98,7 +99,8 @@ func TestLocalnetRefusesWrongFlags(t *testing.T) {
 	}
 }
 
-// A node that dies early is named, with the last lines of its log and the folder to look into, and takes the others with it.
+// A node that dies early is named, with the last lines of its log and the folder to look into, and
+// takes the others with it.
 func TestLocalnetTellsWhoDied(t *testing.T) {
 	homes := filepath.Join(t.TempDir(), "homes")
 	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "1", "--liars", "1", "--keys", "100", "--exit", "--dir", homes,
@@ -108,8 +110,8 @@ func TestLocalnetTellsWhoDied(t *testing.T) {
 	require.Contains(t, string(out), homes)
 }
 
-// However the demonstration ends before its time, it leaves no node behind: on Ctrl-C it stops them, and where it is killed itself the
-// kernel does (on Linux).
+// However the demonstration ends before its time, it leaves no node behind: on Ctrl-C it stops
+// them, and where it is killed itself the kernel does (on Linux).
 func TestLocalnetLeavesNobodyBehind(t *testing.T) {
 	for _, sig := range []os.Signal{os.Interrupt, os.Kill} {
 		homes := filepath.Join(t.TempDir(), "homes")

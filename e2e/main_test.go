@@ -8,12 +8,14 @@ import (
 	"testing"
 	"time"
 
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// What is built once for all tests, into build/e2e of the module.
+// Programs that the tests start; see runner.Program.
 var starlingd, byzantine, localnet, relay, cometbft string
 
 func TestMain(m *testing.M) {
@@ -30,29 +32,23 @@ func buildAll() error {
 	if err != nil {
 		return err
 	}
-	for _, program := range []struct {
-		path      *string
-		name      string
-		dir, from string
-	}{
-		{&starlingd, "starlingd", root, "./cmd/starlingd"},
-		{&byzantine, "byzantine", root, "./e2e/byzantine"},
-		{&localnet, "localnet", root, "./cmd/localnet"},
-		{&relay, "relay", root, "./e2e/relay"},
-		{&cometbft, "cometbft", filepath.Join(root, "e2e", "stock"), "github.com/cometbft/cometbft/cmd/cometbft"},
+	for pkg, path := range map[string]*string{
+		"./cmd/starlingd": &starlingd, "./e2e/byzantine": &byzantine, "./cmd/localnet": &localnet, "./e2e/relay": &relay,
 	} {
-		*program.path = filepath.Join(root, "build", "e2e", program.name)
-		if err := runner.Build(ctx, program.dir, program.from, *program.path); err != nil {
+		if *path, err = runner.Program(ctx, pkg); err != nil {
 			return err
 		}
 	}
-	return nil
+	cometbft = filepath.Join(root, "build", "programs", "cometbft")
+	return runner.Build(ctx, filepath.Join(root, "e2e", "stock"), "github.com/cometbft/cometbft/cmd/cometbft", cometbft)
 }
 
-// processes returns a supervisor for the test, whose context ends when a node dies or after limit. What it started ends with the test.
+// processes returns a supervisor for the test, whose context ends when a node dies or after limit.
+// What it started ends with the test.
 func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Context) {
 	t.Helper()
-	t.TempDir() // all of them are removed when the first one's turn is: after the processes have ended
+	// all of them are removed when the first one's turn is: after the processes have ended
+	t.TempDir()
 	p := runner.NewProcesses(context.Background())
 	ctx, cancel := context.WithTimeoutCause(p.Context(), limit, fmt.Errorf("not done within %v", limit))
 	t.Cleanup(func() {
@@ -73,6 +69,49 @@ func makeHomes(ctx context.Context, t *testing.T, chainID string, names ...strin
 		homes = append(homes, home)
 	}
 	return homes
+}
+
+// joinNetwork gives homes one genesis file, in which the first `signing` are the validators, and
+// lets the first `dialled` dial each other, and the rest dial them. Anybody may write under
+// joinPrefix, and a state of fillState has hundreds of chunks.
+func joinNetwork(t *testing.T, homes []*runner.Home, signing, dialled int) *types.GenesisDoc {
+	t.Helper()
+	doc, err := runner.Genesis(homes[:signing], homes[signing:], joinChain, map[string]any{
+		"chunk_bytes": joinChunk, "snapshot_interval": joinInterval, "open": false, "admins": []string{},
+		"grants": []map[string]any{{"grantee": "*", "prefix": joinPrefix}},
+	})
+	require.NoError(t, err)
+	for i, home := range homes {
+		require.NoError(t, home.Configure(func(c *cfg.Config) {
+			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
+			// one of two dials the other
+			c.P2P.PersistentPeers = runner.Peers(homes[:min(i, dialled)]...)
+		}))
+	}
+	return doc
+}
+
+// joinsFrom lets a home join by state sync, from peers, with the header of a height that one node
+// has.
+func joinsFrom(t *testing.T, ctx context.Context, joiner *runner.Home, peers []*runner.Home, trusted *runner.Home, height int64, more ...func(*cfg.Config)) {
+	t.Helper()
+	header, err := trusted.Header(ctx, height)
+	require.NoError(t, err)
+	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
+		if len(peers) > 0 {
+			c.P2P.PersistentPeers = runner.Peers(peers...)
+		}
+		c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, header.Height, fmt.Sprintf("%X", header.Hash)
+		for _, edit := range more {
+			edit(c)
+		}
+	}))
+}
+
+// snapshotAfter is the height of the first snapshot of a network of joinNetwork that holds what was
+// written at a height.
+func snapshotAfter(height int64) int64 {
+	return (height + joinInterval - 1) / joinInterval * joinInterval
 }
 
 func start(t *testing.T, p *runner.Processes, spec runner.Spec) {

@@ -13,56 +13,38 @@ import (
 	"testing"
 	"time"
 
-	cfg "github.com/cometbft/cometbft/config"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 	"github.com/starling-kv/starling/networks/monitoring"
 )
 
-// The configuration, the alerts and every query of the dashboard, in a Prometheus that looks at two validators and a node that joined them: all
-// can be computed, and where a network is to have figures there are some.
+// The configuration, the alerts and every query of the dashboard, in a Prometheus that looks at two
+// validators and a node that joined them: all can be computed, and where a network is to have
+// figures there are some.
 func TestPrometheus(t *testing.T) {
 	if _, err := exec.LookPath("prometheus"); err != nil {
 		t.Skip("NOT RUN: the dashboard's queries (no Prometheus here: apt-get install prometheus)")
 	}
 	p, ctx := processes(t, 4*time.Minute)
-	var homes []*runner.Home
-	for _, name := range []string{"validator-0", "validator-1", "joiner"} {
-		dir := filepath.Join(t.TempDir(), name)
-		home, err := runner.NewHome(ctx, name, dir, starlingd, "init", name, "--chain-id", joinChain, "--home", dir)
-		require.NoError(t, err)
-		homes = append(homes, home)
-	}
+	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "joiner")
 	validators, joiner := homes[:2], homes[2]
-	_, err := runner.Genesis(validators, homes[2:], joinChain, map[string]any{
-		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},
-		"grants": []map[string]any{{"grantee": "*", "prefix": joinPrefix}},
-	})
-	require.NoError(t, err)
+	joinNetwork(t, homes, len(validators), len(validators))
 	run := func(home *runner.Home) {
 		home.Release()
 		start(t, p, runner.Spec{Name: home.Name, Path: starlingd, Args: []string{"start", "--home", home.Dir}, Log: home.Log()})
 	}
-	for i, home := range validators {
-		require.NoError(t, home.Configure(func(c *cfg.Config) {
-			c.Consensus.TimeoutCommit = 300 * time.Millisecond
-			c.P2P.PersistentPeers = runner.Peers(validators[:i]...)
-		}))
+	for _, home := range validators {
 		run(home)
 	}
 	address := startPrometheus(t, ctx, p, homes)
 	await(t, ctx, validators[0], 1)
-	snapshot := (fillState(t, ctx, validators[0]) + 9) / 10 * 10
+	snapshot := snapshotAfter(fillState(t, ctx, validators[0]))
 	for _, home := range validators {
 		await(t, ctx, home, snapshot+2)
 	}
-	trusted, err := validators[0].Header(ctx, snapshot)
-	require.NoError(t, err)
-	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
-		c.P2P.PersistentPeers = runner.Peers(validators...)
-		c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, trusted.Height, fmt.Sprintf("%X", trusted.Hash)
-	}))
+	joinsFrom(t, ctx, joiner, validators, validators[0], snapshot)
 	run(joiner)
 	await(t, ctx, joiner, snapshot+2)
 
@@ -93,8 +75,8 @@ func TestPrometheus(t *testing.T) {
 	require.Greater(t, alerts, 5)
 }
 
-// startPrometheus starts Prometheus with the configuration of networks/monitoring, but for the addresses of nodes, which are all on one host
-// here, and a shorter interval.
+// startPrometheus starts Prometheus with the configuration of networks/monitoring, but for the
+// addresses of nodes, which are all on one host here, and a shorter interval.
 func startPrometheus(t *testing.T, ctx context.Context, p *runner.Processes, homes []*runner.Home) (address string) {
 	t.Helper()
 	root, err := runner.Root(ctx)
@@ -118,14 +100,14 @@ func startPrometheus(t *testing.T, ctx context.Context, p *runner.Processes, hom
 		Replace(strings.Join(kept, ""))
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o644))
-	ports, err := runner.HoldPorts(1)
+	held, err := ports.Hold(1)
 	require.NoError(t, err)
-	ports.Release()
+	held.Release()
 	start(t, p, runner.Spec{Name: "prometheus", Path: "prometheus", Log: filepath.Join(dir, "log"), Args: []string{
 		"--config.file", filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path", filepath.Join(dir, "data"),
-		"--web.listen-address", ports.Address(0), "--log.level", "warn",
+		"--web.listen-address", held.Address(0), "--log.level", "warn",
 	}})
-	return "http://" + ports.Address(0)
+	return "http://" + held.Address(0)
 }
 
 // ask asks Prometheus, once it answers, and returns the data of an answer that is no error.

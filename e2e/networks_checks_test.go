@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/e2e/history"
+	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/e2e/testnet"
 )
@@ -27,7 +29,8 @@ const (
 	headersOnce = 20 // that CometBFT gives out at a time (rpc/core/blocks.go)
 )
 
-// checkAcknowledged stops the clients: what they were told is committed has to be on every honest node.
+// checkAcknowledged stops the clients: what they were told is committed has to be on every honest
+// node.
 func (w *world) checkAcknowledged(ctx context.Context) {
 	if w.clients == nil {
 		return
@@ -36,6 +39,9 @@ func (w *world) checkAcknowledged(ctx context.Context) {
 	w.log("%s", w.history.Summary())
 	Expect(w.history.WriteFile(filepath.Join(w.dir, "history.json"))).To(Succeed())
 	Expect(w.history.Acknowledged()).NotTo(BeEmpty())
+	if slices.ContainsFunc(w.m.Steps, func(s manifest.Step) bool { return s.Do == manifest.Kill && s.For > 0 }) {
+		Expect(w.history.Count()[history.Maybe]).NotTo(BeZero(), "the chain waited for longer than the clients do")
+	}
 	for _, node := range w.honest() {
 		kept, err := w.history.CheckAcknowledged(ctx, node.Home.RPC())
 		Expect(err).NotTo(HaveOccurred())
@@ -60,13 +66,14 @@ func (w *world) checkHistory(ctx context.Context) {
 	Expect(w.history.CheckBlocks(w.history.Blocks)).To(Succeed())
 	Expect(w.history.CheckLinearizable(linearLimit, w.dir)).To(Succeed())
 	Expect(w.history.Reads).NotTo(BeEmpty())
-	// No bound of a proof's age by the clock: the machine may be as slow as it likes.
+	// No bound of a proof's age by the clock: the machine may be slow.
 	Expect(w.history.CheckReads(history.Bounds{Recovery: time.Minute})).To(Succeed())
 	answers, blocks := w.history.Staleness()
 	w.log("%d of %d proved reads were older than another node's, by %d blocks at most", answers, len(w.history.Reads), blocks)
 }
 
-// checkAppHashes compares all headers that the honest nodes have, and the state of each with the header that commits to it.
+// checkAppHashes compares all headers that the honest nodes have, and the state of each with the
+// header that commits to it.
 func (w *world) checkAppHashes(ctx context.Context) {
 	hashes := map[int64]string{} // of block and app hash, as the first node has them
 	compared := 0
@@ -93,7 +100,8 @@ func (w *world) checkAppHashes(ctx context.Context) {
 	Expect(compared).To(BeNumerically(">", len(hashes)), "some heights are on several nodes")
 }
 
-// checkState compares what a node says its state is with the next header of every other honest node.
+// checkState compares what a node says its state is with the next header of every other honest
+// node.
 func (w *world) checkState(ctx context.Context, node *testnet.Node) {
 	at, err := node.Home.AppInfo(ctx)
 	Expect(err).NotTo(HaveOccurred())
@@ -122,7 +130,8 @@ func (w *world) checkBans() {
 	w.log("%d bans, all of liars", banned)
 }
 
-// checkLightClient reads keys that were written before the perturbations and keys that nobody wrote, from every honest node, with proofs.
+// checkLightClient reads keys that were written before the perturbations and keys that nobody
+// wrote, from every honest node, with proofs.
 func (w *world) checkLightClient(ctx context.Context) {
 	data := w.network.Data
 	random := rand.New(rand.NewPCG(w.m.Seed, 0x6b657973))
@@ -139,7 +148,8 @@ func (w *world) checkLightClient(ctx context.Context) {
 		Expect(err).NotTo(HaveOccurred())
 		at, err := node.Home.AppInfo(ctx)
 		Expect(err).NotTo(HaveOccurred())
-		settled := client.AtHeight(at.Height - 1) // the header that proves it is there already: nobody has to wait for a block
+		// the header that proves it is there already: nobody has to wait for a block
+		settled := client.AtHeight(at.Height - 1)
 		for range checkedKeys {
 			if data.Keys > 0 {
 				key, value := data.At(random.IntN(data.Keys))

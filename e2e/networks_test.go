@@ -21,44 +21,58 @@ import (
 	"github.com/starling-kv/starling/e2e/testnet"
 )
 
-// What runs is chosen by variables; `make e2e-network`, `make e2e-docker` and `make e2e-random` set them.
+// What runs is chosen by variables; `make e2e-network`, `make e2e-docker` and `make e2e-random` set
+// them.
 const (
-	networksVariable = "STARLING_E2E_NETWORKS" // names of e2e/networks/*.toml, comma-separated; default: ci,byzantine
-	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: process
+	// names of e2e/networks/*.toml, comma-separated; default: ci,byzantine
+	networksVariable = "STARLING_E2E_NETWORKS"
+	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: see providerOf
 	seedsVariable    = "STARLING_E2E_SEEDS"    // so many generated networks, instead of named ones
 	firstVariable    = "STARLING_E2E_FIRST"    // the first one's seed; default: 1
-	keepVariable     = "STARLING_E2E_KEEP"     // a folder for everything that the networks write; default: one that is removed after a success
+	// a folder for everything that the networks write; default: one that is removed after a success
+	keepVariable = "STARLING_E2E_KEEP"
 )
-
-// generatedUpgradeFrom is the commit whose build nodes of generated networks may begin with.
-const generatedUpgradeFrom = "99555fc"
 
 func TestNetworks(t *testing.T) {
 	manifests, err := chosen()
 	if err != nil {
 		t.Fatal(err)
 	}
-	provider := cmp.Or(os.Getenv(providerVariable), "process")
-	if provider != "process" && provider != "docker" {
+	provider := os.Getenv(providerVariable)
+	if provider != "" && provider != "process" && provider != "docker" {
 		t.Fatalf("%s=%s: it is neither process nor docker", providerVariable, provider)
 	}
-	if provider == "docker" {
-		unused, err := testnet.NewDocker(t.Context(), "")
-		if err != nil {
-			t.Skipf("NOT RUN: networks of containers: %v", err)
-		}
-		if err := unused.Close(); err != nil {
-			t.Fatal(err)
-		}
+	noDocker := dockerAnswers(t.Context())
+	if provider == "docker" && noDocker != nil {
+		t.Skipf("NOT RUN: networks of containers: %v", noDocker)
 	}
 	for _, m := range manifests {
-		describe(m, provider)
+		describe(m, cmp.Or(provider, providerOf(m, noDocker == nil)))
 	}
 	RegisterFailHandler(Fail)
 	suite, reporter := GinkgoConfiguration()
 	suite.Timeout = 24 * time.Hour // each network has a limit of its own
 	reporter.Verbose, reporter.NoColor = testing.Verbose(), true
-	RunSpecs(t, "networks of "+provider, suite, reporter)
+	RunSpecs(t, "networks", suite, reporter)
+}
+
+// providerOf returns the provider of a network where the variable names none: byzantine runs as
+// containers where there is Docker, and all else as processes. So each network is run once, and
+// each provider runs one.
+func providerOf(m *manifest.Manifest, docker bool) string {
+	if m.Name == "byzantine" && docker {
+		return "docker"
+	}
+	return "process"
+}
+
+// dockerAnswers returns why there can be no networks of containers here; nil: there can.
+func dockerAnswers(ctx context.Context) error {
+	unused, err := testnet.NewDocker(ctx, "")
+	if err != nil {
+		return err
+	}
+	return unused.Close()
 }
 
 // chosen reads or generates the manifests that the variables name.
@@ -73,7 +87,7 @@ func chosen() (manifests []*manifest.Manifest, _ error) {
 			return nil, fmt.Errorf("%s: %w", firstVariable, err)
 		}
 		for seed := first; seed < first+count; seed++ {
-			manifests = append(manifests, manifest.Generate(seed, generatedUpgradeFrom))
+			manifests = append(manifests, manifest.Generate(seed, testnet.Preview))
 		}
 		return manifests, nil
 	}
@@ -89,7 +103,7 @@ func chosen() (manifests []*manifest.Manifest, _ error) {
 
 // describe says what has to hold of a network, in the order in which it happens to it.
 func describe(m *manifest.Manifest, provider string) {
-	Describe(m.Name, Ordered, func() {
+	Describe(m.Name+" ("+provider+")", Ordered, func() {
 		w := &world{m: m}
 		var ctx context.Context
 
@@ -181,7 +195,8 @@ func (w *world) end() {
 				GinkgoWriter.Printf("    %s\n", line)
 			}
 		}
-		GinkgoWriter.Printf("Everything is kept in %s\n", w.dir)
+		GinkgoWriter.Printf("Everything is kept in %q; to check its history again: go test -count=1 -v ./e2e/history -run '^TestAgain$' -again %q\n",
+			w.dir, filepath.Join(w.dir, "history.json"))
 		return
 	}
 	Expect(err).NotTo(HaveOccurred())
@@ -231,7 +246,8 @@ func (w *world) addClients() {
 	}
 }
 
-// perturb does a step. Clients know which nodes it may slow down: all of them, since a chain that lacks validators waits.
+// perturb does a step. Clients know which nodes it may slow down: all of them, since a chain that
+// lacks validators waits.
 func (w *world) perturb(ctx context.Context, step manifest.Step) {
 	if w.clients != nil {
 		defer w.clients.Disturb("")()

@@ -15,10 +15,12 @@ import (
 
 	"github.com/starling-kv/starling/e2e/browser"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
 const (
-	// statusRate is what a validator sends a second at first: the state takes minutes at that rate, so the join goes on as long as it is looked at.
+	// statusRate is what a validator sends a second at first: the state takes minutes at that rate,
+	// so the join lasts until it has been looked at.
 	statusRate = 20_000
 	// statusSeen is how many chunks are to be there when it is.
 	statusSeen = 40
@@ -26,8 +28,8 @@ const (
 	statusMoniker = `<img src=x onerror=document.title='marked'>`
 )
 
-// A browser watches a node that joins among liars: the map shows chunks in several states, live, and afterwards the page goes on with the
-// height. Names are text, whatever they are.
+// A browser watches a node that joins among liars: the map shows chunks in several states, live,
+// and afterwards the page shows the height again. Names are text, whatever they are.
 func TestStatusPage(t *testing.T) {
 	chromium, found := browser.Path()
 	if !found {
@@ -36,17 +38,7 @@ func TestStatusPage(t *testing.T) {
 	p, ctx := processes(t, 4*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "liar-0", "liar-1", "joiner")
 	validators, liars, joiner := homes[:2:2], homes[2:4:4], homes[4]
-	_, err := runner.Genesis(validators, append(liars, joiner), joinChain, map[string]any{
-		"chunk_bytes": joinChunk, "snapshot_interval": 10, "open": false, "admins": []string{},
-		"grants": []map[string]any{{"grantee": "*", "prefix": joinPrefix}},
-	})
-	require.NoError(t, err)
-	for i, home := range homes {
-		require.NoError(t, home.Configure(func(c *cfg.Config) {
-			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
-			c.P2P.PersistentPeers = runner.Peers(validators[:min(i, len(validators))]...)
-		}))
-	}
+	joinNetwork(t, homes, len(validators), len(validators))
 	began := map[string]*runner.Process{}
 	begin := func(home *runner.Home, env []string) {
 		home.Release()
@@ -64,17 +56,11 @@ func TestStatusPage(t *testing.T) {
 		start(t, p, runner.Spec{Name: home.Name, Path: byzantine, Args: args, Env: []string{keep}, Log: home.Log()})
 	}
 	await(t, ctx, validators[0], 1)
-	snapshot := (fillState(t, ctx, validators[0]) + 9) / 10 * 10
+	snapshot := snapshotAfter(fillState(t, ctx, validators[0]))
 	for _, home := range append(validators, liars...) {
 		await(t, ctx, home, snapshot+2)
 	}
-	trusted, err := validators[0].Header(ctx, snapshot)
-	require.NoError(t, err)
-	require.NoError(t, joiner.Configure(func(c *cfg.Config) {
-		c.Moniker = statusMoniker
-		c.P2P.PersistentPeers = runner.Peers(append(liars, validators...)...)
-		c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, trusted.Height, fmt.Sprintf("%X", trusted.Hash)
-	}))
+	joinsFrom(t, ctx, joiner, append(liars, validators...), validators[0], snapshot, func(c *cfg.Config) { c.Moniker = statusMoniker })
 
 	profile := filepath.Join(t.TempDir(), "profile")
 	start(t, p, runner.Spec{Name: "chromium", Path: chromium, Args: browser.Flags(profile), Log: filepath.Join(t.TempDir(), "chromium.log")})
@@ -82,11 +68,11 @@ func TestStatusPage(t *testing.T) {
 	require.NoError(t, err)
 	defer tab.Close()
 
-	ports, err := runner.HoldPorts(1)
+	held, err := ports.Hold(1)
 	require.NoError(t, err)
-	page := "http://" + ports.Address(0) + "/"
-	ports.Release()
-	begin(joiner, []string{"STARLINGD_STATUS_LADDR=" + ports.Address(0)})
+	page := "http://" + held.Address(0) + "/"
+	held.Release()
+	begin(joiner, []string{"STARLINGD_STATUS_LADDR=" + held.Address(0)})
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, line := range runner.Tail(joiner.Log(), 60) {
@@ -140,7 +126,7 @@ func TestStatusPage(t *testing.T) {
 	coloured(t, ctx, tab, 3) // two honest peers, and what waits
 	screenshots(t, ctx, tab, "peers")
 
-	// The validators come back without the brake, the join ends, and the page goes on.
+	// The validators come back without the brake, the join ends, and the page continues.
 	for _, home := range validators {
 		require.NoError(t, began[home.Name].Stop(20*time.Second))
 	}
@@ -182,12 +168,13 @@ func coloured(t *testing.T, ctx context.Context, tab *browser.Tab, want int) {
 	}))
 }
 
-// screenshots leaves pictures in build/e2e, for people: wide and narrow, light and dark.
+// screenshots leaves pictures beside the programs, in build/programs, for people: wide and narrow,
+// light and dark.
 func screenshots(t *testing.T, ctx context.Context, tab *browser.Tab, name string) {
 	t.Helper()
 	for _, look := range []struct {
 		name  string
-		width int
+		width int64
 		dark  bool
 	}{{"wide-light", 1280, false}, {"narrow-dark", 390, true}, {"narrow-light", 390, false}, {"wide-dark", 1280, true}} {
 		require.NoError(t, tab.Look(ctx, look.width, 800, look.dark))

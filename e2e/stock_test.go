@@ -21,8 +21,8 @@ const (
 	stockKeys  = 600
 )
 
-// Two nodes that are a stock cometbft (v0.39.4, see stock/go.mod) with `starlingd abci` beside it: the first holds data, the second
-// joins by CometBFT's own state sync through our snapshots.
+// Two nodes that are a stock cometbft (v0.39.4, see stock/go.mod) with `starlingd abci` beside it:
+// the first holds data, the second joins by CometBFT's own state sync through our snapshots.
 func TestStockCometBFT(t *testing.T) {
 	p, ctx := processes(t, 100*time.Second)
 	validator, joiner := stockHome(t, ctx, "validator"), stockHome(t, ctx, "joiner")

@@ -21,8 +21,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// ledger is what clients know of the keys that they write: each operation with the block that it is in, or without one where the
-// client does not know (yet) whether it is in any.
+// ledger is what clients know of the keys that they write: each operation with the block that it is
+// in, or without one where the client does not know (yet) whether it is in any.
 type ledger struct {
 	mu        sync.Mutex
 	keys      map[string][]write
@@ -35,7 +35,8 @@ type write struct {
 	height int64  // 0: not known
 }
 
-// plan notes operations that are about to be sent. Each key has one writer, which sends one transaction after the other.
+// plan notes operations that are about to be sent. Each key has one writer, which sends one
+// transaction after the other.
 func (l *ledger) plan(operations map[string][]byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +67,8 @@ func (l *ledger) undo(operations map[string][]byte) {
 	}
 }
 
-// reached returns the highest block that a client knows an operation in, and how many transactions were committed.
+// reached returns the highest block that a client knows an operation in, and how many transactions
+// were committed.
 func (l *ledger) reached() (height int64, transactions int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +86,8 @@ func (l *ledger) check(height int64, state map[string][]byte) error {
 		}
 	}
 	for key, writes := range l.keys {
-		var want []byte // of the last block up to height; operations of one key come one after the other
+		// of the last block up to height; operations of one key come one after the other
+		var want []byte
 		good := false
 		for _, w := range writes {
 			if w.height > 0 && w.height <= height {
@@ -152,7 +155,8 @@ func told(writes []write) string {
 	return text
 }
 
-// load writes all the time until its context ends: each writer to one node, with an account and with keys of its own.
+// load writes all the time until its context ends: each writer to one node, with an account and
+// with keys of its own.
 type load struct {
 	ledger
 	valueBytes    int // on average
@@ -171,7 +175,8 @@ const (
 	opsPerTx      = 20
 	// ownKeys is how many keys a writer has at most; then it overwrites and deletes.
 	ownKeys = 1500
-	// submitPatience is how long a writer waits for its transaction, where the node has just been killed.
+	// submitPatience is how long a writer waits for its transaction, where the node has just been
+	// killed.
 	submitPatience = 8 * time.Second
 )
 
@@ -197,11 +202,11 @@ func (l *load) start(ctx context.Context, chainID string, id int, to *runner.Hom
 	})
 }
 
+// pause lets time pass: a kill comes at a random instant, whatever happens then.
 func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	<-ctx.Done()
 }
 
 type writer struct {
@@ -248,7 +253,8 @@ func (l *load) write(ctx context.Context, c *client.Client, w *writer) bool {
 	case err == nil:
 		l.done(operations, result.Height)
 		w.learn(operations)
-	case errors.As(err, &unknown) || errors.As(err, &refused): // from now on nobody touches these keys
+	case errors.As(err, &unknown) || errors.As(err, &refused):
+		// from now on nobody touches these keys
 		l.unknown.Add(1)
 		w.forget(operations)
 	default:
@@ -269,5 +275,6 @@ func (w *writer) forget(operations map[string][]byte) {
 
 func (w *writer) learn(operations map[string][]byte) {
 	w.forget(operations)
-	w.keys = append(w.keys, slices.Sorted(maps.Keys(operations))...) // a map's order is not the seed's
+	// a map's order is not the seed's
+	w.keys = append(w.keys, slices.Sorted(maps.Keys(operations))...)
 }

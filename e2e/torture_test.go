@@ -9,8 +9,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -33,8 +33,8 @@ const (
 	patienceAfterKill = 90 * time.Second
 )
 
-// TestTorture kills a validator at random instants, again and again, while clients write. After each kill it must come back by
-// itself and hold what the network holds:
+// TestTorture kills a validator at random instants, again and again, while clients write. After
+// each kill it must come back by itself and hold what the network holds:
 //
 //	start ──► (kill) ──► start ──► with the network again ──► compare ──► …
 //	            running      while it makes blocks: writes, flushes, pruning, pins
@@ -42,9 +42,10 @@ const (
 //	            restoring    after a reset, while it restores a snapshot
 //	            joined       after a reset, when the snapshot is restored and blocks come
 //
-// Compared are: its app hash of every block that it has with the network's, by what it computed and by proofs of every state that it
-// keeps; every key that a client wrote, in one state, with proofs. A restore that was killed goes on with what was verified, and until
-// blocks come nothing touches what the validator has signed.
+// Compared are: its app hash of every block that it has with the network's, by what it computed and
+// by proofs of every state that it keeps; every key that a client wrote, in one state, with proofs.
+// A restore that was killed resumes with what was verified, and until blocks come nothing touches
+// what the validator has signed.
 func TestTorture(t *testing.T) {
 	s := settingsOfTorture(t)
 	t.Logf("to repeat: %s=%d %s=%d %s=%t %s=%t go test -count=1 -v ./e2e -run '^TestTorture$'", seedVariable, s.seed, killsVariable, s.kills,
@@ -58,9 +59,10 @@ func TestTorture(t *testing.T) {
 
 // Variables that set the test up.
 const (
-	seedVariable   = "STARLING_TEST_SEED"
-	killsVariable  = "STARLING_TORTURE_KILLS"
-	pagedVariable  = "STARLING_TORTURE_PAGED"   // the victim keeps only a part of its state in memory
+	seedVariable  = "STARLING_TEST_SEED"
+	killsVariable = "STARLING_TORTURE_KILLS"
+	// the victim keeps only a part of its state in memory
+	pagedVariable  = "STARLING_TORTURE_PAGED"
 	inBandVariable = "STARLING_TORTURE_IN_BAND" // it joins by CometBFT's own state sync
 )
 
@@ -91,7 +93,8 @@ func settingsOfTorture(t *testing.T) tortureSettings {
 	return s
 }
 
-// valueBytes make some 30 MB of state where it is to be larger than the memory for it, else so little that everything goes fast.
+// valueBytes make about 30 MB of state where it is to be larger than the memory for it, else so
+// little that everything goes fast.
 func (s tortureSettings) valueBytes() int {
 	if s.paged {
 		return 8000
@@ -107,7 +110,8 @@ func (s tortureSettings) transactions() int {
 	return 100
 }
 
-// sendRate is how fast each of the others serves a joining node, in bytes a second: a restore takes some seconds, to be killed in.
+// sendRate is how fast each of the others serves a joining node, in bytes a second: a restore lasts
+// some seconds, so that it can be killed.
 func (s tortureSettings) sendRate() int {
 	if s.paged {
 		return 4_000_000
@@ -142,7 +146,7 @@ type torture struct {
 
 	killed  map[killKind]int
 	replays int // kills after which blocks were executed again
-	resumed int // kills after which a restore went on where it was
+	resumed int // kills after which a restore resumed where it was
 	missed  int // kills that came too late for what they were meant to hit
 	heights int // compared
 	states  int // compared by proofs
@@ -174,19 +178,15 @@ func newTorture(t *testing.T, s tortureSettings) *torture {
 	return n
 }
 
-// homes makes the folders: small chunks and frequent snapshots, so that much happens in little time.
+// homes makes the folders: small chunks and frequent snapshots, so that much happens in little
+// time.
 func (n *torture) homes(validators int) {
-	var all []*runner.Home
-	for i := range validators {
-		name := fmt.Sprintf("validator-%d", i)
-		if i == validators-1 {
-			name = "victim"
-		}
-		dir := filepath.Join(n.TempDir(), name)
-		h, err := runner.NewHome(n.ctx, name, dir, starlingd, "init", name, "--chain-id", tortureChain, "--home", dir)
-		require.NoError(n, err)
-		all = append(all, h)
+	names := []string{"victim"}
+	for i := range validators - 1 {
+		names = append(names, fmt.Sprintf("validator-%d", i))
 	}
+	slices.Reverse(names) // the victim comes last
+	all := makeHomes(n.ctx, n.T, tortureChain, names...)
 	n.others, n.victim = all[:validators-1:validators-1], all[validators-1]
 	_, err := runner.Genesis(all, nil, tortureChain, map[string]any{
 		"chunk_bytes": 1024, "snapshot_interval": snapshotInterval, "open": false, "admins": []string{},
@@ -205,7 +205,8 @@ func (n *torture) homes(validators int) {
 	}
 }
 
-// startVictim starts the victim with settings that make everything happen often; some of them are drawn each time.
+// startVictim starts the victim with settings that make everything happen often; some of them are
+// drawn each time.
 func (n *torture) startVictim() {
 	// From each block at once to a state that is on disk for snapshots only.
 	flush := []struct {
@@ -230,7 +231,7 @@ func (n *torture) startVictim() {
 	require.NoError(n, err)
 }
 
-// rounds draws what is killed when: every kind in turn, in an order of the seed's.
+// rounds draws what is killed when: each kind in turn, in an order that the seed decides.
 func (n *torture) rounds() []killKind {
 	var all []killKind
 	for len(all) < n.kills {
@@ -305,7 +306,8 @@ func (n *torture) round(i int, kind killKind) {
 
 var rebuilt = regexp.MustCompile(`Rebuilt the tree .*height=(\d+)`)
 
-// rebuiltAt is the height of the state that the victim found on disk when it was last started, as its log says; 0: none.
+// rebuiltAt is the height of the state that the victim found on disk when it was last started, as
+// its log says; 0: none.
 func (n *torture) rebuiltAt() (height int64) {
 	n.Helper()
 	content, err := os.ReadFile(n.victim.Log())
@@ -323,7 +325,7 @@ func (n *torture) rebuiltAt() (height int64) {
 	return height
 }
 
-// has says whether the victim has a state.
+// has reports whether the victim has a state.
 func (n *torture) has() bool {
 	at, err := n.victim.AppInfo(n.ctx)
 	return err == nil && at.Height > 0
@@ -345,7 +347,8 @@ func (n *torture) verified() int64 {
 	return values.Starling("statesync_chunks_verified")
 }
 
-// restores is the height of the snapshot whose restore the victim began last, as the log says from there on; 0: none.
+// restores is the height of the snapshot whose restore the victim began last, as the log says from
+// there on; 0: none.
 func (n *torture) restores(from int64) int64 {
 	n.Helper()
 	lines := n.logged(from, runner.LogRestoring)
@@ -363,7 +366,8 @@ func (n *torture) logged(from int64, messages ...string) []runner.LogLine {
 	return lines
 }
 
-// compareRestore holds the restore of a snapshot to what a killed one of the same had verified.
+// compareRestore checks that the restore of a snapshot reuses what a killed one of the same had
+// verified.
 func (n *torture) compareRestore(height int64) {
 	n.Helper()
 	if n.inBand {
@@ -377,8 +381,8 @@ func (n *torture) compareRestore(height int64) {
 	}
 }
 
-// compareSigning holds what the victim has signed to what it had signed when it was started: the same where it had no state yet, and
-// never less.
+// compareSigning holds what the victim has signed to what it had signed when it was started: the
+// same where it had no state yet, and never less.
 func (n *torture) compareSigning() {
 	n.Helper()
 	now, err := os.ReadFile(n.victim.SigningState())
@@ -410,17 +414,12 @@ func (n *torture) join() {
 	require.Equal(n, string(signing), string(kept))
 	at, err := n.others[0].AppInfo(n.ctx)
 	require.NoError(n, err)
-	trusted, err := n.others[0].Header(n.ctx, at.Height)
-	require.NoError(n, err)
-	require.NoError(n, n.victim.Configure(func(c *cfg.Config) {
-		c.StateSync.Enable = true
-		c.StateSync.TrustHeight = trusted.Height
-		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
+	joinsFrom(n.T, n.ctx, n.victim, nil, n.others[0], at.Height, func(c *cfg.Config) {
 		if n.inBand {
 			c.StateSync.RPCServers = []string{n.others[0].RPC(), n.others[1].RPC()}
 			c.StateSync.DiscoveryTime = 5 * time.Second
 		}
-	}))
+	})
 	n.startVictim()
 }
 
@@ -445,7 +444,8 @@ func (n *torture) await(what string, done func() bool) {
 	}
 }
 
-// backWithTheNetwork waits until the victim has everything that was committed up to now, and takes part. (While it joins, its RPC is away.)
+// backWithTheNetwork waits until the victim has everything that was committed up to now, and takes
+// part. (While it joins, its RPC is away.)
 func (n *torture) backWithTheNetwork() {
 	n.Helper()
 	network, err := n.others[0].AppInfo(n.ctx)
@@ -460,7 +460,7 @@ func (n *torture) backWithTheNetwork() {
 	})
 }
 
-// compare holds the victim to the network and to what the clients know.
+// compare compares the victim with the network and with what the clients know.
 func (n *torture) compare() {
 	n.Helper()
 	n.compareResults()
@@ -479,7 +479,8 @@ func (n *torture) compare() {
 	n.compareKeys(c)
 }
 
-// compareResults compares the app hash that the victim computed for each block that it has with the network's.
+// compareResults compares the app hash that the victim computed for each block that it has with the
+// network's.
 func (n *torture) compareResults() {
 	n.Helper()
 	status, err := n.victim.Status(n.ctx)
@@ -507,7 +508,8 @@ func (n *torture) rpc(h *runner.Home) *rpchttp.HTTP {
 	return c
 }
 
-// compareStates proves that each state that the victim keeps is the one that the header after it names.
+// compareStates proves that each state that the victim keeps is the one that the header after it
+// names.
 func (n *torture) compareStates(c *client.Client, newest int64) {
 	n.Helper()
 	for height := newest; height > 0; height-- {
@@ -547,7 +549,8 @@ func (n *torture) compareKeys(c *client.Client) {
 	require.NoError(n, n.load.check(height, state))
 }
 
-// finish rolls the victim back, as an operator may, ends the load, and compares once more when everything has come to rest.
+// finish rolls the victim back, as an operator may, ends the load, and compares once more when
+// everything has come to rest.
 func (n *torture) finish() {
 	n.Helper()
 	for _, hard := range []bool{false, true} {
@@ -568,7 +571,7 @@ func (n *torture) finish() {
 	n.backWithTheNetwork()
 	n.compare()
 	height, transactions := n.load.reached()
-	n.Logf("%v kills (%d missed what they were meant to hit; after %d blocks were executed again, after %d a restore went on), %d transactions committed up to height %d, %d of %d attempts with unknown outcome; compared %d heights and %d states by proof",
+	n.Logf("%v kills (%d missed what they were meant to hit; after %d blocks were executed again, after %d a restore was resumed), %d transactions committed up to height %d, %d of %d attempts with unknown outcome; compared %d heights and %d states by proof",
 		n.killed, n.missed, n.replays, n.resumed, transactions, height, n.load.unknown.Load(), n.load.sent.Load(), n.heights, n.states)
 	n.halt()
 	n.Log(n.run("verify", "--snapshots") + n.run("inspect"))
@@ -577,6 +580,6 @@ func (n *torture) finish() {
 			require.NotZero(n, n.killed[kind], kind)
 		}
 		require.NotZero(n, n.replays, "no kill found the disk behind the blocks")
-		require.True(n, n.inBand || n.resumed > 0, "no restore went on where it was")
+		require.True(n, n.inBand || n.resumed > 0, "no restore resumed where it was")
 	}
 }

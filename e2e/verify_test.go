@@ -25,8 +25,8 @@ const (
 	statusRefused = 3
 )
 
-// `starlingd get KEY --prove --verify` against a header that the light client verified: a value, an absence, and a node that lies about
-// each.
+// `starlingd get KEY --prove --verify` against a header that the light client verified: a value, an
+// absence, and a node that lies about each.
 func TestGetVerify(t *testing.T) {
 	p, ctx := processes(t, 60*time.Second)
 	dir := filepath.Join(t.TempDir(), "node")
@@ -81,7 +81,8 @@ func TestGetVerify(t *testing.T) {
 	}
 }
 
-// falsify forwards RPC calls to a node and puts lie in the place of the value in the answers to queries.
+// falsify forwards RPC calls to a node and puts lie in the place of the value in the answers to
+// queries.
 func falsify(node, lie string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		request, _ := io.ReadAll(r.Body)

@@ -11,7 +11,8 @@ const (
 	PathReady = "/readyz"
 )
 
-// Register mounts GET /livez and GET /readyz, which answer with a Report in JSON: status 200 if it is good, else 503.
+// Register mounts GET /livez and GET /readyz. Each answers with a Report in JSON: with status 200
+// if the report is good, and 503 otherwise.
 func Register(mux *http.ServeMux, report func() Report) {
 	mux.HandleFunc("GET "+PathLive, handler(report, func(r Report) bool { return r.Live }))
 	mux.HandleFunc("GET "+PathReady, handler(report, func(r Report) bool { return r.Ready }))
@@ -30,6 +31,6 @@ func handler(report func() Report, good func(Report) bool) http.HandlerFunc {
 		if !good(r) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		_, _ = w.Write(append(body, '\n')) // whoever asked may be gone
+		_, _ = w.Write(append(body, '\n')) // the client may have disconnected
 	}
 }

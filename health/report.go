@@ -6,51 +6,53 @@ import (
 	"time"
 )
 
-// Facts are what a node knows of itself at one moment.
+// Facts are what a node knows about itself at one moment.
 type Facts struct {
 	Now time.Time
-	// Failed is what the node stops for; nil: nothing. Consensus that has ended is among it.
+	// Failed is why the node is stopping, for example because consensus has ended. nil: it is not.
 	Failed error
-	// Joining is how far a join is, empty: there is none under way.
+	// Joining is the progress of a join, or empty if there is none.
 	Joining string
-	// Started: CometBFT runs.
+	// Started is set while CometBFT runs.
 	Started bool
-	// CatchingUp: blocks are being fetched from others.
+	// CatchingUp is set while blocks are being fetched from other nodes.
 	CatchingUp bool
-	Height     int64     // of the last block, 0: none yet
+	Height     int64     // of the last block; 0: none yet
 	BlockTime  time.Time // of that block
-	// MaxBlockAge is the age of the last block above which the node counts as behind; 0: age says nothing, since blocks come only with
-	// transactions.
+	// MaxBlockAge is the age of the last block above which the node counts as behind. 0: the age
+	// means nothing, since blocks are made only for transactions.
 	MaxBlockAge time.Duration
-	Disk        *Disk // the fullest one that the node writes to; nil: not known
+	Disk        *Disk // the fullest disk that the node writes to; nil: unknown
 }
 
 // Disk is the free space of a disk.
 type Disk struct {
 	Free uint64 // bytes
-	// Minimum is the free space below which the node stops, 0: it does not look.
+	// Minimum is the free space in bytes below which the node stops; 0: it does not check.
 	Minimum uint64
 }
 
-// Low tells whether less than twice the minimum is free: time to make room before the node stops.
+// Low reports whether less than twice the minimum is free: time to free space before the node
+// stops.
 func (d Disk) Low() bool { return d.Minimum > 0 && d.Free/2 < d.Minimum }
 
-// Check is one thing that was looked at.
+// Check is the result of one check.
 type Check struct {
 	Name   string `json:"name"`
 	OK     bool   `json:"ok"`
 	Detail string `json:"detail"`
 }
 
-// Report is the verdict, with what it rests on.
+// Report is the verdict, with the checks behind it.
 type Report struct {
 	Live   bool    `json:"live"`
 	Ready  bool    `json:"ready"`
 	Height int64   `json:"height"`
-	Checks []Check `json:"checks"` // always the same, in the same order
+	Checks []Check `json:"checks"` // always the same ones, in the same order
 }
 
-// The checks. NameFailure decides whether the node is live, all together whether it is ready.
+// The names of the checks. NameFailure alone decides whether the node is live; all of them together
+// decide whether it is ready.
 const (
 	NameFailure = "failure"
 	NameJoin    = "join"
@@ -107,21 +109,22 @@ func blocks(f Facts) Check {
 
 func disk(f Facts) Check {
 	if f.Disk == nil {
-		return Check{NameDisk, true, "the file system does not say what is free"}
+		return Check{NameDisk, true, "the file system does not report its free space"}
 	}
 	detail := mebibytes(f.Disk.Free) + " free"
 	if f.Disk.Minimum > 0 {
 		detail += fmt.Sprintf(", the node stops below %s", mebibytes(f.Disk.Minimum))
 	}
 	if f.Disk.Low() {
-		return Check{NameDisk, false, "disk low: " + detail + ": make room"}
+		return Check{NameDisk, false, "disk low: " + detail + ": free some space"}
 	}
 	return Check{NameDisk, true, detail}
 }
 
 func mebibytes(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 
-// Line is the report in one line: what is wrong, or that nothing is. live: only what counts for being alive.
+// Line returns the report in one line: what is wrong, or that all is well. With live it considers
+// only what decides whether the node is live.
 func (r Report) Line(live bool) string {
 	var wrong []string
 	for _, c := range r.Checks {

@@ -4,43 +4,50 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	"github.com/cometbft/cometbft/light"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/hedge"
+	"github.com/starling-kv/starling/lightclient"
 )
 
-// HeaderPeer is a Peer that gives headers in ranges: those of from, from-1, …, at least one and at most count,
-// each consistent in itself and with its evidence, without Validators. Its errors are LightBlock's.
-type HeaderPeer interface {
+// RangePeer is a Peer that gives headers in ranges: those of heights from, from-1, …, at least 1
+// and at most count, each consistent in itself and with its evidence, without Validators. The
+// errors are those of LightBlock.
+type RangePeer interface {
 	Peer
-	Headers(ctx context.Context, from int64, count int) ([]Ancestor, error)
+	HeaderRange(ctx context.Context, from int64, count int) ([]Ancestor, error)
 }
 
-// Ancestor is what evidence may be about, and what evidence there was: a block below a proved one.
+// Ancestor is a block below a proved one: what evidence may refer to, and the evidence it holds.
 type Ancestor struct {
-	*types.SignedHeader                    // with the canonical commit, the one that the next block holds
+	*types.SignedHeader                    // with the canonical commit, which the next block holds
 	Evidence            types.EvidenceList // in this block
-	// Validators could sign it. Neighbours share a set. Its proposer priorities are made up: no header proves those.
+	// Validators is the set that could sign the block. Neighbours share a set. Its proposer
+	// priorities are made up, as no header proves those.
 	Validators *types.ValidatorSet
 }
 
-// maxAncestors bounds what Ancestors keeps in memory, in bytes of headers and commits.
+// maxAncestors limits what Ancestors keeps in memory, in bytes of headers, commits and evidence.
 const maxAncestors = 256 << 20
 
-// Ancestors returns the blocks from height from downwards, until last says that one is the last, all proved by the hashes that lead down from
-// block from+1. It asks whoever gives headers in ranges, a batch at a time:
+// Ancestors returns the blocks from height from downwards, until last returns true for one, all
+// proved by the hashes that lead down from block from+1. It asks the peers that give headers in
+// ranges, one batch after another:
 //
 //	header h+1 ── LastBlockID ────► header h and its commit's block, part set included
-//	           ── LastCommitHash ─► the commit's signatures; their round by one of them, since it is not hashed
+//	           ── LastCommitHash ─► the commit's signatures; their round, which is not hashed, by one of them
 //	header h   ── EvidenceHash ───► the evidence in block h
-//	           ── ValidatorsHash ─► the set, asked for once for all neighbours that have it
+//	           ── ValidatorsHash ─► the set, requested once for all neighbours that share it
 //
-// What it has is returned with an error too: what stopped it, ErrUnavailable where no peer has more.
+// It returns what it has even with an error, which says what stopped it: ErrUnavailable if no peer
+// has more.
 func (v *Verifier) Ancestors(ctx context.Context, from int64, last func(*types.Header) bool) ([]Ancestor, error) {
 	if from < 1 {
 		return nil, fmt.Errorf("ancestors: there is no height %d", from)
@@ -71,10 +78,11 @@ func (v *Verifier) Ancestors(ctx context.Context, from int64, last func(*types.H
 	}
 }
 
-// setsByHash are validator sets that were proved, by their hash. One that is shared is not changed.
+// setsByHash holds proved validator sets by their hash. The map is shared and must not be changed;
+// see missingSets.
 type setsByHash map[string]*types.ValidatorSet
 
-// size is how many bytes it has, about.
+// size returns the approximate size in bytes.
 func (a Ancestor) size() int {
 	size := a.SignedHeader.ToProto().Size()
 	if len(a.Evidence) > 0 {
@@ -83,29 +91,29 @@ func (a Ancestor) size() int {
 	return size
 }
 
-// descent is how far Ancestors is. Between batches it belongs to one goroutine; those that ask only read it.
+// descent is the progress of Ancestors. Only its goroutine changes it; those that ask for a batch
+// get copies of below and sets.
 type descent struct {
 	v     *Verifier
 	below *types.Header // the lowest that is proved
 	sets  setsByHash
-	asked map[*peer]int // batches that a peer was asked for
+	asked map[*peer]int // number of batches that were requested of a peer
 }
 
-// batch is what a peer gave, proved, or why it is of no use.
+// batch holds proved blocks of one peer, and the sets known after them.
 type batch struct {
-	p         *peer
 	ancestors []Ancestor
 	sets      setsByHash
-	err       error
 }
 
-// next takes the first batch that is proved. One peer is asked, another one when somebody was of no use, and as many again whenever Hedge has
-// passed. Who was silent while another answered comes last from then on, and who was asked least first, so that one who gives little at a
-// time has little to say.
+// next returns the first batch that is proved. One peer is asked, another one after each failure,
+// and as many again at each multiple of Options.hedge. Peers that were silent while another one
+// answered are asked last from then on. Otherwise those that were asked least come first, so that a
+// peer with short answers cannot slow the descent down.
 func (d *descent) next(ctx context.Context) ([]Ancestor, error) {
 	var peers []*peer
 	for _, p := range d.v.usablePeers() {
-		if _, can := p.Peer.(HeaderPeer); can {
+		if _, can := p.Peer.(RangePeer); can {
 			peers = append(peers, p)
 		}
 	}
@@ -117,63 +125,53 @@ func (d *descent) next(ctx context.Context) ([]Ancestor, error) {
 		return cmp.Or(cmp.Compare(p.strikes, q.strikes), cmp.Compare(d.asked[p], d.asked[q]))
 	})
 	d.v.mu.Unlock()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	results := make(chan batch, len(peers))
-	hedge := time.NewTicker(d.v.opts.Hedge)
-	defer hedge.Stop()
+	below, sets := d.below, d.sets
 	var why reasons
-	below, sets, asked := d.below, d.sets, 0
-	out := map[*peer]time.Time{} // since when it is being asked
-	more := func() {
-		if asked == len(peers) || len(out) == parallel {
-			return
-		}
-		p := peers[asked]
-		asked++
-		out[p] = time.Now()
-		d.asked[p]++
-		d.v.spawn(func() {
-			b := batch{p: p}
-			b.ancestors, b.sets, b.err = d.v.ancestorsOf(ctx, p, below, sets)
-			results <- b
-		})
-	}
-	for more(); len(out) > 0; {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-hedge.C:
-			for range asked {
-				more()
+	var found *batch
+	s := hedge.Search[*peer, batch]{
+		Policy: hedge.Policy{Pace: hedge.Doubling, Start: 1, Most: parallel, After: d.v.opts.hedge},
+		Go:     d.v.spawn,
+		More:   func() ([]*peer, <-chan struct{}) { return peers, nil },
+		Ask: func(ctx context.Context, p *peer) (b batch, err error) {
+			b.ancestors, b.sets, err = d.v.ancestorsOf(ctx, p, below, sets)
+			return b, err
+		},
+		Failed: func(p *peer, err error) bool {
+			d.asked[p]++
+			why.add(p, err)
+			d.v.blame(p, err)
+			return false
+		},
+		Proved: func(p *peer, b batch) {
+			d.asked[p]++
+			found = &b
+		},
+		Unheard: func(p *peer, since time.Duration) {
+			d.asked[p]++
+			if since >= d.v.opts.hedge {
+				d.v.answered(p, false)
 			}
-		case b := <-results:
-			delete(out, b.p)
-			if b.err == nil {
-				for p, since := range out {
-					if time.Since(since) >= d.v.opts.Hedge {
-						d.v.answered(p, false)
-					}
-				}
-				d.below, d.sets = b.ancestors[len(b.ancestors)-1].Header, b.sets
-				return b.ancestors, nil
-			}
-			why.add(b.p, b.err)
-			d.v.blame(b.p, b.err)
-			more()
-		}
+		},
 	}
-	return nil, why.explain(below.Height-1, asked)
+	if err := s.Run(ctx); err != nil {
+		return nil, err
+	}
+	if found == nil {
+		return nil, why.explain(below.Height-1, len(peers))
+	}
+	d.below, d.sets = found.ancestors[len(found.ancestors)-1].Header, found.sets
+	return found.ancestors, nil
 }
 
-// ancestorsOf asks a peer for the blocks below a proved one, and proves them. It returns the sets with those that were not known.
+// ancestorsOf asks a peer for the blocks below a proved one, and proves them. The sets that it
+// returns include those that were missing.
 func (v *Verifier) ancestorsOf(ctx context.Context, p *peer, below *types.Header, sets setsByHash) ([]Ancestor, setsByHash, error) {
-	if below.LastBlockID.IsZero() {
+	if lightclient.IsFirst(below) {
 		return nil, nil, fmt.Errorf("%w: block %d is the first of the chain", ErrUnavailable, below.Height)
 	}
 	var headers []Ancestor
 	err := v.ask(ctx, p, func(call context.Context) (err error) {
-		headers, err = p.Peer.(HeaderPeer).Headers(call, below.Height-1, MaxHeaders)
+		headers, err = p.Peer.(RangePeer).HeaderRange(call, below.Height-1, MaxHeaders)
 		return err
 	})
 	if err != nil {
@@ -181,8 +179,8 @@ func (v *Verifier) ancestorsOf(ctx context.Context, p *peer, below *types.Header
 	}
 	child := below
 	for _, a := range headers {
-		if err := guard(func() error { return checkAncestor(a, child) }); err != nil {
-			return nil, nil, fmt.Errorf("%w: block %d (%X) is not below block %d: %w", errLie, a.Height, a.Hash(), child.Height, err)
+		if err := lightclient.CheckAncestor(a.SignedHeader, child); err != nil {
+			return nil, nil, lie(err)
 		}
 		child = a.Header
 	}
@@ -193,89 +191,43 @@ func (v *Verifier) ancestorsOf(ctx context.Context, p *peer, below *types.Header
 	for i := range headers {
 		a := &headers[i]
 		a.Validators = sets[string(a.ValidatorsHash)]
-		if err := guard(func() error { return checkRound(v.opts.ChainID, *a) }); err != nil {
-			return nil, nil, fmt.Errorf("%w: commit of block %d: %w", errLie, a.Height, err)
+		if err := lightclient.CheckRound(v.opts.ChainID, a.SignedHeader, a.Validators); err != nil {
+			return nil, nil, lie(err)
 		}
 	}
 	return headers, sets, nil
 }
 
-// checkAncestor checks a header and the commit of its block against the proved header above: of a commit, LastCommitHash covers the signatures
-// only, and LastBlockID the rest but for the round.
-func checkAncestor(a Ancestor, child *types.Header) error {
-	if err := light.VerifyBackwards(a.Header, child); err != nil {
-		return err
-	}
-	if !a.Commit.BlockID.Equals(child.LastBlockID) {
-		return fmt.Errorf("its commit is for %v, the header above says %v", a.Commit.BlockID, child.LastBlockID)
-	}
-	if hash := a.Commit.Hash(); !bytes.Equal(hash, child.LastCommitHash) {
-		return fmt.Errorf("its commit has hash %X, the header above says %X", hash, child.LastCommitHash)
-	}
-	return nil
-}
-
-// checkRound checks one signature, the first for the block. All are of the round that the chain took the commit with, so no other round is right
-// for any of them.
-func checkRound(chainID string, a Ancestor) error {
-	for i, sig := range a.Commit.Signatures {
-		if sig.BlockIDFlag != types.BlockIDFlagCommit {
-			continue
-		}
-		_, val := a.Validators.GetByIndex(int32(i))
-		if val == nil || !val.PubKey.VerifySignature(a.Commit.VoteSignBytes(chainID, int32(i)), sig.Signature) {
-			return fmt.Errorf("signature %d is not of round %d", i, a.Commit.Round)
-		}
-		return nil
-	}
-	return errors.New("nobody signed it")
-}
-
-// missingSets adds the validators of headers, which are proved, to sets. Where this peer has not got them, another may.
+// missingSets returns a copy of sets with the validators of headers, which are proved, added. Where
+// this peer does not have them, others are asked.
 func (v *Verifier) missingSets(ctx context.Context, p *peer, headers []Ancestor, sets setsByHash) (setsByHash, error) {
 	sets = maps.Clone(sets)
 	var missing []*types.Header
 	for _, a := range headers {
 		if _, known := sets[string(a.ValidatorsHash)]; !known {
 			missing = append(missing, a.Header)
-			sets[string(a.ValidatorsHash)] = nil // asked for below
+			sets[string(a.ValidatorsHash)] = nil // requested below
 		}
 	}
-	type result struct {
-		hash []byte
-		set  *types.ValidatorSet
-		err  error
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	results := make(chan result, len(missing))
-	places := make(chan struct{}, readers) // what an honest peer reads at a time
-	for _, header := range missing {
-		v.spawn(func() {
-			if !send(ctx, places, struct{}{}) {
-				return
-			}
-			defer func() { <-places }()
-			r := result{hash: header.ValidatorsHash}
-			r.set, r.err = v.validatorsOf(ctx, p, header)
-			results <- r
+	found := make([]*types.ValidatorSet, len(missing))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readers) // as many as an honest peer serves at a time
+	for i, header := range missing {
+		g.Go(func() (err error) {
+			found[i], err = v.validatorsOf(ctx, p, header)
+			return err
 		})
 	}
-	for range missing {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case r := <-results:
-			if r.err != nil {
-				return nil, r.err
-			}
-			sets[string(r.hash)] = r.set
-		}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	for i, header := range missing {
+		sets[string(header.ValidatorsHash)] = found[i]
 	}
 	return sets, nil
 }
 
-// validatorsOf returns the validators of a proved header, which p gave.
+// validatorsOf returns the validators of a proved header that p gave.
 func (v *Verifier) validatorsOf(ctx context.Context, p *peer, header *types.Header) (*types.ValidatorSet, error) {
 	var why reasons
 	others := v.usablePeers()
@@ -287,7 +239,8 @@ func (v *Verifier) validatorsOf(ctx context.Context, p *peer, header *types.Head
 		}
 		if err == nil {
 			set := lb.ValidatorSet
-			err = guard(func() error { // without the peer's priorities, which are anything
+			// without the peer's priorities, which are unproved
+			err = lightclient.Guard(func() error {
 				set = types.NewValidatorSet(set.Validators)
 				return nil
 			})

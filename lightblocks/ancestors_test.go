@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// headersChain has more heights than one answer holds, and its validators change.
+// headersChain returns a chain with more heights than one answer holds, whose validators change.
 func headersChain() *chain {
 	return sharedChain(chainOptions{heights: 2*MaxHeaders + 40, validators: 4, turnover: 100, round: 2, evidence: 45})
 }
@@ -24,7 +24,7 @@ func downTo(height int64) func(*types.Header) bool {
 	return func(h *types.Header) bool { return h.Height <= height }
 }
 
-// requireAncestors compares with the chain, downwards from a height.
+// requireAncestors compares blocks with those of the chain, downwards from a height.
 func requireAncestors(t *testing.T, c *chain, from, to int64, found []Ancestor) {
 	t.Helper()
 	require.Len(t, found, int(from-to+1))
@@ -57,7 +57,7 @@ func TestAncestors(t *testing.T) {
 	requireAncestors(t, c, 50, 1, found)
 }
 
-// What the peers have pruned ends it, and what there is counts.
+// Where the peers have pruned the blocks, the descent ends, and what it has is returned.
 func TestAncestorsPruned(t *testing.T) {
 	c := headersChain()
 	v := testVerifier(t, c, 500, nil)
@@ -81,15 +81,15 @@ func TestAncestorsFromNobody(t *testing.T) {
 	require.Empty(t, found)
 }
 
-// headersPeer is a peer that changes what the server of a chain answers.
+// headersPeer is a peer that changes the answers of the server of a chain.
 type headersPeer struct {
 	*Provider
 	headers    func(ctx context.Context, headers []Ancestor) ([]Ancestor, error)
 	lightBlock func(lb *types.LightBlock) *types.LightBlock
 }
 
-func (p *headersPeer) Headers(ctx context.Context, from int64, count int) ([]Ancestor, error) {
-	headers, err := p.Provider.Headers(ctx, from, count)
+func (p *headersPeer) HeaderRange(ctx context.Context, from int64, count int) ([]Ancestor, error) {
+	headers, err := p.Provider.HeaderRange(ctx, from, count)
 	if err != nil || p.headers == nil {
 		return headers, err
 	}
@@ -104,7 +104,8 @@ func (p *headersPeer) LightBlock(ctx context.Context, height int64) (*types.Ligh
 	return p.lightBlock(lb), nil
 }
 
-// Whoever gives headers that do not hang together, or validators that nobody named, is caught, and another one is asked.
+// Peers that give inconsistent headers, or validators that no header names, are caught, and others
+// are asked.
 func TestAncestorsOfLiars(t *testing.T) {
 	c := headersChain()
 	forked := c.fork(300)
@@ -135,7 +136,7 @@ func TestAncestorsOfLiars(t *testing.T) {
 			lied := make(chan transport.ID, 1)
 			v := testVerifier(t, c, 500, func(o *Options) {
 				o.Lied = func(id transport.ID, _ error) { lied <- id }
-				o.Hedge = time.Hour // the other one is asked because of the lie, and only then
+				o.hedge = time.Hour // the other one is asked only because of the lie
 			})
 			liar.Provider = serve("liar", c, nil)
 			v.Add(liar)
@@ -150,7 +151,7 @@ func TestAncestorsOfLiars(t *testing.T) {
 	}
 }
 
-// What cannot be read is a lie, too.
+// An answer that cannot be decoded is a lie, too.
 func TestHeadersDecoding(t *testing.T) {
 	c := headersChain()
 	var good []byte
@@ -185,7 +186,8 @@ func TestHeadersDecoding(t *testing.T) {
 	}
 }
 
-// Silent peers, and those that are busy or give one header at a time, hold nobody up: another one is asked beside them.
+// Silent peers, and those that are busy or give one header at a time, do not delay the descent:
+// others are asked beside them.
 func TestAncestorsOfSlowPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := headersChain()
@@ -205,7 +207,7 @@ func TestAncestorsOfSlowPeers(t *testing.T) {
 		require.NoError(t, err)
 		requireAncestors(t, c, 499, 2, found)
 
-		// All are silent: it ends with ctx, and has what came before.
+		// All are silent: it ends with ctx, and returns what came before.
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		v.Remove("e")
@@ -223,7 +225,7 @@ func TestAncestorsOfSlowPeers(t *testing.T) {
 	})
 }
 
-// Nor do very many silent ones, within what a join grants.
+// Neither do very many silent ones, within the time limit of a join.
 func TestAncestorsAmongSilentPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := headersChain()
@@ -235,7 +237,7 @@ func TestAncestorsAmongSilentPeers(t *testing.T) {
 			}})
 		}
 		v.Add(serve("honest", c, nil))
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // of the bubble's clock
+		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // in virtual time
 		defer cancel()
 		found, err := v.Ancestors(ctx, 549, downTo(2))
 		require.NoError(t, err)
@@ -249,26 +251,26 @@ func TestServerHeaders(t *testing.T) {
 	mux := new(transport.Mux)
 	NewServer(ServerOptions{ChainID: testChain, Blocks: &c, States: &c}).Register(mux)
 	p := NewProvider(testChain, newConn("a", mux))
-	headers, err := p.Headers(t.Context(), 40, 100)
+	headers, err := p.HeaderRange(t.Context(), 40, 100)
 	require.NoError(t, err)
 	require.Len(t, headers, 11, "those from its base on")
-	_, err = p.Headers(t.Context(), 29, 1)
+	_, err = p.HeaderRange(t.Context(), 29, 1)
 	require.Error(t, err)
-	_, err = p.Headers(t.Context(), c.Height()+1, 1)
+	_, err = p.HeaderRange(t.Context(), c.Height()+1, 1)
 	require.Error(t, err)
-	_, err = p.Headers(t.Context(), c.Height(), 1)
+	_, err = p.HeaderRange(t.Context(), c.Height(), 1)
 	require.Error(t, err, "the top has no canonical commit yet")
 	for _, body := range [][]byte{encodeRange(0, 1), encodeRange(40, 0), encodeRange(40, MaxHeaders+1), encodeRange(-1, 1)} {
-		_, err := mux.Serve(t.Context(), transport.Request{Method: transport.MethodHeaders, Body: body})
+		_, err := mux.Serve(t.Context(), transport.Request{Method: MethodHeaders, Body: body})
 		require.ErrorIs(t, err, transport.ErrRefused)
 	}
 }
 
-// An answer has a bound even where commits are long.
+// The length of an answer is limited even if commits are long.
 func TestServerHeadersBound(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 40, validators: 400})
 	p := serve("a", c, nil)
-	headers, err := p.Headers(t.Context(), 39, 39)
+	headers, err := p.HeaderRange(t.Context(), 39, 39)
 	require.NoError(t, err)
 	require.Less(t, len(headers), 39)
 	require.Greater(t, len(headers), 1)
@@ -279,7 +281,7 @@ func TestServerHeadersBound(t *testing.T) {
 	requireAncestors(t, c, 39, 1, found)
 }
 
-// BenchmarkAncestors is what a join does with the default of 1000 headers.
+// BenchmarkAncestors does what a join does with the default of 1000 headers.
 func BenchmarkAncestors(b *testing.B) {
 	c := sharedChain(chainOptions{heights: 1002, validators: 4})
 	v, err := NewVerifier(Options{ChainID: testChain, TrustHeight: 1002, TrustHash: c.blocks[1001].Hash()})

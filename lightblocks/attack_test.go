@@ -18,11 +18,12 @@ import (
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
-// lunatic is a chain that leaves the true one at a height with a block that could not have been made there: three of the five validators, more
-// than a third, sign for a set in which strangers sit beside them.
+// lunatic returns a chain that forks from the true one with a block that could not be derived
+// there: three of the five validators, more than a third, sign for a set that includes strangers.
 func (c *chain) lunatic(at int64) *chain {
 	f := *c
 	f.blocks, f.keys = slices.Clone(c.blocks), maps.Clone(c.keys)
@@ -44,7 +45,7 @@ func (c *chain) lunatic(at int64) *chain {
 	return &f
 }
 
-// Each chain's full nodes would take the evidence that is against the other one.
+// The full nodes of each chain would accept the evidence against the other one.
 func TestEvidenceConvinces(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 60, validators: 5, turnover: 9})
 	for name, other := range map[string]*chain{"equivocation": c.fork(40), "lunatic": c.lunatic(40)} {
@@ -102,16 +103,17 @@ func testEvidenceConvinces(t *testing.T, name string, c, other *chain, late time
 	})
 }
 
-// convinces says what CometBFT's evidence pool of a node on that chain would (evidence/verify.go).
+// convinces returns the verdict of CometBFT's evidence pool in a node on that chain
+// (evidence/verify.go).
 func convinces(c *chain, ev *types.LightClientAttackEvidence) bool {
 	if ev.ValidateBasic() != nil {
 		return false
 	}
 	common, trusted := c.at(ev.CommonHeight), c.at(ev.ConflictingBlock.Height)
-	return evidence.VerifyLightClientAttack(ev, common.SignedHeader, trusted.SignedHeader, common.ValidatorSet, chainEnd, DefaultTrustPeriod) == nil
+	return evidence.VerifyLightClientAttack(ev, common.SignedHeader, trusted.SignedHeader, common.ValidatorSet, chainEnd, lightclient.DefaultTrustPeriod) == nil
 }
 
-// A wrong signature behind enough right ones would make every node refuse the evidence.
+// A wrong signature after enough right ones would make every node refuse the evidence.
 func TestWrongSignaturesDoNotSpoilEvidence(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 60, validators: 5, turnover: 9})
 	other := c.fork(40)

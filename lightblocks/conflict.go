@@ -13,25 +13,30 @@ import (
 	cmtjson "github.com/cometbft/cometbft/libs/json"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
-// examine finds out why a peer has another block than the proved one, using nothing but the peer's own answers: it climbs from the trusted
-// block along the heights by which the proved one was reached. errLie if the peer's block cannot be proved that way, ErrConflict if it can,
-// else what stopped it. Where the two agree as far as both go, the peer's block is proved after all, and kept. (CometBFT light/detector.go,
-// examineConflictingHeaderAgainstTrace.)
+// examine finds out why a peer has another block than the proved one, from the peer's own answers
+// alone: it climbs from the trusted block along the heights by which the proved block was reached.
+// The error is errLie if the peer's block cannot be proved that way, ErrConflict if it can, and
+// otherwise what stopped the examination. If the two agree at all heights that both have, the
+// peer's block is proved and kept. See CometBFT, light/detector.go,
+// examineConflictingHeaderAgainstTrace.
 //
 //	trusted ── agree ── agree ── ours ── proved block
 //	                        └─── theirs ─── …          common block, conflicting block, trusted block: evidence, both ways round
-func (v *Verifier) examine(ctx context.Context, p *peer, target *types.LightBlock) (*proved, error) {
+func (v *Verifier) examine(ctx context.Context, p *peer, target *types.LightBlock) (*lightclient.Proved, error) {
 	v.mu.Lock()
-	trace := v.mu.blocks.trace(target.Height)
+	trace := v.mu.blocks.Trace(target.Height)
 	v.mu.Unlock()
 	common := trace[0].LightBlock
 	get := func(ctx context.Context, height int64) (*types.LightBlock, bool, error) {
 		lb, err := v.fetch(ctx, p, height)
 		return lb, false, err
 	}
+	enough := v.rules
+	enough.WholeCommits = false // a false block is an attack even if one of its signatures is wrong
 	for _, ours := range trace[1:] {
 		theirs := target
 		if ours.Height != target.Height {
@@ -45,7 +50,7 @@ func (v *Verifier) examine(ctx context.Context, p *peer, target *types.LightBloc
 			continue
 		}
 		climb := []*types.LightBlock{common}
-		err := forward(ctx, common, theirs, get, v.follows, func(_ int64, lb *types.LightBlock) { climb = append(climb, lb) })
+		err := v.climb(ctx, enough, common, theirs, get, func(_ int64, lb *types.LightBlock) { climb = append(climb, lb) })
 		if err != nil {
 			return nil, err
 		}
@@ -54,23 +59,24 @@ func (v *Verifier) examine(ctx context.Context, p *peer, target *types.LightBloc
 	if common.Height == target.Height {
 		return trace[len(trace)-1], nil
 	}
-	err := forward(ctx, common, target, get, v.verify, func(int64, *types.LightBlock) {})
+	err := v.climb(ctx, v.rules, common, target, get, func(int64, *types.LightBlock) {})
 	if err != nil {
 		return nil, err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if b := v.mu.blocks.put(&proved{LightBlock: target, from: common.Height, by: p.id}); bytes.Equal(b.Hash(), target.Hash()) {
+	if b := v.mu.blocks.Put(&lightclient.Proved{LightBlock: target, From: common.Height, By: string(p.id)}); bytes.Equal(b.Hash(), target.Hash()) {
 		return b, nil
 	}
-	return nil, fmt.Errorf("%w: somebody else proved another block %d in this moment", ErrUnavailable, target.Height)
+	return nil, fmt.Errorf("%w: another peer proved another block %d meanwhile", ErrUnavailable, target.Height)
 }
 
-// attack handles two proved blocks of one height. climb leads from the last common block to the peer's.
-func (v *Verifier) attack(ctx context.Context, p *peer, ours *proved, climb []*types.LightBlock) error {
+// attack handles two proved blocks of one height. climb holds the blocks from the last common one
+// to the peer's. It returns the conflict, which is the first one that was found.
+func (v *Verifier) attack(ctx context.Context, p *peer, ours *lightclient.Proved, climb []*types.LightBlock) error {
 	theirs := climb[len(climb)-1]
 	conflict := fmt.Errorf("%w: block %d is %X according to peer %s and %X according to peer %s; the trusted block is %d (%X)",
-		ErrConflict, ours.Height, ours.Hash(), ours.by, theirs.Hash(), p.id, v.opts.TrustHeight, v.opts.TrustHash)
+		ErrConflict, ours.Height, ours.Hash(), transport.ID(ours.By), theirs.Hash(), p.id, v.opts.TrustHeight, v.opts.TrustHash)
 	v.mu.Lock()
 	if v.mu.conflict != nil {
 		conflict = v.mu.conflict
@@ -95,16 +101,17 @@ func (v *Verifier) attack(ctx context.Context, p *peer, ours *proved, climb []*t
 		newEvidence(ours.LightBlock, theirs, climb[0]), // if theirs is right
 		newEvidence(conflicting, trusted, common),      // if ours is right
 	}
-	if err := v.keepEvidence(ours.by, p.id, evidence); err != nil {
+	if err := v.keepEvidence(transport.ID(ours.By), p.id, evidence); err != nil {
 		v.log.Error("evidence of an attack could not be kept", "dir", v.opts.EvidenceDir, "err", err)
 	}
-	for _, p := range peers { // who is on the right chain takes one of them, and refuses the other
+	// peers on the right chain accept one of the two, and refuse the other
+	for _, p := range peers {
 		for _, ev := range evidence {
 			v.spawn(func() {
-				call, cancel := context.WithTimeout(v.ctx, v.opts.CallTimeout)
+				call, cancel := context.WithTimeout(v.ctx, v.opts.callTimeout)
 				defer cancel()
-				if err := guard(func() error { return p.ReportEvidence(call, ev) }); err != nil {
-					v.log.Info("a peer did not take evidence of an attack", "peer", p.id, "height", ev.ConflictingBlock.Height, "err", err)
+				if err := lightclient.Guard(func() error { return p.ReportEvidence(call, ev) }); err != nil {
+					v.log.Info("a peer did not accept evidence of an attack", "peer", p.id, "height", ev.ConflictingBlock.Height, "err", err)
 				}
 			})
 		}
@@ -112,12 +119,13 @@ func (v *Verifier) attack(ctx context.Context, p *peer, ours *proved, climb []*t
 	return conflict
 }
 
-// fork finds the first block of climb that is not of our chain, by asking whoever gave ours; without an answer, the last one.
-func (v *Verifier) fork(ctx context.Context, ours *proved, climb []*types.LightBlock) (conflicting, trusted, common *types.LightBlock) {
+// fork finds the first block of climb that is not on our chain, by asking the peer that gave our
+// block. Without an answer that is the last block of climb.
+func (v *Verifier) fork(ctx context.Context, ours *lightclient.Proved, climb []*types.LightBlock) (conflicting, trusted, common *types.LightBlock) {
 	v.mu.Lock()
 	var by *peer
 	for _, p := range v.mu.peers {
-		if p.id == ours.by {
+		if p.id == transport.ID(ours.By) {
 			by = p
 		}
 	}
@@ -135,9 +143,11 @@ func (v *Verifier) fork(ctx context.Context, ours *proved, climb []*types.LightB
 	return climb[last], ours.LightBlock, climb[last-1]
 }
 
-// newEvidence is CometBFT's light/detector.go, newLightClientAttackEvidence: with a header that could not have been derived on the trusted chain
-// (lunatic) the common block counts, else (equivocation, amnesia) the height itself. Wrong signatures, which would make every node
-// refuse the evidence, are left out of the conflicting commit.
+// newEvidence makes evidence as CometBFT does (light/detector.go, newLightClientAttackEvidence):
+// with a header that could not be derived on the trusted chain (lunatic attack) the common height
+// is that of the common block; otherwise (equivocation, amnesia) it is the height itself. Wrong
+// signatures, over which every node would refuse the evidence, are removed from the conflicting
+// commit.
 func newEvidence(conflicting, trusted, common *types.LightBlock) *types.LightClientAttackEvidence {
 	ev := &types.LightClientAttackEvidence{ConflictingBlock: withoutWrongSignatures(conflicting)}
 	if ev.ConflictingHeaderIsInvalid(trusted.Header) {
@@ -150,7 +160,7 @@ func newEvidence(conflicting, trusted, common *types.LightBlock) *types.LightCli
 }
 
 func withoutWrongSignatures(lb *types.LightBlock) *types.LightBlock {
-	if checkCommit(lb) == nil {
+	if lightclient.CheckCommit(lb) == nil {
 		return lb
 	}
 	commit := lb.Commit.Clone()
@@ -169,18 +179,19 @@ func withoutWrongSignatures(lb *types.LightBlock) *types.LightBlock {
 
 // keptEvidence is a file of EvidenceDir.
 type keptEvidence struct {
-	Found    time.Time         `json:"found"`
-	ChainID  string            `json:"chain_id"`
-	Peers    [2]transport.ID   `json:"peers"` // who gave the conflicting block of the evidence at the same index
+	Found   time.Time `json:"found"`
+	ChainID string    `json:"chain_id"`
+	// the peer that gave the conflicting block of the evidence at that index
+	Peers    [2]transport.ID   `json:"peers"`
 	Evidence []json.RawMessage `json:"evidence"`
 }
 
-// keepEvidence writes a file that is complete or not there.
+// keepEvidence writes a file that is either complete or does not exist.
 func (v *Verifier) keepEvidence(ours, theirs transport.ID, evidence []*types.LightClientAttackEvidence) error {
 	if v.opts.EvidenceDir == "" {
 		return nil
 	}
-	kept := keptEvidence{Found: v.opts.Now().UTC(), ChainID: v.opts.ChainID, Peers: [2]transport.ID{ours, theirs}}
+	kept := keptEvidence{Found: v.opts.now().UTC(), ChainID: v.opts.ChainID, Peers: [2]transport.ID{ours, theirs}}
 	for _, ev := range evidence {
 		text, err := cmtjson.Marshal(ev)
 		if err != nil {

@@ -1,14 +1,18 @@
-// Package lightblocks gets headers, commits and validator sets from peers that need not be trusted, and proves them from one trusted header.
+// Package lightblocks gets headers, commits and validator sets from peers that need not be trusted,
+// and proves them from one trusted header.
 //
 //	block and state stores ──► Server ──► transport ──► Provider ─┐
-//	                                                  Provider ─┤   trusted height and hash
-//	                                      an RPC server, NewRPC ─┤              │
+//	                                                    Provider ─┤   trusted height and hash
+//	                                        an RPC server, NewRPC ─┤              │
 //	                                                              ▼              ▼
-//	                                                           Verifier: bisection upwards, hash links downwards
+//	                                                  Verifier, by package lightclient:
+//	                                                  bisection upwards, hash links downwards
 //	                                                              │
-//	                        LightBlock, AppHash, Commit, State ◄──┴──► ErrConflict, with evidence kept and reported
+//	                         LightBlock, AppHash, Commit, State ◄─┴─► ErrConflict, evidence kept and reported
 //
-// CometBFT's light client leads with one peer, wants at least one witness beside it, and gives up when the last witness goes. Here all peers
-// are equal: whatever one of them proves is taken, what the others say about the same height is compared, and one honest peer is enough for
-// progress. docs/spec/lightblocks.md says what trust remains.
+// CometBFT's light client has one primary peer, needs at least one witness beside it, and gives up
+// when the last witness is gone. Here all peers are equal: whatever one of them proves is accepted,
+// what the others have at the same height is compared with it, and one honest peer suffices for
+// progress. Package hedge decides when which peer is asked.
+// docs/spec/lightblocks.md#what-trust-remains lists what must still be trusted.
 package lightblocks

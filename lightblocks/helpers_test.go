@@ -21,12 +21,13 @@ import (
 	"github.com/cometbft/cometbft/version"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/transport"
 )
 
 const testChain = "lightblocks-test"
 
-// chainEnd is when the last block of a test chain was made: just before synctest's clock starts.
+// chainEnd is the time of the last block of a test chain, just before synctest's clock starts.
 var chainEnd = time.Date(1999, 12, 31, 23, 59, 50, 0, time.UTC)
 
 func sum(format string, args ...any) []byte {
@@ -36,18 +37,19 @@ func sum(format string, args ...any) []byte {
 
 func testKey(name string) crypto.PrivKey { return ed25519.GenPrivKeyFromSecret([]byte(name)) }
 
-// chainOptions describes a test chain. One block a second.
+// chainOptions describe a test chain of one block per second.
 type chainOptions struct {
 	heights    int64
-	validators int   // how many there are
-	turnover   int64 // every so many heights the oldest validator is exchanged for a new one; 0: never
-	equal      bool  // all have the same power
-	evidence   int64 // every so many heights a block holds evidence; 0: never
-	salt       string
-	round      int32
+	validators int // their number
+	// number of heights after which a new validator replaces the oldest one; 0: never
+	turnover int64
+	equal    bool  // all have the same power
+	evidence int64 // number of heights after which a block holds evidence; 0: never
+	salt     string
+	round    int32
 }
 
-// chain is a chain with its keys. It is Blocks and States too. blocks[h-1] is that of height h.
+// chain is a chain with its keys. It implements Blocks and States. blocks[h-1] has height h.
 type chain struct {
 	chainOptions
 	blocks []*types.LightBlock
@@ -55,7 +57,7 @@ type chain struct {
 	base   int64 // below it everything was pruned
 	noSeen bool  // the top has no commit
 	keys   map[string]crypto.PrivKey
-	// evidence that stands in a block, by height
+	// evidence in blocks, by height
 	evidence map[int64]types.EvidenceList
 }
 
@@ -105,7 +107,7 @@ func mustDo(err error) {
 	}
 }
 
-// doubleVote is evidence that the first validator of a height signed two blocks of it.
+// doubleVote returns evidence that the first validator of a height signed two blocks of it.
 func (c *chain) doubleVote(h int64) types.Evidence {
 	lb := c.blocks[h-1]
 	vote := lb.Commit.GetVote(0)
@@ -119,7 +121,7 @@ func (c *chain) doubleVote(h int64) types.Evidence {
 	return ev
 }
 
-// makeBlock makes and signs a block; fork sets it apart from the chain's own.
+// makeBlock makes and signs a block. fork, unless empty, makes it differ from the chain's own.
 func (c *chain) makeBlock(h int64, set, next *types.ValidatorSet, last types.BlockID, fork string) *types.LightBlock {
 	lastCommit := new(types.Commit)
 	if h > 1 {
@@ -149,7 +151,8 @@ func (c *chain) sign(header *types.Header, set *types.ValidatorSet) *types.Light
 	return &types.LightBlock{SignedHeader: &types.SignedHeader{Header: header, Commit: commit}, ValidatorSet: set}
 }
 
-// fork is the same chain whose blocks from height at on are others, signed by the same validators: they all cheat.
+// fork returns the same chain with other blocks from height at upwards, signed by the same
+// validators.
 func (c *chain) fork(at int64) *chain {
 	f := *c
 	f.blocks = slices.Clone(c.blocks)
@@ -227,7 +230,7 @@ func (c *chain) genesis() *types.GenesisDoc {
 	return doc
 }
 
-// makeOnce keeps chains that several tests use: signing takes a while.
+// makeOnce keeps chains that several tests use, since signing takes a while.
 var makeOnce struct {
 	sync.Mutex
 	chains map[chainOptions]*chain
@@ -246,7 +249,7 @@ func sharedChain(o chainOptions) *chain {
 	return &c
 }
 
-// fakeConn is a connection that calls the server's Mux at once.
+// fakeConn is a connection that calls the server's Mux directly.
 type fakeConn struct {
 	id   transport.ID
 	mux  transport.Handler
@@ -262,6 +265,7 @@ func newConn(id transport.ID, h transport.Handler) *fakeConn {
 func (c *fakeConn) Remote() transport.Address {
 	return transport.Address{ID: c.id, HostPort: net.JoinHostPort("fake", "1")}
 }
+func (c *fakeConn) ChainID() string       { return testChain }
 func (c *fakeConn) Done() <-chan struct{} { return c.done }
 func (c *fakeConn) Err() error            { return nil }
 func (c *fakeConn) Close() error          { return nil }
@@ -289,14 +293,14 @@ func (c *fakeConn) Call(ctx context.Context, call transport.Call) ([]byte, error
 	return bytes.Clone(answer), nil
 }
 
-// serve returns a Provider of what a chain has, through the Server and the encoding.
+// serve returns a Provider of a chain, through a Server and the encoding.
 func serve(id transport.ID, c *chain, evidence func(types.Evidence) error) *Provider {
 	var mux transport.Mux
 	NewServer(ServerOptions{ChainID: testChain, Blocks: c, States: c, Evidence: evidence}).Register(&mux)
 	return NewProvider(testChain, newConn(id, &mux))
 }
 
-// testPeer answers from a chain, changed by what is set.
+// testPeer answers from a chain, or by the functions that are set.
 type testPeer struct {
 	id         transport.ID
 	chain      *chain
@@ -368,7 +372,7 @@ func copyBlock(lb *types.LightBlock) *types.LightBlock {
 	return &types.LightBlock{SignedHeader: &types.SignedHeader{Header: &header, Commit: lb.Commit.Clone()}, ValidatorSet: lb.ValidatorSet.Copy()}
 }
 
-// testVerifier trusts the block of that height.
+// testVerifier returns a Verifier that trusts the block of that height.
 func testVerifier(t *testing.T, c *chain, trust int64, change func(*Options)) *Verifier {
 	t.Helper()
 	opts := Options{ChainID: testChain, TrustHeight: trust, TrustHash: c.blocks[trust-1].Hash()}
@@ -383,14 +387,14 @@ func testVerifier(t *testing.T, c *chain, trust int64, change func(*Options)) *V
 
 func pause(ctx context.Context, d time.Duration) error {
 	select {
-	case <-time.After(d):
+	case <-bubble.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// hang answers never.
+// hang never answers.
 func hang(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()

@@ -5,14 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/hedge"
 )
 
-// newestRetry is how long Newest pauses when all peers were of no use; a new peer ends the pause.
+// newestRetry is how long Newest pauses after no peer was of use. A new peer ends the pause.
 const newestRetry = time.Second
 
-// Newest returns the highest height that some peer has and proved: who claims more than the validators signed costs nothing. It waits for the
-// first peer that proves one, and then, no longer than CompareWait, for higher ones. While all peers are of no use it goes on asking, and
-// peers may be added, until ctx ends; the error then says why. The block counts as proved, not yet as compared with other peers'.
+// Newest returns the highest height whose block some peer has proved. Claims of heights that the
+// validators never signed do not delay it. It waits for the first peer that proves a block, and
+// then for at most one second (Options.compareWait) for higher ones. While no peer is of use it
+// keeps asking until ctx ends, and peers may be added meanwhile; the error then gives the reasons.
+// The block is proved, but not yet compared with what other peers have.
 func (v *Verifier) Newest(ctx context.Context) (int64, error) {
 	var because error
 	for {
@@ -52,69 +58,35 @@ func (v *Verifier) newest(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.ctx, cancel)()
-	ask := v.newAsker(ctx, 0)
-	ask.more()
-	if len(ask.known) == 0 {
+	q := v.newQuestion(0)
+	s := q.search(hedge.Policy{Compare: v.opts.compareWait})
+	s.Ask = func(ctx context.Context, p *peer) (*types.LightBlock, error) {
+		lb, err := v.fetch(ctx, p, 0)
+		if err == nil && lb.Height < v.opts.TrustHeight {
+			err = fmt.Errorf("%w: its newest block is %d, below the trusted height", ErrUnavailable, lb.Height)
+		}
+		return lb, err
+	}
+	var best int64
+	s.Proved = func(_ *peer, lb *types.LightBlock) { best = max(best, lb.Height) }
+	var conflict error
+	s.Refuted = func(p *peer, err error) bool {
+		if errors.Is(err, ErrConflict) {
+			conflict = err
+			return true
+		}
+		return q.failed(p, err)
+	}
+	err := s.Run(ctx)
+	switch {
+	case err != nil:
+		return 0, errors.Join(err, q.why.explain(0, len(q.known)))
+	case conflict != nil:
+		return 0, conflict
+	case len(q.known) == 0:
 		return 0, ErrNoPeers
+	case best == 0:
+		return 0, q.why.explain(0, len(q.known))
 	}
-	var (
-		results = make(chan answer)
-		proving = map[*peer]bool{}
-		best    int64
-		why     reasons
-		tooLate <-chan time.Time
-	)
-	for {
-		if best > 0 && !v.anyPrompt(ask.silent) && !v.anyTrusted(proving) {
-			return best, nil
-		}
-		if len(ask.silent) == 0 && len(proving) == 0 {
-			return 0, why.explain(0, len(ask.known))
-		}
-		select {
-		case <-ctx.Done():
-			return 0, errors.Join(ctx.Err(), why.explain(0, len(ask.known)))
-		case <-tooLate:
-			ask.strike()
-			for p := range proving {
-				v.doubt(p)
-			}
-			return best, nil
-		case <-ask.joined:
-			ask.more()
-		case a := <-ask.answers:
-			if !ask.heard(a) {
-				continue
-			}
-			if a.err == nil && a.lb.Height < v.opts.TrustHeight {
-				a.err = fmt.Errorf("%w: its newest block is %d, below the trusted height", ErrUnavailable, a.lb.Height)
-			}
-			if a.err != nil {
-				why.add(a.p, a.err)
-				v.blame(a.p, a.err)
-				continue
-			}
-			proving[a.p] = true
-			v.spawn(func() {
-				_, a.err = v.prove(ctx, a.p, a.lb)
-				send(ctx, results, a)
-			})
-		case r := <-results:
-			delete(proving, r.p)
-			if errors.Is(r.err, ErrConflict) {
-				return 0, r.err
-			}
-			if r.err != nil {
-				why.add(r.p, r.err)
-				v.blame(r.p, r.err)
-				continue
-			}
-			if best == 0 {
-				timer := time.NewTimer(v.opts.CompareWait)
-				defer timer.Stop()
-				tooLate = timer.C
-			}
-			best = max(best, r.lb.Height)
-		}
-	}
+	return best, nil
 }

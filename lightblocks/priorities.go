@@ -5,41 +5,49 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/hedge"
+	"github.com/starling-kv/starling/lightclient"
 )
 
-// A validator set carries proposer priorities: who proposes when. No header commits to them (the set's hash has keys and powers only), so a peer
-// can give true blocks with false priorities; the node that starts from them expects other proposers than everybody else. They are
-// what CometBFT's light client calls ErrProposerPrioritiesDiverge and gives up over. Here:
+// A validator set carries proposer priorities, which determine who proposes when. No header commits
+// to them (the hash of a set covers keys and powers only), so a peer can give true blocks with
+// false priorities, and a node that starts from them expects other proposers than all others.
+// CometBFT's light client gives up in this case (ErrProposerPrioritiesDiverge). Here:
 //
-//   - only those of one set come from peers; the next ones are computed from it as CometBFT does (state/execution.go, updateState);
-//   - where peers differ, their rotation is played over the last blocks, and who foretells the most of the proposers named in the headers wins.
+//   - Peers give the priorities of one set only. Those of the next sets are computed from it as CometBFT
+//     does (state/execution.go, updateState).
+//   - Where peers differ, the rotation that each claims is replayed over the last blocks, and the one
+//     that predicts the most proposers named in the headers wins.
+//
+// See docs/spec/lightblocks.md#what-no-header-proves.
 const (
-	window     = 64 // heights played back
-	lateRounds = 16 // a block that was committed in a later round may be of any earlier round's proposer
+	window     = 64 // heights that are replayed
+	lateRounds = 16 // a block of a later round may have the proposer of any earlier one
 )
 
-// claim is the same set as some peers gave it.
+// claim is one version of a validator set, and the peers that gave it.
 type claim struct {
 	set   *types.ValidatorSet
 	peers []*peer
 }
 
-// validators returns the sets of three proved blocks in a row, with priorities. The blocks' own are not used where another claim is better.
+// validators returns the sets of three consecutive proved blocks, with the priorities of the best
+// claim, which need not be those that came with the blocks.
 func (v *Verifier) validators(ctx context.Context, blocks [3]*types.LightBlock, initial int64) ([3]*types.ValidatorSet, error) {
 	claims := v.claims(ctx, blocks[0])
 	if len(claims) > 1 {
-		v.log.Error("peers differ about proposer priorities, which no header commits to: comparing with who proposed",
+		v.log.Error("peers differ about proposer priorities, which no header commits to: comparing them with the proposers of the last blocks",
 			"height", blocks[0].Height, "versions", len(claims))
 		claims = v.judge(ctx, blocks, claims, initial)
 	}
-	because := errors.New("nobody gave possible ones")
+	because := errors.New("no peer gave possible ones")
 	for _, c := range claims { // the best first
 		sets := [3]*types.ValidatorSet{c.set.Copy()}
 		right := 0
-		err := guard(func() error {
+		err := lightclient.Guard(func() error {
 			for i := range sets[1:] {
 				var err error
 				if sets[i+1], err = successor(sets[i], blocks[i+1].ValidatorSet); err != nil {
@@ -56,7 +64,7 @@ func (v *Verifier) validators(ctx context.Context, blocks [3]*types.LightBlock, 
 			continue
 		}
 		if right < 2 {
-			v.log.Info("the proposers of the last blocks are not those that the validators' priorities foretell: "+
+			v.log.Info("the validators' priorities do not predict the proposers of the last blocks: "+
 				"a faulty proposer, or peers with false priorities", "height", blocks[0].Height)
 		}
 		if _, proposer := sets[0].GetByAddress(blocks[0].ProposerAddress); proposer != nil {
@@ -68,19 +76,11 @@ func (v *Verifier) validators(ctx context.Context, blocks [3]*types.LightBlock, 
 		ErrUnavailable, blocks[0].Height, errors.Join(ctx.Err(), because))
 }
 
-// claims collects the versions of a proved block's validator set, those with most peers first. It waits for the others as for a comparison.
+// claims collects the versions of a proved block's validator set, the one with most peers first. It
+// waits for peers as a comparison does, and uses the block's own set if no peer answers.
 func (v *Verifier) claims(ctx context.Context, block *types.LightBlock) []*claim {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ask := v.newAsker(ctx, block.Height)
-	ask.more()
-	late := time.NewTimer(v.opts.CompareWait)
-	defer late.Stop()
 	var claims []*claim
 	add := func(set *types.ValidatorSet, p *peer) {
-		if !sane(set) {
-			return
-		}
 		var of *claim
 		for _, c := range claims {
 			if bytes.Equal(c.set.ProposerPriorityHash(), set.ProposerPriorityHash()) {
@@ -95,24 +95,32 @@ func (v *Verifier) claims(ctx context.Context, block *types.LightBlock) []*claim
 			of.peers = append(of.peers, p)
 		}
 	}
-	for v.anyPrompt(ask.silent) || len(claims) == 0 && len(ask.silent) > 0 {
-		select {
-		case a := <-ask.answers:
-			switch {
-			case !ask.heard(a):
-			case a.err != nil:
-				v.blame(a.p, a.err)
-			case bytes.Equal(a.lb.Hash(), block.Hash()):
-				add(a.lb.ValidatorSet, a.p)
-			}
-			continue
-		case <-late.C:
-		case <-ctx.Done():
-		case <-v.ctx.Done():
-		}
-		break
+	ctx, cancel := context.WithTimeout(ctx, v.opts.compareWait)
+	defer cancel()
+	defer context.AfterFunc(v.ctx, cancel)()
+	q := v.newQuestion(block.Height)
+	s := q.search(hedge.Policy{Compare: v.opts.compareWait})
+	s.More = func() ([]*peer, <-chan struct{}) {
+		peers, _ := q.more()
+		return peers, nil // peers that join later are not asked
 	}
-	if len(claims) == 0 {
+	s.Ask = func(ctx context.Context, p *peer) (*types.LightBlock, error) {
+		lb, err := v.fetch(ctx, p, block.Height)
+		if err == nil && (!bytes.Equal(lb.Hash(), block.Hash()) || !sane(lb.ValidatorSet)) {
+			err = errors.New("it is another block, or its priorities are impossible")
+		}
+		return lb, err
+	}
+	s.Prove, s.Overdue = nil, nil
+	s.Failed = func(p *peer, err error) bool {
+		v.blame(p, err)
+		return false
+	}
+	s.Proved = func(p *peer, lb *types.LightBlock) { add(lb.ValidatorSet, p) }
+	if err := s.Run(ctx); err != nil {
+		v.log.Debug("not all peers were heard about proposer priorities", "height", block.Height, "err", err)
+	}
+	if len(claims) == 0 && sane(block.ValidatorSet) {
 		add(block.ValidatorSet, nil)
 	}
 	most := 0
@@ -127,15 +135,15 @@ func (v *Verifier) claims(ctx context.Context, block *types.LightBlock) []*claim
 	return claims
 }
 
-// judge orders claims by how many proposers of the last blocks they foretell, the best first. Each is played from an older set of a peer who
-// made it, up to where it must meet the claim.
+// judge orders claims by the number of proposers of the last blocks that they predict, the best
+// first. Each is replayed from an older set of a peer that made it, up to the height of the claim.
 func (v *Verifier) judge(ctx context.Context, blocks [3]*types.LightBlock, claims []*claim, initial int64) []*claim {
 	var past []*types.LightBlock // ascending, up to blocks[2]
 	past = append(past, blocks[:]...)
 	for h := blocks[0].Height - 1; h >= max(initial, blocks[0].Height-window); h-- {
 		lb, err := v.known(ctx, h)
 		if err != nil {
-			break // pruned; what there is must do
+			break // pruned; the later blocks must suffice
 		}
 		past = append([]*types.LightBlock{lb}, past...)
 	}
@@ -155,7 +163,7 @@ func (v *Verifier) judge(ctx context.Context, blocks [3]*types.LightBlock, claim
 	return order
 }
 
-// known returns a proved block, compared or not.
+// known returns a proved block that need not have been compared.
 func (v *Verifier) known(ctx context.Context, height int64) (*types.LightBlock, error) {
 	if height < v.opts.TrustHeight {
 		return v.backwards(ctx, height)
@@ -163,15 +171,15 @@ func (v *Verifier) known(ctx context.Context, height int64) (*types.LightBlock, 
 	return v.block(ctx, height, false)
 }
 
-// askers is how many peers of one claim are asked for an older set.
+// askers is the number of peers of one claim that are asked for an older set.
 const askers = 3
 
-// play counts the blocks whose proposer a claim foretells: those after its own height always, those before if one of its peers has an older set
-// that leads to it.
+// play counts the blocks whose proposer a claim predicts: always those after its own height, and
+// those before if one of its peers has an older set that leads to the claim.
 func (v *Verifier) play(ctx context.Context, past []*types.LightBlock, c *claim) int {
 	at := len(past) - 3 // the claim's block
 	count := func(from int, set *types.ValidatorSet) (right int) {
-		err := guard(func() error {
+		err := lightclient.Guard(func() error {
 			for i := from + 1; i < len(past); i++ {
 				var err error
 				if set, err = successor(set, past[i].ValidatorSet); err != nil {
@@ -205,8 +213,8 @@ func (v *Verifier) play(ctx context.Context, past []*types.LightBlock, c *claim)
 	return best
 }
 
-// sane says whether priorities are such as CometBFT makes: its arithmetic keeps them within two total powers of each other, around zero, and
-// fails where they are far outside.
+// sane reports whether priorities are possible in CometBFT: its arithmetic keeps them around zero,
+// within two total voting powers of each other, and overflows far outside of that.
 func sane(set *types.ValidatorSet) bool {
 	limit := 4 * set.TotalVotingPower() // at most half of the largest number
 	for _, val := range set.Validators {
@@ -217,8 +225,9 @@ func sane(set *types.ValidatorSet) bool {
 	return true
 }
 
-// successor returns the set of the next height, whose members are known, with priorities: changes first, then one turn (CometBFT
-// state/execution.go, updateState).
+// successor returns the set of the next height with priorities; members has its keys and powers.
+// Changes are applied first, then one turn of the rotation (CometBFT, state/execution.go,
+// updateState).
 func successor(set, members *types.ValidatorSet) (*types.ValidatorSet, error) {
 	before := make(map[string]int64, set.Size())
 	for _, val := range set.Validators {
@@ -249,7 +258,7 @@ func successor(set, members *types.ValidatorSet) (*types.ValidatorSet, error) {
 	return next, nil
 }
 
-// foretold says whether a set names the proposer that stands in its block's header.
+// foretold reports whether a set predicts the proposer that is named in the header of its block.
 func foretold(set *types.ValidatorSet, lb *types.LightBlock) bool {
 	proposer := set.GetProposer()
 	for round := int32(0); ; round++ {

@@ -12,38 +12,41 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Provider asks one peer over the transport. It is a provider of CometBFT's light client, and a Peer of the Verifier. What it returns is of
-// the right chain and height and consistent in itself; it is not verified. Its methods may be called concurrently.
+// Provider asks one peer over the transport. It implements the provider of CometBFT's light client,
+// and Peer. What it returns is of the right chain and height, consistent in itself, and not
+// verified. It is safe for concurrent use.
 type Provider struct {
 	chainID string
 	conn    transport.Conn
-	newest  atomic.Int64 // the highest height that the peer gave
+	newest  atomic.Int64 // the highest height of a block that the peer gave
 }
 
-var _ HeaderPeer = (*Provider)(nil)
+var _ RangePeer = (*Provider)(nil)
 
-// NewProvider asks over conn, which stays the caller's to close.
+// NewProvider returns a Provider that asks over conn. The caller closes conn.
 func NewProvider(chainID string, conn transport.Conn) *Provider {
 	return &Provider{chainID: chainID, conn: conn}
 }
 
-// ID is whom it asks.
+// ID returns the ID of the peer.
 func (p *Provider) ID() transport.ID { return p.conn.Remote().ID }
 
 // ChainID implements provider.Provider.
 func (p *Provider) ChainID() string { return p.chainID }
 
-// String names the peer in CometBFT's logs.
+// String names the peer in the logs of CometBFT.
 func (p *Provider) String() string { return "transport{" + p.conn.Remote().String() + "}" }
 
-// LightBlock implements provider.Provider; height 0 is the peer's newest. CometBFT's light client compares errors by identity, so they are
-// its own: ErrLightBlockNotFound and ErrHeightTooHigh (the peer does not have it), ErrNoResponse (it is busy, refuses or failed),
-// ErrBadLightBlock (it answered what no honest peer does); else the error of the connection or of ctx.
+// LightBlock implements provider.Provider; height 0 is the peer's newest. CometBFT's light client
+// compares errors by identity, so the errors are its own: ErrLightBlockNotFound and
+// ErrHeightTooHigh (the peer does not have the block), ErrNoResponse (it is busy, refuses or
+// failed), ErrBadLightBlock (no honest peer answers like that); otherwise the error of the
+// connection or of ctx.
 func (p *Provider) LightBlock(ctx context.Context, height int64) (*types.LightBlock, error) {
 	if height < 0 {
 		return nil, fmt.Errorf("height %d is negative", height)
 	}
-	body, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodLightBlock, Body: encodeHeight(height), Max: MaxLightBlock})
+	body, err := p.conn.Call(ctx, transport.Call{Method: MethodLightBlock, Body: encodeHeight(height), Max: MaxLightBlock})
 	if err != nil {
 		return nil, p.translate(ctx, height, err)
 	}
@@ -73,12 +76,13 @@ func (p *Provider) translate(ctx context.Context, height int64, err error) error
 	return err
 }
 
-// Headers implements HeaderPeer; count is MaxHeaders at most. Its errors are LightBlock's.
-func (p *Provider) Headers(ctx context.Context, from int64, count int) ([]Ancestor, error) {
+// HeaderRange implements RangePeer. count is at most MaxHeaders. The errors are those of
+// LightBlock.
+func (p *Provider) HeaderRange(ctx context.Context, from int64, count int) ([]Ancestor, error) {
 	if from < 1 || count < 1 || count > MaxHeaders {
 		return nil, fmt.Errorf("there are no %d headers from height %d", count, from)
 	}
-	body, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodHeaders, Body: encodeRange(from, count), Max: MaxLightBlock})
+	body, err := p.conn.Call(ctx, transport.Call{Method: MethodHeaders, Body: encodeRange(from, count), Max: MaxLightBlock})
 	if err != nil {
 		return nil, p.translate(ctx, from, err)
 	}
@@ -89,12 +93,12 @@ func (p *Provider) Headers(ctx context.Context, from int64, count int) ([]Ancest
 	return headers, nil
 }
 
-// ConsensusParams asks for CometBFT's parameters at a height. Its errors are LightBlock's.
+// ConsensusParams returns CometBFT's parameters at a height. The errors are those of LightBlock.
 func (p *Provider) ConsensusParams(ctx context.Context, height int64) (types.ConsensusParams, error) {
 	if height <= 0 {
 		return types.ConsensusParams{}, fmt.Errorf("there are no consensus parameters at height %d", height)
 	}
-	body, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodConsensusParams, Body: encodeHeight(height), Max: MaxParams})
+	body, err := p.conn.Call(ctx, transport.Call{Method: MethodConsensusParams, Body: encodeHeight(height), Max: MaxParams})
 	if err != nil {
 		return types.ConsensusParams{}, p.translate(ctx, height, err)
 	}
@@ -114,7 +118,7 @@ func (p *Provider) ReportEvidence(ctx context.Context, ev types.Evidence) error 
 	if len(body) > MaxEvidence {
 		return fmt.Errorf("evidence of %d bytes is longer than a request can be (%d)", len(body), MaxEvidence)
 	}
-	if _, err := p.conn.Call(ctx, transport.Call{Method: transport.MethodEvidence, Body: body, Max: 16}); err != nil {
+	if _, err := p.conn.Call(ctx, transport.Call{Method: MethodEvidence, Body: body, Max: 16}); err != nil {
 		return fmt.Errorf("report evidence to %s: %w", p.conn.Remote(), err)
 	}
 	return nil

@@ -14,15 +14,17 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// rpcPeer is a node's RPC server as a Peer.
+// rpcPeer makes the RPC server of a node a Peer.
 type rpcPeer struct {
 	provider.Provider
 	id     transport.ID
 	client *rpchttp.HTTP
 }
 
-// NewRPC asks a CometBFT RPC server ("http://host:port"; http where no scheme is named). A call takes at most timeout. Its ID is the address:
-// nothing proves who answers there, and nothing needs to. It is not dialled yet.
+// NewRPC returns a Peer that asks a CometBFT RPC server (host:port, or with a scheme such as
+// https://). A call takes at most timeout, which is rounded down to seconds, and is at least 1 s.
+// The ID is the address; nothing proves who answers there, and nothing needs to. NewRPC does not
+// connect.
 func NewRPC(chainID, address string, timeout time.Duration) (Peer, error) {
 	if !strings.Contains(address, "://") {
 		address = "http://" + address

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An RPC server beside a peer of the transport: both are peers of one Verifier.
+// An RPC server and a peer of the transport are peers of one Verifier.
 func TestRPCServerIsAPeer(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 40, validators: 4, turnover: 7})
 	at := func(height *int64) int64 {
@@ -42,7 +42,7 @@ func TestRPCServerIsAPeer(t *testing.T) {
 
 	p, err := NewRPC(testChain, server.URL, 30*time.Second)
 	require.NoError(t, err)
-	v := testVerifier(t, c, 3, func(o *Options) { o.Now = func() time.Time { return chainEnd.Add(time.Second) } })
+	v := testVerifier(t, c, 3, func(o *Options) { o.now = func() time.Time { return chainEnd.Add(time.Second) } })
 	v.Add(p)
 	ctx := context.Background()
 	lb, err := v.LightBlock(ctx, 20)
@@ -50,7 +50,7 @@ func TestRPCServerIsAPeer(t *testing.T) {
 	require.Equal(t, c.at(20).Hash(), lb.Hash())
 	v.Add(serve("other", c, nil))
 	genesis := c.genesis()
-	genesis.ConsensusParams.Block.MaxBytes++ // so that they have to be asked for
+	genesis.ConsensusParams.Block.MaxBytes++ // so that peers must be asked
 	state, err := v.State(ctx, 30, genesis)
 	require.NoError(t, err)
 	require.Equal(t, c.params, state.ConsensusParams)

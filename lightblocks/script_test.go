@@ -19,19 +19,21 @@ import (
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/transport"
 )
 
-// The scripts of testdata/verifier run under synctest's clock, so the times in them are exact. Each peer takes a little longer than the one
-// before it.
+// The scripts of testdata/verifier run under synctest's clock, so the times in them are exact. Each
+// peer takes slightly longer than the one before.
 //
 //	chain [heights=200] [validators=5] [turnover=4]      the true chain; one block a second, the last ten seconds old
 //	trust [height=1] [period=..] [clock=-1h] [hash=wrong]
-//	peers                                                each line a name and what it does: see behaviours below
+//	peers                                                each line a name and a behaviour; see newPeer
 //	newest | lightblock H | apphash H | state H | commit H [timeout=..]
 //	remove NAME
 //
-// An answer is followed by the time that it took, and by who was told to have lied, who was struck for slowness, and who got evidence.
+// An answer is followed by the time that it took, the peers that lied, and the peers that got
+// evidence.
 func TestVerifierScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/verifier", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -111,7 +113,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			if clock != "" {
 				off, err := time.ParseDuration(clock)
 				require.NoError(t, err)
-				o.Now = func() time.Time { return time.Now().Add(off) }
+				o.now = func() time.Time { return time.Now().Add(off) }
 			}
 			if hash == "wrong" {
 				o.TrustHash = sum("something else")
@@ -130,7 +132,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			words := strings.Fields(line)
 			p := s.peer(words[0], words[1], words[2:])
 			n := time.Duration(len(s.peers))
-			p.latency = time.Millisecond + n*1037*time.Microsecond // so that no two answers come at the same instant
+			// so that no two answers come at the same instant
+			p.latency = time.Millisecond + n*1037*time.Microsecond
 			s.peers = append(s.peers, p)
 			s.v.Add(p)
 		}
@@ -149,7 +152,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		result = outcome(err, "")
 		if err == nil {
 			lb := s.chain.at(height())
-			commit.ToVoteSet(testChain, lb.ValidatorSet) // panics over a wrong signature, as CometBFT does when it starts
+			// panics over a wrong signature, as CometBFT does when it starts
+			commit.ToVoteSet(testChain, lb.ValidatorSet)
 			result = "whole"
 		}
 	case "apphash":
@@ -166,8 +170,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	took := time.Since(began)
 	synctest.Wait()
-	if d.HasArg("later") { // what comes in after the answer
-		<-time.After(time.Minute)
+	if d.HasArg("later") { // what arrives after the answer
+		bubble.Sleep(time.Minute)
 		synctest.Wait()
 	}
 	return fmt.Sprintf("%s\nafter %v\n%s", result, took.Round(time.Millisecond), s.consequences())
@@ -192,7 +196,7 @@ func outcome(err error, format string, args ...any) string {
 		}
 	}
 	if errors.Is(err, ErrConflict) {
-		return "error (conflict)" // which of the two was first is chance
+		return "error (conflict)" // which of the two was first is random
 	}
 	text := longHex.ReplaceAllStringFunc(err.Error(), func(hash string) string { return hash[:4] + "…" })
 	return fmt.Sprintf("error (%s): %s", strings.Join(names, ", "), text)
@@ -247,7 +251,7 @@ func (s *script) consequences() string {
 	return b.String()
 }
 
-// peer makes one that behaves as told. args are key=value, all of them numbers or durations.
+// peer returns a peer with that behaviour. args are key=value, all of them numbers or durations.
 func (s *script) peer(name, behaviour string, args []string) *testPeer {
 	p := newPeer(transport.ID(name), s.chain, behaviour, func(key string) string {
 		for _, a := range args {
@@ -261,7 +265,7 @@ func (s *script) peer(name, behaviour string, args []string) *testPeer {
 	return p
 }
 
-// newPeer knows every behaviour.
+// newPeer returns a peer with one of all behaviours, or nil if there is no such behaviour.
 func newPeer(id transport.ID, c *chain, behaviour string, arg func(string) string) *testPeer {
 	p := &testPeer{id: id, chain: c}
 	number := func(key string) (n int64) {
@@ -300,7 +304,7 @@ func newPeer(id transport.ID, c *chain, behaviour string, arg func(string) strin
 		p.params = func(ctx context.Context, _ int64) (types.ConsensusParams, error) {
 			return types.ConsensusParams{}, hang(ctx)
 		}
-	case "slow": // takes its time
+	case "slow": // answers late
 		p.lightBlock = func(ctx context.Context, h int64) (*types.LightBlock, error) {
 			if err := pause(ctx, duration("by")); err != nil {
 				return nil, err
@@ -325,7 +329,7 @@ func newPeer(id transport.ID, c *chain, behaviour string, arg func(string) strin
 			}
 			return p.honest(h)
 		}
-	case "busy": // for the first questions
+	case "busy": // refuses the first questions
 		left := int(number("times"))
 		var mu sync.Mutex
 		p.lightBlock = func(_ context.Context, h int64) (*types.LightBlock, error) {
@@ -363,18 +367,18 @@ func newPeer(id transport.ID, c *chain, behaviour string, arg func(string) strin
 			lb.ChainID = "another"
 			lb.Commit.BlockID.Hash = lb.Hash()
 		})
-	case "unsigned": // an altered header under the old commit, made consistent
+	case "unsigned": // an altered header, and the old commit adapted to it
 		changed(func(lb *types.LightBlock) {
 			lb.AppHash = sum("a lie")
 			lb.Commit.BlockID.Hash = lb.Hash()
 		})
-	case "badsignature": // one wrong signature beside enough right ones
+	case "badsignature": // one wrong signature and enough right ones
 		changed(func(lb *types.LightBlock) {
 			signature := bytes.Clone(lb.Commit.Signatures[0].Signature)
 			signature[7] ^= 1
 			lb.Commit.Signatures[0].Signature = signature
 		})
-	case "ownfork": // a whole chain of own validators
+	case "ownfork": // a chain of other validators
 		o := c.chainOptions
 		o.salt = "own "
 		p.chain = sharedChain(o)
@@ -382,16 +386,16 @@ func newPeer(id transport.ID, c *chain, behaviour string, arg func(string) strin
 		o := c.chainOptions
 		o.salt, o.heights = "own ", o.heights+50
 		p.chain = sharedChain(o)
-	case "grafted": // the true chain up to at, then one of own validators
+	case "grafted": // the true chain up to at, then one of other validators
 		o := c.chainOptions
 		o.salt = "own "
 		own := sharedChain(o)
 		f := *c
 		f.blocks = append(slices.Clone(c.blocks[:number("at")]), own.blocks[number("at"):]...)
 		p.chain = &f
-	case "cheat": // the true chain up to at, then another that the true validators signed as well
+	case "cheat": // the true chain up to at, then a fork that the true validators signed as well
 		p.chain = c.fork(number("at"))
-	case "evasive": // another block than the true one, and slow with what would prove it
+	case "evasive": // a false block, and slow answers for what would prove it
 		o := c.chainOptions
 		o.salt = "own "
 		p.chain = sharedChain(o)
@@ -411,7 +415,7 @@ func newPeer(id transport.ID, c *chain, behaviour string, arg func(string) strin
 			}
 			return p.honest(h)
 		}
-	case "priorities": // true blocks with false proposer priorities, consistent from height to height
+	case "priorities": // consistently false, with true blocks
 		sets := falsePriorities(c, number("by"))
 		p.lightBlock = func(_ context.Context, h int64) (*types.LightBlock, error) {
 			lb, err := p.honest(h)

@@ -10,10 +10,12 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
-// Blocks is what the Server needs of CometBFT's block store (*store.BlockStore). Called concurrently. nil means that it has no such thing.
+// Blocks is what the Server needs of CometBFT's block store (*store.BlockStore). The methods are
+// called concurrently. They return nil for what the store does not have.
 type Blocks interface {
 	Base() int64
 	Height() int64
@@ -23,29 +25,35 @@ type Blocks interface {
 	LoadSeenCommit(height int64) *types.Commit
 }
 
-// States is what the Server needs of CometBFT's state store (state.Store). Called concurrently.
+// States is what the Server needs of CometBFT's state store (state.Store). The methods are called
+// concurrently.
 type States interface {
 	LoadValidators(height int64) (*types.ValidatorSet, error)
 	LoadConsensusParams(height int64) (types.ConsensusParams, error)
 }
 
-// ServerOptions is what a Server serves from. Without stores it has nothing; see SetStores.
+// ServerOptions name what a Server serves from. Without stores it has nothing to serve; see
+// SetStores.
 type ServerOptions struct {
-	ChainID  string
-	Blocks   Blocks
-	States   States
-	Evidence func(types.Evidence) error // takes evidence that a peer reports (evidence.Pool.AddEvidence); nil: refused
-	Logger   log.Logger                 // nil: none
+	ChainID string
+	Blocks  Blocks
+	States  States
+	// accepts evidence of peers (evidence.Pool.AddEvidence); nil: all is refused
+	Evidence func(types.Evidence) error
+	Logger   log.Logger // nil: no logs
 }
 
 // Server answers peers from the node's own stores.
 type Server struct {
 	chainID string
 	logger  log.Logger
-	reads   chan struct{} // places for reading: rebuilding an old validator set can take up to 100,000 rounds of CometBFT's rotation
-	reports chan struct{} // places for evidence: it is verified before it is refused
+	// reads limits concurrent reads: to rebuild an old validator set can take up to 100,000 rounds
+	// of CometBFT's rotation.
+	reads chan struct{}
+	// reports limits concurrent reports of evidence, which is verified before it is refused.
+	reports chan struct{}
 
-	stores struct { // held for reading while a store is in use, so that who swaps them may close the old ones
+	stores struct { // read-locked while a store is in use, so that SetStores can wait for that
 		sync.RWMutex
 		blocks   Blocks
 		states   States
@@ -55,12 +63,12 @@ type Server struct {
 }
 
 const (
-	readers     = 3 // one less than the node gives the transport workers
+	readers     = 3 // one less than the transport has workers in a node
 	reporters   = 1
-	cachedBytes = 16 << 20
+	cachedBytes = 16 << 20 // of recent answers
 )
 
-// NewServer serves from the stores of opts.
+// NewServer returns a Server. Register makes it answer.
 func NewServer(opts ServerOptions) *Server {
 	s := &Server{chainID: opts.ChainID, logger: opts.Logger, reads: make(chan struct{}, readers), reports: make(chan struct{}, reporters)}
 	if s.logger == nil {
@@ -70,8 +78,9 @@ func NewServer(opts ServerOptions) *Server {
 	return s
 }
 
-// SetStores exchanges the stores. It returns when nobody reads the old ones any more, so they can be closed then. Without stores (nil, nil,
-// nil) the server answers that it does not have what is asked for.
+// SetStores replaces the stores. When it returns, the old ones are no longer in use and can be
+// closed. Without stores (nil, nil, nil) the server answers that it does not have what is
+// requested.
 func (s *Server) SetStores(blocks Blocks, states States, evidence func(types.Evidence) error) {
 	s.stores.Lock()
 	defer s.stores.Unlock()
@@ -79,21 +88,22 @@ func (s *Server) SetStores(blocks Blocks, states States, evidence func(types.Evi
 	s.cache.clear()
 }
 
-// Register makes the server answer the methods of light blocks, headers, consensus parameters and evidence.
+// Register adds the methods for light blocks, headers, consensus parameters and evidence to m.
 func (s *Server) Register(m *transport.Mux) {
-	m.Handle(transport.MethodLightBlock, transport.HandlerFunc(s.serveLightBlock))
-	m.Handle(transport.MethodConsensusParams, transport.HandlerFunc(s.serveParams))
-	m.Handle(transport.MethodEvidence, transport.HandlerFunc(s.serveEvidence))
-	m.Handle(transport.MethodHeaders, transport.HandlerFunc(s.serveHeaders))
+	m.Handle(MethodLightBlock, transport.HandlerFunc(s.serveLightBlock))
+	m.Handle(MethodConsensusParams, transport.HandlerFunc(s.serveParams))
+	m.Handle(MethodEvidence, transport.HandlerFunc(s.serveEvidence))
+	m.Handle(MethodHeaders, transport.HandlerFunc(s.serveHeaders))
 }
 
-// using calls f while the stores are held, at most cap(places) at a time: others hear ErrBusy. A panic of a store (CometBFT's panic when their database fails) is
-// an error: a peer's question never ends the node.
+// using calls f with the stores, at most cap(places) at a time; beyond that it returns ErrBusy.
+// CometBFT's stores panic when their database fails: using returns that as an error, so that no
+// question of a peer can end the node.
 func (s *Server) using(ctx context.Context, places chan struct{}, f func(Blocks, States) error) error {
 	select {
 	case places <- struct{}{}:
 		defer func() { <-places }()
-	default: // who waited would keep the transport's workers from serving chunks
+	default: // to wait would keep the workers of the transport from serving chunks
 		return fmt.Errorf("all %d places are taken: %w", cap(places), transport.ErrBusy)
 	}
 	s.stores.RLock()
@@ -101,7 +111,7 @@ func (s *Server) using(ctx context.Context, places chan struct{}, f func(Blocks,
 	if s.stores.blocks == nil || s.stores.states == nil {
 		return fmt.Errorf("no stores: %w", transport.ErrGone)
 	}
-	err := guard(func() error { return f(s.stores.blocks, s.stores.states) })
+	err := lightclient.Guard(func() error { return f(s.stores.blocks, s.stores.states) })
 	if err != nil && !errors.Is(err, transport.ErrGone) && !errors.Is(err, transport.ErrRefused) {
 		s.logger.Error("a peer's question about the chain failed", "err", err)
 	}
@@ -122,8 +132,9 @@ func (s *Server) serveLightBlock(ctx context.Context, r transport.Request) ([]by
 	return answer, err
 }
 
-// lightBlock encodes that of a height, or of the newest height that has a commit. A block's canonical commit stands in the next block; the
-// top one has only the commit that this node saw, which proves as much.
+// lightBlock encodes the light block of a height; 0 is the newest height that has a commit. The
+// canonical commit of a block is in the next block. The top block has only the commit that this
+// node saw, which proves as much.
 func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte, error) {
 	base, top := blocks.Base(), blocks.Height()
 	candidates := []int64{height}
@@ -144,7 +155,7 @@ func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte,
 			commit = blocks.LoadSeenCommit(h)
 		}
 		if meta == nil || commit == nil {
-			continue // just being written, or just pruned
+			continue // being written, or just pruned
 		}
 		validators, err := states.LoadValidators(h)
 		if err != nil {
@@ -152,12 +163,14 @@ func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte,
 			continue
 		}
 		lb := &types.LightBlock{SignedHeader: &types.SignedHeader{Header: &meta.Header, Commit: commit}, ValidatorSet: validators}
-		if err := checkBasic(lb, s.chainID, h); err != nil {
-			return nil, fmt.Errorf("own light block %d: %w", h, err) // never let a damaged store make this node look like a liar
+		if err := lightclient.CheckBasic(lb, s.chainID, h); err != nil {
+			// a damaged store must not make this node look like a liar
+			return nil, fmt.Errorf("own light block %d: %w", h, err)
 		}
 		if seen {
-			// After block sync it is what a peer sent, and not every version of CometBFT checks more of it than what proves the block.
-			if err := checkCommit(lb); err != nil {
+			// After block sync it is the commit that a peer sent, and not every version of CometBFT
+			// checks all of its signatures.
+			if err := lightclient.CheckCommit(lb); err != nil {
 				s.logger.Info("the commit of the newest block is not served: it holds a wrong signature", "height", h, "err", err)
 				continue
 			}
@@ -172,10 +185,11 @@ func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte,
 	return nil, fmt.Errorf("light block %d: %w", height, transport.ErrGone)
 }
 
-// noEvidence is the EvidenceHash of a block that holds none.
+// noEvidence is the EvidenceHash of a block without evidence.
 var noEvidence = types.EvidenceList(nil).Hash()
 
-// serveHeaders answers with headers, canonical commits and evidence of a height and those below it, as many as were asked for, fit and are there.
+// serveHeaders answers with headers, canonical commits and evidence of a height and those below it:
+// as many as were requested, are available and fit.
 func (s *Server) serveHeaders(ctx context.Context, r transport.Request) ([]byte, error) {
 	from, count, err := decodeRange(r.Body)
 	if err != nil {
@@ -197,7 +211,8 @@ func (s *Server) serveHeaders(ctx context.Context, r transport.Request) ([]byte,
 				a.Evidence = block.Evidence.Evidence
 			}
 			if err := a.SignedHeader.ValidateBasic(s.chainID); err != nil {
-				return fmt.Errorf("own header %d: %w", h, err) // never let a damaged store make this node look like a liar
+				// a damaged store must not make this node look like a liar
+				return fmt.Errorf("own header %d: %w", h, err)
 			}
 			longer, err := appendHeader(answer, a)
 			if err != nil {
@@ -223,7 +238,8 @@ func (s *Server) serveParams(ctx context.Context, r transport.Request) ([]byte, 
 	}
 	var answer []byte
 	err = s.using(ctx, s.reads, func(blocks Blocks, states States) error {
-		// CometBFT ends the process over stored parameters that it cannot read: only heights that exist are looked up.
+		// CometBFT ends the process over parameters that it cannot find: only heights that exist
+		// are looked up.
 		if height < 1 || height > blocks.Height()+1 {
 			return fmt.Errorf("consensus parameters of height %d: %w", height, transport.ErrGone)
 		}
@@ -243,7 +259,7 @@ func (s *Server) serveEvidence(ctx context.Context, r transport.Request) ([]byte
 		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
 	}
 	return nil, s.using(ctx, s.reports, func(Blocks, States) error {
-		take := s.stores.evidence // using holds the lock
+		take := s.stores.evidence // using holds the read lock
 		if take == nil {
 			return fmt.Errorf("no evidence pool: %w", transport.ErrRefused)
 		}
@@ -255,8 +271,9 @@ func (s *Server) serveEvidence(ctx context.Context, r transport.Request) ([]byte
 	})
 }
 
-// answers keeps what was served lately: everybody who joins asks for the same few heights. A light block stays valid, so that of the top may
-// be kept as well. The oldest go first.
+// answers caches light blocks that were served recently, since all joining nodes ask for the same
+// few heights. A light block stays valid, even that of the top. The oldest entries are dropped
+// first.
 type answers struct {
 	mu struct {
 		sync.Mutex

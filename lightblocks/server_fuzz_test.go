@@ -10,12 +10,12 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// FuzzServer has anything asked: what is not refused or gone is what was asked for.
+// FuzzServer sends any request: an answer that is not an error is what was requested.
 func FuzzServer(f *testing.F) {
 	c := sharedChain(chainOptions{heights: 12, validators: 4, turnover: 5})
 	evidence, err := encodeEvidence(testEvidence(f))
 	require.NoError(f, err)
-	for _, method := range []transport.Method{transport.MethodLightBlock, transport.MethodConsensusParams, transport.MethodEvidence, transport.MethodHeaders} {
+	for _, method := range []transport.Method{MethodLightBlock, MethodConsensusParams, MethodEvidence, MethodHeaders} {
 		for _, body := range [][]byte{nil, encodeHeight(0), encodeHeight(5), encodeHeight(13), encodeHeight(-1), evidence, encodeRange(9, 3)} {
 			f.Add(uint8(method), body)
 		}
@@ -36,20 +36,20 @@ func FuzzServer(f *testing.F) {
 			return
 		}
 		switch transport.Method(method) {
-		case transport.MethodLightBlock:
+		case MethodLightBlock:
 			height, err := decodeHeight(body)
 			require.NoError(t, err)
 			_, err = decodeLightBlock(answer, testChain, height)
 			require.NoError(t, err)
-		case transport.MethodHeaders:
+		case MethodHeaders:
 			from, count, err := decodeRange(body)
 			require.NoError(t, err)
 			_, err = decodeHeaders(answer, testChain, from, count)
 			require.NoError(t, err)
-		case transport.MethodConsensusParams:
+		case MethodConsensusParams:
 			_, err := decodeParams(answer)
 			require.NoError(t, err)
-		case transport.MethodEvidence:
+		case MethodEvidence:
 			require.Empty(t, answer)
 		default:
 			t.Fatalf("an answer to method %d", method)

@@ -20,6 +20,7 @@ import (
 	dbm "github.com/cometbft/cometbft-db"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -66,7 +67,7 @@ func TestServerAndProvider(t *testing.T) {
 	require.Equal(t, transport.ID("peer"), p.ID())
 }
 
-// A block is on disk before its commit: then the one below is the newest.
+// A block is on disk before its commit. Until then the one below is the newest.
 func TestNewestHasACommit(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 40, validators: 4, turnover: 7})
 	c.noSeen = true
@@ -78,7 +79,7 @@ func TestNewestHasACommit(t *testing.T) {
 	require.Equal(t, provider.ErrHeightTooHigh, err)
 }
 
-// A commit that a liar gave this node would make it look like one.
+// A bad commit that a lying peer gave this node would make the node look like a liar.
 func TestSeenCommitWithAWrongSignatureIsNotServed(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 40, validators: 4, turnover: 7})
 	top := copyBlock(c.at(40))
@@ -132,7 +133,7 @@ func TestServerWithoutOrWithBrokenStores(t *testing.T) {
 	_, err = p.LightBlock(ctx, 9)
 	require.Equal(t, provider.ErrLightBlockNotFound, err, "not even from the cache")
 
-	for _, m := range []transport.Method{transport.MethodLightBlock, transport.MethodConsensusParams, transport.MethodEvidence, transport.MethodHeaders} {
+	for _, m := range []transport.Method{MethodLightBlock, MethodConsensusParams, MethodEvidence, MethodHeaders} {
 		for _, body := range [][]byte{nil, {1, 2, 3}, make([]byte, 9), encodeHeight(-1)} {
 			_, err := mux.Serve(ctx, transport.Request{Method: m, Body: body})
 			require.ErrorIs(t, err, transport.ErrRefused)
@@ -140,7 +141,7 @@ func TestServerWithoutOrWithBrokenStores(t *testing.T) {
 	}
 }
 
-// slowStore holds every read until it is let go, and knows whether it was closed under a reader.
+// slowStore blocks every read until it is released, and detects that it is closed during a read.
 type slowStore struct {
 	*chain
 	entered, leave chan struct{}
@@ -265,11 +266,11 @@ func TestProviderTranslatesErrors(t *testing.T) {
 	require.Equal(t, context.Canceled, err)
 }
 
-// CometBFT's own light client works with it.
+// CometBFT's own light client works with Providers.
 func TestCometBFTsLightClient(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 120, validators: 5, turnover: 4})
 	synctest.Test(t, func(t *testing.T) {
-		trust := light.TrustOptions{Period: DefaultTrustPeriod, Height: 10, Hash: c.blocks[9].Hash()}
+		trust := light.TrustOptions{Period: lightclient.DefaultTrustPeriod, Height: 10, Hash: c.blocks[9].Hash()}
 		client, err := light.NewClient(context.Background(), testChain, trust, serve("one", c, nil),
 			[]provider.Provider{serve("two", c, nil)}, lightdb.New(dbm.NewMemDB(), ""))
 		require.NoError(t, err)

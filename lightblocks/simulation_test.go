@@ -21,7 +21,7 @@ var (
 	worldsFlag = flag.Uint64("worlds", 40, "how many random worlds to run")
 )
 
-// liars and failing peers that a world may have beside its honest one. Those in the first group lie.
+// misbehaviours are those of the peers in a world beside its honest one. Those with lies set lie.
 var misbehaviours = []struct {
 	name string
 	args map[string]string
@@ -37,8 +37,9 @@ var misbehaviours = []struct {
 	{"pruned", map[string]string{"base": "80"}, false},
 }
 
-// Worlds of up to 40 peers, one of them honest, all others anything. Invariants: nothing false is returned, nobody honest is blamed, everything
-// that the honest peer has is proved, within seconds of virtual time.
+// Worlds have up to 40 peers, of which at least one is honest. Invariants: nothing false is
+// returned, no innocent peer is blamed, and everything that the honest peer has is proved within
+// seconds of virtual time.
 func TestRandomWorlds(t *testing.T) {
 	if *seedFlag != 0 {
 		randomWorld(t, *seedFlag)
@@ -98,7 +99,7 @@ func randomWorld(t *testing.T, seed uint64) {
 				require.NoError(t, err, repeat)
 				require.Equal(t, sum("app %d", h), hash, repeat)
 			case 2:
-				h = max(h, trust) // so that it does not go down a hundred heights
+				h = max(h, trust) // so that it does not descend a hundred heights
 				h = min(h, c.heights-2)
 				state, err := v.State(ctx, h, c.genesis())
 				require.NoError(t, err, repeat)

@@ -11,15 +11,18 @@ import (
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/types"
 	"github.com/cometbft/cometbft/version"
+
+	"github.com/starling-kv/starling/lightclient"
 )
 
-// State returns CometBFT's state after the block of a height, for a node whose application is there already (CometBFT's
-// statesync/stateprovider.go). It takes blocks height, height+1 and height+2: a change of validators made by the block of a height takes
-// effect two heights later. Two things are in no header, and so not taken from peers' words:
+// State returns CometBFT's state after the block of a height, for a node whose application has that
+// state already. Like CometBFT's statesync/stateprovider.go it needs the blocks height, height+1
+// and height+2: a change of validators made by one block takes effect two heights later. Two things
+// are in no header, so peers' answers cannot be proved:
 //
-//   - of the consensus parameters, headers commit to the block's limits and the app version only. All else is genesis's, since Starling's
-//     application never changes them.
-//   - the validators' proposer priorities; see priorities.go.
+//   - Of the consensus parameters, headers commit to the block's limits and the app version only. All
+//     others are those of the genesis document, since Starling's application never changes them.
+//   - The validators' proposer priorities; see priorities.go.
 func (v *Verifier) State(ctx context.Context, height int64, genesis *types.GenesisDoc) (sm.State, error) {
 	if genesis.ChainID != v.opts.ChainID {
 		return sm.State{}, fmt.Errorf("state: genesis is of chain %q, not %q", genesis.ChainID, v.opts.ChainID)
@@ -62,7 +65,8 @@ func (v *Verifier) State(ctx context.Context, height int64, genesis *types.Genes
 	}, nil
 }
 
-// params returns the parameters in force at a proved block. Peers are asked only where genesis's do not have the hash in the header.
+// params returns the parameters in force at a proved block. Peers are asked only if those of the
+// genesis document do not have the hash that is in the header.
 func (v *Verifier) params(ctx context.Context, at *types.LightBlock, genesis *types.GenesisDoc) (types.ConsensusParams, error) {
 	params := *types.DefaultConsensusParams()
 	if genesis.ConsensusParams != nil {
@@ -84,12 +88,12 @@ func (v *Verifier) params(ctx context.Context, at *types.LightBlock, genesis *ty
 		err   error
 	}
 	results := make(chan result, len(peers))
-	for _, p := range peers { // the answers are small: everybody is asked at once
+	for _, p := range peers { // the answers are small: all peers are asked at once
 		v.spawn(func() {
 			r := result{p: p}
-			call, cancel := context.WithTimeout(ctx, v.opts.CallTimeout)
+			call, cancel := context.WithTimeout(ctx, v.opts.callTimeout)
 			defer cancel()
-			r.err = guard(func() (err error) {
+			r.err = lightclient.Guard(func() (err error) {
 				r.given, err = p.ConsensusParams(call, at.Height)
 				return err
 			})
@@ -120,11 +124,12 @@ func (v *Verifier) params(ctx context.Context, at *types.LightBlock, genesis *ty
 	return params, fmt.Errorf("consensus parameters of height %d: %w", at.Height, why.explain(at.Height, len(peers)))
 }
 
-// StateProvider is a Verifier in the form of CometBFT's statesync.StateProvider. Its methods may be called concurrently.
+// StateProvider implements CometBFT's statesync.StateProvider by a Verifier. It is safe for
+// concurrent use.
 type StateProvider struct {
 	Verifier *Verifier
 	Genesis  *types.GenesisDoc
-	Timeout  time.Duration // of one call, for callers whose ctx never ends; 0: none
+	Timeout  time.Duration // of one call, for callers whose context never ends; 0: no limit
 }
 
 func (p StateProvider) limited(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -134,7 +139,8 @@ func (p StateProvider) limited(ctx context.Context) (context.Context, context.Ca
 	return context.WithTimeout(ctx, p.Timeout)
 }
 
-// AppHash returns the app hash after a height. It fails unless State will find its blocks as well.
+// AppHash returns the app hash after a height. It fails if State would lack a block for that
+// height.
 func (p StateProvider) AppHash(ctx context.Context, height uint64) ([]byte, error) {
 	ctx, cancel := p.limited(ctx)
 	defer cancel()

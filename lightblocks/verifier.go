@@ -9,78 +9,85 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
-	cmtmath "github.com/cometbft/cometbft/libs/math"
-	"github.com/cometbft/cometbft/light"
 	"github.com/cometbft/cometbft/light/provider"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
-// Errors of a Verifier. What is missing stands in their text.
+// Errors of a Verifier. Their text says what is missing.
 var (
-	// ErrNoPeers: there is nobody to ask.
+	// ErrNoPeers: there is no peer to ask.
 	ErrNoPeers = errors.New("no peer to ask for light blocks")
-	// ErrUnavailable: no peer gave what could be proved.
+	// ErrUnavailable: no peer gave an answer that could be proved.
 	ErrUnavailable = errors.New("no peer gave it")
-	// ErrTrustMismatch: peers have another block at the trusted height. Either they lie, or the trusted hash is of another chain.
+	// ErrTrustMismatch: peers have another block at the trusted height. Either they lie, or the
+	// trusted hash belongs to another chain.
 	ErrTrustMismatch = errors.New("the block at the trusted height has another hash")
-	// ErrTrustExpired: the trusted header is too old; validators who have left since could have signed anything.
-	ErrTrustExpired = errors.New("the trust period has expired")
-	// ErrFuture: a header is later than the own clock allows. Peer or clock are wrong.
-	ErrFuture = errors.New("the header is from the future")
-	// ErrConflict: two different blocks of one height are both proved: validators signed both. Nothing is safe until people have looked at it.
+	// ErrTrustExpired: the trusted header is too old. Its validators may have left since, and could
+	// sign anything unpunished.
+	ErrTrustExpired = lightclient.ErrExpired
+	// ErrFuture: a header is later than the local clock allows. Either the peer or the clock is
+	// wrong.
+	ErrFuture = lightclient.ErrFuture
+	// ErrConflict: two different blocks of one height are both proved, so validators signed both.
+	// Nothing is safe until people have examined it.
 	ErrConflict = errors.New("conflicting blocks are both proved")
 	// ErrClosed: the Verifier was closed.
 	ErrClosed = errors.New("the verifier is closed")
 
-	// errLie wraps what no honest peer of the chain does, if the trusted header is right.
+	// errLie wraps what no honest peer of the chain does, provided that the trusted header is
+	// right.
 	errLie = errors.New("the peer lied")
 )
 
-// DefaultTrustPeriod is two thirds of the three weeks for which validators are commonly held liable.
-const DefaultTrustPeriod = 14 * 24 * time.Hour
-
-// Peer is somebody who has light blocks: a Provider, or an RPC server (NewRPC). The errors of LightBlock are those of CometBFT's interface;
-// ErrBadLightBlock is taken as proof of a lie. Called concurrently. ID must be unique.
+// Peer is a source of light blocks: a Provider, or an RPC server (NewRPC). The errors of LightBlock
+// are those of CometBFT's interface; ErrBadLightBlock counts as proof of a lie. The methods are
+// called concurrently. ID must be unique among the peers of a Verifier.
 type Peer interface {
 	ID() transport.ID
 	provider.Provider
 	ConsensusParams(ctx context.Context, height int64) (types.ConsensusParams, error)
 }
 
-// Options of a Verifier. Zero means the default.
+// Options of a Verifier. Zero values mean the defaults.
 type Options struct {
 	ChainID string
-	// TrustHeight and TrustHash name the one header that is trusted.
+	// TrustHeight and TrustHash (32 bytes) name the one header that is trusted.
 	TrustHeight int64
 	TrustHash   []byte
-	// TrustPeriod is how old a header may be from which later ones are proved. It must be shorter than the time for which validators can be
-	// punished. Default: DefaultTrustPeriod.
+	// TrustPeriod is the maximum age of a header from which later ones are proved. It must be
+	// shorter than the time for which validators can be punished. Default:
+	// lightclient.DefaultTrustPeriod.
 	TrustPeriod time.Duration
-	// TrustLevel is the share of a trusted validator set that must have signed a block for it to be proved at once. Default: 1/3.
-	TrustLevel cmtmath.Fraction
-	// MaxClockDrift is how far a header may be ahead of the own clock. Default: 10 s.
-	MaxClockDrift time.Duration
-	Now           func() time.Time // default: time.Now
-	Logger        log.Logger       // default: none
-	// EvidenceDir is where evidence of attacks is kept, a JSON file each. "": it is only reported to the peers.
+	Logger      log.Logger // default: none
+	// EvidenceDir is the folder in which evidence of attacks is kept, in one JSON file for each
+	// attack. If it is empty, evidence is only reported to the peers.
 	EvidenceDir string
-	// Lied is told of proof that a peer lied. It may be called concurrently, and must not call the Verifier's Close.
+	// Lied is called with the proof when a peer lied. It must be safe for concurrent use, and must
+	// not call the Verifier's Close.
 	Lied func(transport.ID, error)
-	// CallTimeout is how long one question to one peer may take. Default: 10 s.
-	CallTimeout time.Duration
-	// Hedge is how long a peer may take before further ones are asked beside it. Default: 300 ms.
-	Hedge time.Duration
-	// CompareWait is how long to wait, once a block is proved, for what the other peers say about it. A peer that missed it is not waited for
-	// again until it has answered something in time; its answers are compared all the same when they come. Default: 1 s.
-	CompareWait time.Duration
+
+	// The fields below are for tests.
+
+	now func() time.Time // default: time.Now
+	// callTimeout limits one question to one peer. Default: 10 s.
+	callTimeout time.Duration
+	// hedge is the time after which a peer counts as slow, and further ones are asked beside it.
+	// Default: 300 ms.
+	hedge time.Duration
+	// compareWait limits how long the answers of other peers are awaited once a block is proved. A
+	// peer that misses it is not awaited again until it has answered some question in time. Late
+	// answers are still compared. Default: 1 s.
+	compareWait time.Duration
 }
 
-// Verifier proves headers from a trusted one with the answers of peers that need not be trusted. Light blocks that it returns are shared: they
-// must not be modified. Its methods may be called concurrently.
+// Verifier proves headers from a trusted one with the answers of peers that need not be trusted.
+// Light blocks that it returns are shared and must not be modified. It is safe for concurrent use.
 type Verifier struct {
 	opts   Options
+	rules  lightclient.Rules
 	log    log.Logger
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -88,27 +95,33 @@ type Verifier struct {
 
 	mu struct {
 		sync.Mutex
-		peers    []*peer
-		joined   chan struct{} // closed and replaced when a peer comes
-		blocks   cache
-		flights  map[int64]*flight
-		denied   map[transport.ID]error // who has another block at the trusted height: nobody knows yet who is right
-		conflict error                  // once there is one, it stays
+		peers   []*peer
+		joined  chan struct{} // closed and replaced when a peer is added
+		blocks  *lightclient.Blocks
+		flights map[int64]*flight // searches that new callers can join, by height
+		// denied holds the peers that have another block at the trusted height, until a peer proves
+		// the trusted block; nil from then on.
+		denied   map[transport.ID]error
+		conflict error // set once, never reset
 		closed   bool
 	}
 }
 
-// peer is a Peer and what is known of it, guarded by Verifier.mu.
+// peer is a Peer and what is known about it. Verifier.mu guards the fields below id.
 type peer struct {
 	Peer
 	id       transport.ID
 	strikes  int  // questions in a row without a usable answer in time
-	late     int  // how often somebody waited for it in vain
-	doubtful bool // it had another block than the proved one, and proved nothing
-	liar     bool // it is not asked any more
+	late     int  // how often it was awaited without success
+	doubtful bool // it had another block than the proved one, and did not prove it
+	liar     bool // it is never asked again
 }
 
-// NewVerifier checks the options. Call Close at the end.
+// cachedBlocks limits the blocks that are kept: with 10,000 validators each takes about 4 MiB.
+const cachedBlocks = 64
+
+// NewVerifier returns a Verifier without peers, or an error if the options are invalid. The caller
+// must close it.
 func NewVerifier(opts Options) (*Verifier, error) {
 	if opts.ChainID == "" {
 		return nil, errors.New("light blocks: no chain id")
@@ -120,10 +133,8 @@ func NewVerifier(opts Options) (*Verifier, error) {
 		return nil, fmt.Errorf("light blocks: the trusted hash has %d bytes, not 32", len(opts.TrustHash))
 	}
 	opts.TrustHash = bytes.Clone(opts.TrustHash)
-	if opts.TrustLevel == (cmtmath.Fraction{}) {
-		opts.TrustLevel = light.DefaultTrustLevel
-	}
-	if err := light.ValidateTrustLevel(opts.TrustLevel); err != nil {
+	rules, err := lightclient.Rules{TrustPeriod: opts.TrustPeriod, WholeCommits: true}.WithDefaults()
+	if err != nil {
 		return nil, fmt.Errorf("light blocks: %w", err)
 	}
 	for _, d := range []struct {
@@ -131,11 +142,9 @@ func NewVerifier(opts Options) (*Verifier, error) {
 		at   *time.Duration
 		is   time.Duration
 	}{
-		{"trust period", &opts.TrustPeriod, DefaultTrustPeriod},
-		{"clock drift", &opts.MaxClockDrift, 10 * time.Second},
-		{"call timeout", &opts.CallTimeout, 10 * time.Second},
-		{"hedge", &opts.Hedge, 300 * time.Millisecond},
-		{"compare wait", &opts.CompareWait, time.Second},
+		{"call timeout", &opts.callTimeout, 10 * time.Second},
+		{"hedge", &opts.hedge, 300 * time.Millisecond},
+		{"compare wait", &opts.compareWait, time.Second},
 	} {
 		if *d.at < 0 {
 			return nil, fmt.Errorf("light blocks: %s %v is negative", d.name, *d.at)
@@ -144,21 +153,23 @@ func NewVerifier(opts Options) (*Verifier, error) {
 			*d.at = d.is
 		}
 	}
-	if opts.Now == nil {
-		opts.Now = time.Now
+	if opts.now == nil {
+		opts.now = time.Now
 	}
 	if opts.Logger == nil {
 		opts.Logger = log.NewNopLogger()
 	}
-	v := &Verifier{opts: opts, log: opts.Logger}
+	v := &Verifier{opts: opts, rules: rules, log: opts.Logger}
 	v.ctx, v.cancel = context.WithCancel(context.Background())
 	v.mu.joined = make(chan struct{})
+	v.mu.blocks = lightclient.NewBlocks(cachedBlocks)
 	v.mu.flights = map[int64]*flight{}
 	v.mu.denied = map[transport.ID]error{}
 	return v, nil
 }
 
-// Close ends everything that is under way and waits for it. The peers stay the caller's.
+// Close ends all calls and searches in progress and waits for their goroutines. It does not close
+// the peers.
 func (v *Verifier) Close() {
 	v.mu.Lock()
 	v.mu.closed = true
@@ -167,7 +178,8 @@ func (v *Verifier) Close() {
 	v.wg.Wait()
 }
 
-// spawn runs f in a goroutine that Close waits for. After Close f is not run: its context has ended too.
+// spawn runs f in a goroutine that Close waits for. After Close it does nothing; v.ctx has ended
+// then. It locks mu.
 func (v *Verifier) spawn(f func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -181,7 +193,7 @@ func (v *Verifier) spawn(f func()) {
 	}()
 }
 
-// Add makes p one of those who are asked; one with the same ID is replaced.
+// Add adds a peer, and replaces one that has the same ID.
 func (v *Verifier) Add(p Peer) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -191,13 +203,14 @@ func (v *Verifier) Add(p Peer) {
 	v.mu.joined = make(chan struct{})
 }
 
-// Remove makes a peer one that is not asked any more. Questions under way go on.
+// Remove removes a peer. Questions to it that are in flight are not cancelled.
 func (v *Verifier) Remove(id transport.ID) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.remove(id)
 }
 
+// remove is Remove with mu held.
 func (v *Verifier) remove(id transport.ID) {
 	for i, p := range v.mu.peers {
 		if p.id == id {
@@ -207,9 +220,10 @@ func (v *Verifier) remove(id transport.ID) {
 	}
 }
 
-// LightBlock returns the block of a height, proved: above the trusted height by bisection, below it by the hashes that lead down from it. Its
-// commit has no wrong signature at all, not only enough right ones: CometBFT panics over a wrong one in a commit that it starts from. Fails
-// with the errors above, or ctx's.
+// LightBlock returns the proved block of a height: above the trusted height it is proved by
+// bisection, below by the hashes that lead down to it. Every signature of its commit is right, not
+// only enough of them: CometBFT panics when it starts from a commit with a wrong one. It fails with
+// the errors above, or with that of ctx.
 func (v *Verifier) LightBlock(ctx context.Context, height int64) (*types.LightBlock, error) {
 	if height < 1 {
 		return nil, fmt.Errorf("light block: there is no height %d", height)
@@ -223,7 +237,8 @@ func (v *Verifier) LightBlock(ctx context.Context, height int64) (*types.LightBl
 	return v.block(ctx, height, true)
 }
 
-// Commit returns the commit of the block of a height. All its signatures are right.
+// Commit returns a copy of the commit of the proved block of a height. All its signatures are
+// right.
 func (v *Verifier) Commit(ctx context.Context, height int64) (*types.Commit, error) {
 	lb, err := v.LightBlock(ctx, height)
 	if err != nil {
@@ -232,7 +247,8 @@ func (v *Verifier) Commit(ctx context.Context, height int64) (*types.Commit, err
 	return lb.Commit.Clone(), nil
 }
 
-// AppHash returns the app hash of the state after the block of a height. It stands in the next header.
+// AppHash returns the app hash of the state after the block of a height, which the next header
+// holds.
 func (v *Verifier) AppHash(ctx context.Context, height int64) ([]byte, error) {
 	if height < 0 {
 		return nil, fmt.Errorf("app hash: there is no height %d", height)
@@ -244,15 +260,15 @@ func (v *Verifier) AppHash(ctx context.Context, height int64) ([]byte, error) {
 	return bytes.Clone(lb.AppHash), nil
 }
 
-// Conflict returns the ErrConflict that was found, or nil. Peers that answer after CompareWait are compared while the caller goes on: who is
-// about to rely on a block for good asks here again.
+// Conflict returns the ErrConflict that was found, or nil. Late answers of peers are compared after
+// LightBlock has returned, so a caller must check here again before it finally relies on a block.
 func (v *Verifier) Conflict() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.mu.conflict
 }
 
-// lied tells the owner that a peer lied, once, and asks it no more.
+// lied reports to the owner, once, that a peer lied, and excludes the peer.
 func (v *Verifier) lied(p *peer, err error) {
 	v.mu.Lock()
 	was := p.liar
@@ -267,7 +283,8 @@ func (v *Verifier) lied(p *peer, err error) {
 	}
 }
 
-// answered notes whether a peer gave something usable in time: those who do are asked first and waited for.
+// answered records whether a peer gave a usable answer in time. Peers that do are asked first, and
+// are awaited.
 func (v *Verifier) answered(p *peer, inTime bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
-	cmtmath "github.com/cometbft/cometbft/libs/math"
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
@@ -41,7 +39,7 @@ func TestEveryHeightIsProved(t *testing.T) {
 	}
 }
 
-// State is what a node that was there all the time has.
+// State returns what a node has that executed all blocks.
 func TestState(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 120, validators: 5, turnover: 4})
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +89,7 @@ func mustCommit(t *testing.T, v *Verifier, h int64) *types.Commit {
 	return commit
 }
 
-// Headers commit to two of the consensus parameters. What a peer says of the others is not believed.
+// Headers commit to few of the consensus parameters. The others are not taken from peers.
 func TestParamsThatNoHeaderProves(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 40, validators: 4, turnover: 7})
 	genesis := c.genesis()
@@ -129,7 +127,7 @@ func TestParamsThatNoHeaderProves(t *testing.T) {
 	})
 }
 
-// Thousands of strangers as validators are not looked at closely.
+// Thousands of unknown validators do not cost much time.
 func TestHugeFakeValidatorSets(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 40, validators: 4, turnover: 7})
 	fake := copyBlock(c.at(30))
@@ -192,14 +190,14 @@ func TestManyAtOnceAskOnce(t *testing.T) {
 func TestEndings(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 120, validators: 5, turnover: 4})
 	synctest.Test(t, func(t *testing.T) {
-		v := testVerifier(t, c, 10, func(o *Options) { o.CallTimeout = time.Hour })
+		v := testVerifier(t, c, 10, func(o *Options) { o.callTimeout = time.Hour })
 		v.Add(&testPeer{id: "silent", chain: c, lightBlock: func(ctx context.Context, _ int64) (*types.LightBlock, error) { return nil, hang(ctx) }})
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_, err := v.LightBlock(ctx, 50)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 
-		// A peer that comes while Newest waits.
+		// A peer is added while Newest waits.
 		found := make(chan int64)
 		go func() {
 			h, err := v.Newest(context.Background())
@@ -247,7 +245,7 @@ func TestNewestWaitsForPeers(t *testing.T) {
 	})
 }
 
-// Who comes while a silent peer is being waited for is asked at once.
+// A peer that is added while a silent one is awaited is asked at once.
 func TestPeersThatJoinLater(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 120, validators: 5, turnover: 4})
 	synctest.Test(t, func(t *testing.T) {
@@ -263,7 +261,8 @@ func TestPeersThatJoinLater(t *testing.T) {
 		began := time.Now()
 		v.Add(serve("honest", c, nil))
 		require.NoError(t, <-done)
-		require.LessOrEqual(t, time.Since(began), time.Second) // block 100 is compared, the silent one waited for
+		// block 100 is compared, and the silent peer is awaited
+		require.LessOrEqual(t, time.Since(began), time.Second)
 
 		v.Remove("honest")
 		go func() {
@@ -282,12 +281,12 @@ func TestPeersThatJoinLater(t *testing.T) {
 func BenchmarkVerify(b *testing.B) {
 	for _, validators := range []int{4, 100} {
 		c := sharedChain(chainOptions{heights: 3, validators: validators})
-		v, err := NewVerifier(Options{ChainID: testChain, TrustHeight: 1, TrustHash: c.at(1).Hash(), Now: func() time.Time { return chainEnd }})
+		v, err := NewVerifier(Options{ChainID: testChain, TrustHeight: 1, TrustHash: c.at(1).Hash(), now: func() time.Time { return chainEnd }})
 		require.NoError(b, err)
 		defer v.Close()
 		b.Run(fmt.Sprintf("%d validators", validators), func(b *testing.B) {
 			for b.Loop() {
-				if err := v.verify(c.at(1), c.at(3)); err != nil {
+				if err := v.rules.Follows(c.at(1), c.at(3), chainEnd); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -301,9 +300,8 @@ func TestOptionsAreChecked(t *testing.T) {
 		func(o *Options) { o.ChainID = "" },
 		func(o *Options) { o.TrustHeight = 0 },
 		func(o *Options) { o.TrustHash = o.TrustHash[:31] },
-		func(o *Options) { o.TrustLevel = cmtmath.Fraction{Numerator: 1, Denominator: 4} },
 		func(o *Options) { o.TrustPeriod = -1 },
-		func(o *Options) { o.Hedge = -1 },
+		func(o *Options) { o.hedge = -1 },
 	} {
 		opts := good
 		change(&opts)
@@ -313,31 +311,6 @@ func TestOptionsAreChecked(t *testing.T) {
 	v, err := NewVerifier(good)
 	require.NoError(t, err)
 	v.Close()
-}
-
-func TestCacheKeepsTheTrustedBlockAndWhatWasUsedLast(t *testing.T) {
-	c := sharedChain(chainOptions{heights: 120, validators: 5, turnover: 4})
-	var k cache
-	k.anchor = &proved{LightBlock: c.at(50), from: 50}
-	k.put(k.anchor)
-	for h := int64(1); h <= 120; h++ {
-		k.put(&proved{LightBlock: c.at(h), from: max(h-1, 1)})
-		k.get(7)
-	}
-	require.Len(t, k.blocks, cachedBlocks)
-	require.NotNil(t, k.get(50))
-	require.NotNil(t, k.get(7))
-	require.NotNil(t, k.get(120))
-	require.Nil(t, k.get(8))
-	require.Equal(t, int64(7), k.below(49).Height)
-	require.Nil(t, k.below(6))
-	require.Nil(t, k.above(120))
-	require.Nil(t, k.above(math.MaxInt64-1))
-	trace := k.trace(120)
-	require.Equal(t, int64(50), trace[0].Height)
-	require.Equal(t, int64(120), trace[len(trace)-1].Height)
-	other := &proved{LightBlock: c.fork(100).at(119)}
-	require.Equal(t, c.at(119).Hash(), k.put(other).Hash(), "what was there first stays")
 }
 
 func TestReasonsAreBounded(t *testing.T) {

@@ -9,35 +9,35 @@ import (
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
-// Limits of what travels, in bytes.
+// The methods that a Server answers (docs/spec/transport.md#methods).
 const (
-	// MaxLightBlock: 10,000 validators, CometBFT's maximum, have some 2 MiB with their signatures.
+	MethodLightBlock      transport.Method = 6 // header, commit and validators of a height
+	MethodConsensusParams transport.Method = 7 // CometBFT's parameters at a height
+	MethodEvidence        transport.Method = 8 // evidence of misbehaviour, for the evidence pool
+	// headers and commits of consecutive heights, downwards
+	MethodHeaders transport.Method = 11
+)
+
+// Limits of messages, in bytes, except for MaxHeaders.
+const (
+	// MaxLightBlock is more than twice the size of a light block of 10,000 validators, CometBFT's
+	// maximum.
 	MaxLightBlock = 4 << 20
-	// MaxHeaders is how many headers one answer holds. A server stops at headersBytes, but for the first: a commit of 10,000 validators alone
-	// has some 1.1 MiB.
+	// MaxHeaders is the maximum number of headers in one answer. A server stops at headersBytes,
+	// but always sends one: a commit of 10,000 validators alone has about 1.1 MiB.
 	MaxHeaders   = 256
 	headersBytes = 1 << 20
-	// MaxParams: consensus parameters have some hundred bytes.
+	// MaxParams is far above the size of consensus parameters, a few hundred bytes.
 	MaxParams = 64 << 10
-	// MaxEvidence is what a request's body may hold.
+	// MaxEvidence is the maximum of a request's body.
 	MaxEvidence = transport.MaxBody
 )
 
-// guard turns a panic of CometBFT's types over hostile bytes into an error: some of their methods panic where only an own mistake was thought
-// possible (a sum of voting powers above the maximum, a time that has no encoding).
-func guard(f func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("it cannot be processed: %v", r)
-		}
-	}()
-	return f()
-}
-
-// encodeHeight is the body of a request about a height; 0 is the newest.
+// encodeHeight returns the body of a request about a height; 0 is the newest.
 func encodeHeight(height int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(height)) }
 
 func decodeHeight(body []byte) (int64, error) {
@@ -59,13 +59,14 @@ func encodeLightBlock(lb *types.LightBlock) ([]byte, error) {
 	return pb.Marshal()
 }
 
-// decodeLightBlock reads an answer: complete, consistent in itself, of that chain and of that height (0: of any). Signatures are not checked.
+// decodeLightBlock decodes an answer. It must be complete, consistent in itself, and of that chain
+// and height (0: any). Signatures are not checked.
 func decodeLightBlock(body []byte, chainID string, height int64) (*types.LightBlock, error) {
 	if len(body) > MaxLightBlock {
 		return nil, fmt.Errorf("a light block of %d bytes is longer than %d", len(body), MaxLightBlock)
 	}
 	var lb *types.LightBlock
-	err := guard(func() error {
+	err := lightclient.Guard(func() error {
 		var pb cmtproto.LightBlock
 		if err := pb.Unmarshal(body); err != nil {
 			return err
@@ -74,7 +75,7 @@ func decodeLightBlock(body []byte, chainID string, height int64) (*types.LightBl
 		if lb, err = types.LightBlockFromProto(&pb); err != nil {
 			return err
 		}
-		return checkBasic(lb, chainID, height)
+		return lightclient.CheckBasic(lb, chainID, height)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("light block: %w", err)
@@ -82,21 +83,7 @@ func decodeLightBlock(body []byte, chainID string, height int64) (*types.LightBl
 	return lb, nil
 }
 
-// checkBasic is what a light block must be before a signature is looked at, wherever it comes from.
-func checkBasic(lb *types.LightBlock, chainID string, height int64) error {
-	if lb == nil {
-		return errors.New("it is empty")
-	}
-	if err := lb.ValidateBasic(chainID); err != nil {
-		return err
-	}
-	if height != 0 && lb.Height != height {
-		return fmt.Errorf("it is of height %d, not %d", lb.Height, height)
-	}
-	return nil
-}
-
-// encodeRange is the body of a request for the headers of count heights, from downwards.
+// encodeRange returns the body of a request for the headers of count heights, from from downwards.
 func encodeRange(from int64, count int) []byte {
 	return binary.BigEndian.AppendUint16(encodeHeight(from), uint16(count))
 }
@@ -114,7 +101,8 @@ func decodeRange(body []byte) (from int64, count int, err error) {
 	return from, count, nil
 }
 
-// appendHeader adds one to an answer: the signed header and the evidence in its block, each a length u32 and protobuf.
+// appendHeader appends one block to an answer: the signed header and the evidence in the block,
+// each as a length (u32) and protobuf. See docs/spec/lightblocks.md#requests.
 func appendHeader(to []byte, a Ancestor) ([]byte, error) {
 	header, err := a.SignedHeader.ToProto().Marshal()
 	if err != nil {
@@ -136,8 +124,9 @@ func appendHeader(to []byte, a Ancestor) ([]byte, error) {
 	return to, nil
 }
 
-// decodeHeaders reads an answer: headers of the heights from downwards, at least one and at most count, each consistent in itself and with the
-// evidence that it names. Whether they hang together and who signed is not checked.
+// decodeHeaders decodes an answer: headers of consecutive heights from from downwards, at least 1
+// and at most count, each consistent in itself and with the evidence that it names. Links between
+// them and signatures are not checked.
 func decodeHeaders(body []byte, chainID string, from int64, count int) ([]Ancestor, error) {
 	part := func() ([]byte, error) {
 		if len(body) < 4 || uint64(len(body)-4) < uint64(binary.BigEndian.Uint32(body)) {
@@ -149,7 +138,7 @@ func decodeHeaders(body []byte, chainID string, from int64, count int) ([]Ancest
 		return p, nil
 	}
 	var headers []Ancestor
-	err := guard(func() error {
+	err := lightclient.Guard(func() error {
 		for len(body) > 0 {
 			if len(headers) == count {
 				return fmt.Errorf("there are more than %d", count)
@@ -220,7 +209,7 @@ func decodeParams(body []byte) (types.ConsensusParams, error) {
 	if len(body) > MaxParams {
 		return params, fmt.Errorf("consensus parameters of %d bytes are longer than %d", len(body), MaxParams)
 	}
-	err := guard(func() error {
+	err := lightclient.Guard(func() error {
 		var pb cmtproto.ConsensusParams
 		if err := pb.Unmarshal(body); err != nil {
 			return err
@@ -245,13 +234,13 @@ func encodeEvidence(ev types.Evidence) ([]byte, error) {
 	return pb.Marshal()
 }
 
-// decodeEvidence reads evidence that is consistent in itself. Whether it proves anything is for the evidence pool to say.
+// decodeEvidence decodes evidence that is consistent in itself. The evidence pool must verify it.
 func decodeEvidence(body []byte) (types.Evidence, error) {
 	if len(body) > MaxEvidence {
 		return nil, fmt.Errorf("evidence of %d bytes is longer than %d", len(body), MaxEvidence)
 	}
 	var ev types.Evidence
-	err := guard(func() error {
+	err := lightclient.Guard(func() error {
 		var pb cmtproto.Evidence
 		if err := pb.Unmarshal(body); err != nil {
 			return err

@@ -8,6 +8,8 @@ import (
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/lightclient"
 )
 
 func TestHeights(t *testing.T) {
@@ -31,7 +33,7 @@ func TestLightBlockTravels(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, lb.Hash(), got.Hash())
 		require.Equal(t, lb.ValidatorSet.ProposerPriorityHash(), got.ValidatorSet.ProposerPriorityHash())
-		require.NoError(t, checkCommit(got))
+		require.NoError(t, lightclient.CheckCommit(got))
 
 		_, err = decodeLightBlock(body, testChain, lb.Height+1)
 		require.ErrorContains(t, err, "height")
@@ -42,7 +44,7 @@ func TestLightBlockTravels(t *testing.T) {
 	}
 }
 
-// The limit is far above what CometBFT's largest validator set needs.
+// The limit is well above the size of a light block of CometBFT's largest validator set.
 func TestLargestLightBlockFits(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 3, validators: 4})
 	lb := copyBlock(c.blocks[1])
@@ -61,7 +63,7 @@ func TestLargestLightBlockFits(t *testing.T) {
 	require.Less(t, len(body), MaxLightBlock)
 }
 
-// What CometBFT's conversion from protobuf would panic over.
+// CometBFT's conversion from protobuf would panic over these parameters.
 func TestIncompleteParamsAreRefused(t *testing.T) {
 	good := types.DefaultConsensusParams().ToProto()
 	body, err := good.Marshal()
@@ -89,7 +91,7 @@ func testEvidence(t testing.TB) types.Evidence {
 	return newEvidence(c.fork(8).blocks[7], c.blocks[7], c.blocks[6])
 }
 
-// FuzzDecoders: whatever arrives gives a value that encodes and decodes to itself, or an error.
+// FuzzDecoders: any input yields either an error or a value that encodes and decodes to itself.
 func FuzzDecoders(f *testing.F) {
 	c := sharedChain(chainOptions{heights: 12, validators: 4, turnover: 5})
 	for _, lb := range c.blocks[3:6] {
@@ -111,8 +113,8 @@ func FuzzDecoders(f *testing.F) {
 			same, err := decodeLightBlock(again, testChain, lb.Height)
 			require.NoError(t, err)
 			require.Equal(t, lb.Hash(), same.Hash())
-			_ = checkCommit(lb)
-			_ = guard(func() error { _, err := successor(lb.ValidatorSet, lb.ValidatorSet); return err })
+			_ = lightclient.CheckCommit(lb)
+			_ = lightclient.Guard(func() error { _, err := successor(lb.ValidatorSet, lb.ValidatorSet); return err })
 			sane(lb.ValidatorSet)
 			withoutWrongSignatures(lb)
 		}

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the image of a node: networks/build-image.sh [TAG]        (default: starling:latest)
 #
-# Go builds the programs here, not in a container: the image is FROM scratch, and needs nothing that this machine has to download.
-# PROGRAMS names other packages than the node's: the networks beside this file need the lying node and the relay, too. PREBUILT names
-# programs that are built already, statically.
+# Go builds the programs on this machine, not in a container: the image is FROM scratch, so nothing has to be downloaded.
+# PROGRAMS names further packages besides the node's: the networks in the subfolders also need the lying node and the relay.
+# PREBUILT names static programs that are already built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tag=${1:-starling:latest}
@@ -18,7 +18,7 @@ cp networks/Dockerfile "$context"
 if [ -n "${PREBUILT:-}" ]; then
   cp $PREBUILT "$context/bin/"
 else
-  CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/starling-kv/starling/node.Version=$version" \
+  CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/starling-kv/starling/node/buildinfo.Version=$version" \
     -o "$context/bin/" ${PROGRAMS:-./cmd/starlingd}
 fi
 docker build --quiet --label "org.opencontainers.image.version=$version" --tag "$tag" "$context"

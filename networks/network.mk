@@ -1,4 +1,4 @@
-# Targets of the networks beside this file, each of which has a Makefile that sets NETWORK and includes this.
+# Targets of the networks in the subfolders, each of which has a Makefile that sets NETWORK and includes this.
 
 COMPOSE  ?= $(shell if docker compose version >/dev/null 2>&1; then echo docker compose; else echo docker-compose; fi) --project-name starling-$(NETWORK)
 RPC      ?= http://127.0.0.1:26657
@@ -12,26 +12,26 @@ help: ## list the targets
 image: ## build the image
 	PROGRAMS='./cmd/starlingd ./e2e/byzantine $(PROGRAMS)' ../build-image.sh $(STARLING_IMAGE)
 
-homes: ## make the nodes' homes, where they are not there yet
+homes: ## create the nodes' homes unless they exist
 	go run ../homes --dir . --chain-id $(NETWORK)-1 $(HOMES)
 
 up: image homes ## start the validators and the peer that lies
 	$(COMPOSE) up -d
 
-join: ## let a node join that trusts the newest header of validator-0
+join: ## start a node that joins, trusting the newest header of validator-0
 	trusted=$$(../trusted-header.sh $(RPC)) && echo "$$trusted" && env $$trusted $(COMPOSE) --profile join up -d joiner
 
 monitor: ## start Prometheus, http://127.0.0.1:9090 (its image is fetched from the internet)
 	$(COMPOSE) --profile monitor up -d prometheus
 
-status: ## ask every node how far it is
+status: ## show the status of every node
 	@for node in validator-0 validator-1 validator-2 validator-3 joiner; do \
 	  $(COMPOSE) --profile join exec -T $$node /bin/starlingd status || true; echo; done
 
-logs: ## show what the nodes say, until Ctrl-C
+logs: ## follow the logs until Ctrl-C
 	$(COMPOSE) --profile join --profile monitor logs -f --tail 20
 
-down: ## stop all nodes; the next `make up` goes on from there
+down: ## stop all nodes; the next `make up` resumes from there
 	$(COMPOSE) --profile join --profile monitor down --volumes
 
 clean: down ## stop all nodes and remove their homes

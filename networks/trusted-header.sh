@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Prints TRUST_HEIGHT and TRUST_HASH of a node's newest header, once there are snapshots to join from: trusted-header.sh http://127.0.0.1:26657
 #
-# Whoever joins a network that is not his own takes this from somebody he believes, not from a peer.
+# To join a network that is not your own, take this from a source you trust, not from a peer.
 set -euo pipefail
 rpc=${1:?address of an RPC server}
-first_snapshot=${2:-20} # height; the header that is trusted must lead beyond it
+first_snapshot=${2:-20} # height; the trusted header must be above it
 for ((try = 0; try < 180; try++)); do
   status=$(curl -sf --max-time 5 "$rpc/status" | tr -d ' \n' || true)
   height=$(sed -nE 's/.*"latest_block_height":"([0-9]+)".*/\1/p' <<<"$status")

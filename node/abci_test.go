@@ -16,64 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
 )
-
-// stuck is an application whose FinalizeBlock takes as long as it is let.
-type stuck struct {
-	abci.BaseApplication
-	entered, leave chan struct{}
-}
-
-func (s *stuck) FinalizeBlock(context.Context, *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
-	close(s.entered)
-	<-s.leave
-	return &abci.ResponseFinalizeBlock{}, nil
-}
-
-func TestNoCallWaitsForABlock(t *testing.T) {
-	application := &stuck{entered: make(chan struct{}), leave: make(chan struct{})}
-	creator := clientCreator{application}
-	consensus, err := creator.NewABCIClient()
-	require.NoError(t, err)
-	other, err := creator.NewABCIClient()
-	require.NoError(t, err)
-	finished := make(chan error, 1)
-	go func() {
-		_, err := consensus.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{})
-		finished <- err
-	}()
-	<-application.entered
-	for _, client := range []abcicli.Client{other, consensus} { // each of these would wait for ever
-		_, err = client.Query(t.Context(), &abci.RequestQuery{})
-		require.NoError(t, err)
-		_, err = client.CheckTx(t.Context(), &abci.RequestCheckTx{})
-		require.NoError(t, err)
-		_, err = client.Info(t.Context(), &abci.RequestInfo{})
-		require.NoError(t, err)
-		_, err = client.LoadSnapshotChunk(t.Context(), &abci.RequestLoadSnapshotChunk{})
-		require.NoError(t, err)
-		_, err = client.CheckTxAsync(t.Context(), &abci.RequestCheckTx{})
-		require.NoError(t, err)
-	}
-	close(application.leave)
-	require.NoError(t, <-finished)
-}
-
-func TestCheckTxAsyncCallsBack(t *testing.T) {
-	client, err := clientCreator{abci.NewBaseApplication()}.NewABCIClient()
-	require.NoError(t, err)
-	var all []string
-	client.SetResponseCallback(func(req *abci.Request, res *abci.Response) {
-		require.NotNil(t, res.GetCheckTx())
-		all = append(all, string(req.GetCheckTx().Tx))
-	})
-	answer, err := client.CheckTxAsync(t.Context(), &abci.RequestCheckTx{Tx: []byte("one")})
-	require.NoError(t, err)
-	called := false
-	answer.SetCallback(func(*abci.Response) { called = true })
-	require.True(t, called)
-	require.Equal(t, []string{"one"}, all)
-}
 
 // serve runs the application on a unix socket, and connects as CometBFT does.
 func serve(t *testing.T, opts ABCIOptions) (*ABCIServer, abcicli.Client) {
@@ -81,7 +27,7 @@ func serve(t *testing.T, opts ABCIOptions) (*ABCIServer, abcicli.Client) {
 	dir, err := os.MkdirTemp("", "starling") // a unix socket's path must be short
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	opts.Address, opts.Config, opts.Logger = "unix://"+filepath.Join(dir, "s"), DefaultAppConfig(), log.NewNopLogger()
+	opts.Address, opts.Config, opts.Logger = "unix://"+filepath.Join(dir, "s"), config.DefaultApp(), log.NewNopLogger()
 	server, err := NewABCIServer(t.Context(), opts)
 	require.NoError(t, err)
 	client, err := abcicli.NewClient(opts.Address, opts.Transport, true)
@@ -91,9 +37,9 @@ func serve(t *testing.T, opts ABCIOptions) (*ABCIServer, abcicli.Client) {
 }
 
 func TestABCIServer(t *testing.T) {
-	home, _ := testHome(t, nil)
+	home, _ := nodetest.Home(t, nil)
 	genesis := filepath.Join(home, "config", "genesis.json")
-	doc, err := LoadGenesis(genesis)
+	doc, err := config.LoadGenesis(genesis)
 	require.NoError(t, err)
 	for _, transport := range []string{"socket", "grpc"} {
 		for _, known := range []bool{true, false} {
@@ -137,7 +83,7 @@ func TestABCIServer(t *testing.T) {
 type verbose struct{ abci.BaseApplication }
 
 func (verbose) FinalizeBlock(context.Context, *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
-	long := strings.Repeat("x", grpcMessageBytes/2)
+	long := strings.Repeat("x", config.GRPCMessageBytes/2)
 	return &abci.ResponseFinalizeBlock{
 		AppHash: []byte{1},
 		TxResults: []*abci.ExecTxResult{
@@ -148,11 +94,11 @@ func (verbose) FinalizeBlock(context.Context, *abci.RequestFinalizeBlock) (*abci
 }
 
 func TestResultsFitAGRPCMessage(t *testing.T) {
-	logs := new(logBuffer)
-	res, err := grpcApplication{verbose{}, logs.logger(t)}.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 5})
+	logs := new(nodetest.LogBuffer)
+	res, err := grpcApplication{verbose{}, logs.Logger(t)}.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 5})
 	require.NoError(t, err)
-	require.Less(t, res.Size(), grpcMessageBytes-grpcEnvelope)
-	require.True(t, logs.has("do not fit a gRPC message"))
+	require.Less(t, res.Size(), config.GRPCMessageBytes-config.GRPCEnvelope)
+	require.True(t, logs.Has("do not fit a gRPC message"))
 	// What validators hash is left as it was.
 	original, err := verbose{}.FinalizeBlock(t.Context(), nil)
 	require.NoError(t, err)
@@ -161,26 +107,27 @@ func TestResultsFitAGRPCMessage(t *testing.T) {
 }
 
 func TestASnapshotNeverReplacesAState(t *testing.T) {
-	home, _ := testHome(t, nil)
+	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
-	target := &restoring{zone: &stateZone{state: n.application.state}, app: n.application.App}
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
+	target := n.application.target
 	require.ErrorContains(t, target.Begin(1, nil), "there is a state at height")
 	require.Error(t, target.Write(0, nil))
 	require.NoError(t, target.Abort())
-	put(t, rpcOf(t, home), "b", "2")
+	nodetest.Put(t, nodetest.RPC(t, home), "b", "2")
 }
 
-// `starlingd abci` was killed after a restore and before CometBFT knew: CometBFT begins anew, with the application's state there.
+// `starlingd abci` was killed after a restore and before CometBFT knew: CometBFT begins anew, with
+// the application's state there.
 func TestASnapshotReplacesWhatAnInterruptedJoinLeft(t *testing.T) {
-	home, _ := testHome(t, nil)
+	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
 	_, v := latest(t, n.Application())
 	require.NoError(t, n.Stop())
 	asRestored(t, home)
 
-	a, err := NewApplication(ApplicationOptions{DataDir: filepath.Join(home, "data"), Config: DefaultAppConfig(), Logger: log.NewNopLogger()})
+	a, err := NewApplication(ApplicationOptions{DataDir: filepath.Join(home, "data"), Config: config.DefaultApp(), Logger: log.NewNopLogger()})
 	require.NoError(t, err)
 	defer a.Close()
 	require.Positive(t, a.Height())
@@ -213,19 +160,19 @@ func TestASnapshotReplacesWhatAnInterruptedJoinLeft(t *testing.T) {
 }
 
 func TestResetKeepsWhatLiesInTheData(t *testing.T) {
-	home, _ := testHome(t, nil)
-	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
-	config := load(t, home).CometBFT
-	_, err := Reset(config)
+	dir, _ := nodetest.Home(t, nil)
+	n := start(t, dir, log.NewNopLogger())
+	nodetest.Put(t, nodetest.RPC(t, dir), "a", "1")
+	config := nodetest.Load(t, dir).CometBFT
+	_, err := home.Reset(config)
 	require.ErrorContains(t, err, "nothing is removed")
 	require.NoError(t, n.Stop())
 
 	// Someone keeps the signing state inside a folder that goes.
-	moved := filepath.Join(home, "data", "cs.wal", "signed.json")
+	moved := filepath.Join(dir, "data", "cs.wal", "signed.json")
 	require.NoError(t, os.Rename(config.PrivValidatorStateFile(), moved))
 	config.PrivValidatorState = moved
-	_, err = Reset(config)
+	_, err = home.Reset(config)
 	require.ErrorContains(t, err, "lies in it")
 	require.FileExists(t, moved)
 }

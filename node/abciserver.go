@@ -20,18 +20,14 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
 )
 
-// ErrTransport: the transport does not exist, or cannot carry this chain's messages.
+// ErrTransport: the ABCI transport does not exist, or cannot carry this chain's messages.
 var ErrTransport = errors.New("transport")
-
-const (
-	// grpcMessageBytes is the largest message that gRPC receives where nothing else is set, as in CometBFT's client and server.
-	grpcMessageBytes = 4 << 20
-	// grpcEnvelope is what a message has beside a chunk, or a block's transactions: header, votes of the last commit,
-	// misbehaviour, tags and lengths of many small transactions.
-	grpcEnvelope = 256 << 10
-)
 
 // ABCIOptions say how to serve the application to another process.
 type ABCIOptions struct {
@@ -39,18 +35,18 @@ type ABCIOptions struct {
 	Transport   string // socket or grpc
 	Home        string
 	GenesisFile string // "": parameters come with InitChain, or with the state
-	Config      AppConfig
+	Config      config.App
 	Logger      log.Logger
 }
 
 // ABCIServer is the application, served to a CometBFT process.
 type ABCIServer struct {
 	application *Application
-	gate        *gate // what is served
+	served      *comet.Halter // the application, up to a last block
 	server      service.Service
 	log         log.Logger
 	failed      chan error
-	unwatch     context.CancelFunc // ends the look at the free disk space
+	unwatch     context.CancelFunc // ends the checks of free disk space
 }
 
 // NewABCIServer opens the state, listens, and serves until Stop.
@@ -58,7 +54,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	var genesis *cmttypes.GenesisDoc
 	if o.GenesisFile != "" {
 		var err error
-		if genesis, err = LoadGenesis(o.GenesisFile); err != nil {
+		if genesis, err = config.LoadGenesis(o.GenesisFile); err != nil {
 			return nil, err
 		}
 	}
@@ -73,8 +69,8 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
 		return nil, err
 	}
-	disk := newDiskWatch(o.Config.Storage.MinFreeBytes, dataDir, StateDir(dataDir), SnapshotsDir(dataDir))
-	err := disk.check()
+	watch := disk.NewWatch(o.Config.Storage.MinFreeBytes, dataDir, config.StateDir(dataDir), config.SnapshotsDir(dataDir))
+	err := watch.Check()
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +87,8 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.gate = &gate{Application: s.application, halt: o.Config.HaltHeight, canGoOn: s.application.CanGoOn, stop: fail}
-	err = checkHalt(s.gate.halt, s.application.Height())
+	s.served = comet.NewHalter(s.application, o.Config.HaltHeight, s.application.CanGoOn, fail)
+	err = comet.CheckHalt(o.Config.HaltHeight, s.application.Height())
 	if err == nil {
 		err = s.listen(ctx, o, network, address)
 	}
@@ -101,15 +97,16 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	}
 	watched, cancel := context.WithCancel(context.Background())
 	s.unwatch = cancel
-	go disk.run(watched, fail)
+	go watch.Run(watched, fail)
 	height := s.application.Height()
 	o.Logger.Info("Starling application started", "address", o.Address, "transport", o.Transport, "height", height,
-		"version", BuildVersions().Starling, "home", o.Home)
+		"version", buildinfo.Read().Starling, "home", o.Home)
 	return s, nil
 }
 
-// grpcApplication keeps the answer to FinalizeBlock within a gRPC message: events and logs of many small transactions can be
-// longer than the block. No validator hashes them (types.NewResults takes code, data and gas), so a node may do without.
+// grpcApplication keeps answers within a gRPC message: events and logs of many small transactions
+// can be longer than their block. No validator hashes them (types.NewResults takes code, data and
+// gas), so that a node may leave them out.
 type grpcApplication struct {
 	abci.Application
 	log log.Logger
@@ -117,7 +114,7 @@ type grpcApplication struct {
 
 func (a grpcApplication) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	res, err := a.Application.FinalizeBlock(ctx, req)
-	if err != nil || res.Size() <= grpcMessageBytes-grpcEnvelope {
+	if err != nil || res.Size() <= config.GRPCMessageBytes-config.GRPCEnvelope {
 		return res, err
 	}
 	a.log.Error("The results of a block do not fit a gRPC message: this node leaves out its events, logs and codespaces, so that its index and its subscribers miss them. "+
@@ -129,10 +126,10 @@ func (a grpcApplication) FinalizeBlock(ctx context.Context, req *abci.RequestFin
 	return res, nil
 }
 
-// ListSnapshots leaves out the oldest snapshots where their manifests together do not fit.
+// ListSnapshots leaves out the oldest snapshots if all manifests together do not fit.
 func (a grpcApplication) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	res, err := a.Application.ListSnapshots(ctx, req)
-	for err == nil && res.Size() > grpcMessageBytes-grpcEnvelope && len(res.Snapshots) > 0 {
+	for err == nil && res.Size() > config.GRPCMessageBytes-config.GRPCEnvelope && len(res.Snapshots) > 0 {
 		res.Snapshots = res.Snapshots[:len(res.Snapshots)-1] // newest first
 	}
 	return res, err
@@ -161,41 +158,42 @@ func checkTransport(transport string, genesis *cmttypes.GenesisDoc) error {
 		return fmt.Errorf("%w %q does not exist: it is socket or grpc", ErrTransport, transport)
 	}
 	if genesis == nil {
-		return fmt.Errorf("%w grpc needs the genesis file, to know whether this chain's messages fit its %d bytes: give --genesis, or %s", ErrTransport, grpcMessageBytes, remedy)
+		return fmt.Errorf("%w grpc needs the genesis file, to know whether this chain's messages fit its %d bytes: give --genesis, or %s", ErrTransport, config.GRPCMessageBytes, remedy)
 	}
 	state, err := app.ParseGenesis(genesis.AppState)
 	if err != nil {
 		return err
 	}
 	// A chunk is at most B long, or one leaf.
-	if chunk := max(state.ChunkBytes, avlstar.RecordBytes(avlstar.MaxKeyBytes, avlstar.MaxValueBytes)); chunk > grpcMessageBytes-grpcEnvelope {
-		return fmt.Errorf("%w grpc carries messages of %d bytes, chunks of this chain have up to %d (chunk_bytes): %s", ErrTransport, grpcMessageBytes, chunk, remedy)
+	if chunk := max(state.ChunkBytes, avlstar.RecordBytes(avlstar.MaxKeyBytes, avlstar.MaxValueBytes)); chunk > config.GRPCMessageBytes-config.GRPCEnvelope {
+		return fmt.Errorf("%w grpc carries messages of %d bytes, chunks of this chain have up to %d (chunk_bytes): %s", ErrTransport, config.GRPCMessageBytes, chunk, remedy)
 	}
 	block := genesis.ConsensusParams.Block.MaxBytes
-	if block == -1 || block > grpcMessageBytes-grpcEnvelope {
+	if block == -1 || block > config.GRPCMessageBytes-config.GRPCEnvelope {
 		return fmt.Errorf("%w grpc carries messages of %d bytes, blocks of this chain have up to %d (consensus_params.block.max_bytes; %d would fit): %s",
-			ErrTransport, grpcMessageBytes, block, grpcMessageBytes-grpcEnvelope, remedy)
+			ErrTransport, config.GRPCMessageBytes, block, config.GRPCMessageBytes-config.GRPCEnvelope, remedy)
 	}
 	return nil
 }
 
-// listen starts the server. A unix socket that nobody listens on any more (its process was killed) is removed first.
+// listen starts the server. A unix socket that no process listens on any more (it was killed) is
+// removed first.
 func (s *ABCIServer) listen(ctx context.Context, o ABCIOptions, network, address string) (err error) {
 	if network == "unix" {
 		if err := removeStale(ctx, address); err != nil {
 			return err
 		}
 	}
-	var served abci.Application = s.gate
+	var served abci.Application = s.served
 	if o.Transport == "grpc" {
-		served = grpcApplication{s.gate, o.Logger}
+		served = grpcApplication{s.served, o.Logger}
 	}
 	if s.server, err = server.NewServer(o.Address, o.Transport, served); err != nil {
 		return err
 	}
 	s.server.SetLogger(o.Logger.With("module", "abci"))
 	if err := s.server.Start(); err != nil {
-		return addressError("address", o.Address, err)
+		return config.AddressError("address", o.Address, err)
 	}
 	return nil
 }
@@ -206,19 +204,19 @@ func removeStale(ctx context.Context, path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("%w on unix://%s: %w", ErrAddress, path, err)
+		return fmt.Errorf("%w on unix://%s: %w", config.ErrAddress, path, err)
 	}
 	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("%w on unix://%s: it is no socket: give --address another path", ErrAddress, path)
+		return fmt.Errorf("%w on unix://%s: it is no socket: give --address another path", config.ErrAddress, path)
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
 		conn.Close()
-		return fmt.Errorf("%w on unix://%s: another program listens there: stop it, or give --address another path", ErrAddress, path)
+		return fmt.Errorf("%w on unix://%s: another program listens there: stop it, or give --address another path", config.ErrAddress, path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%w on unix://%s: %w", ErrAddress, path, err)
+		return fmt.Errorf("%w on unix://%s: %w", config.ErrAddress, path, err)
 	}
 	return os.Remove(path)
 }

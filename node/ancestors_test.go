@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"testing"
-	"time"
 
 	dbm "github.com/cometbft/cometbft-db"
 	cfg "github.com/cometbft/cometbft/config"
@@ -12,29 +11,30 @@ import (
 	"github.com/cometbft/cometbft/evidence"
 	"github.com/cometbft/cometbft/privval"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
-	cmtversion "github.com/cometbft/cometbft/proto/tendermint/version"
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/store"
 	cmttypes "github.com/cometbft/cometbft/types"
-	"github.com/cometbft/cometbft/version"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// A node joins. Then validators prove that one of them signed two blocks of one height, or a block for a light client that is not the chain's, at
-// heights before the snapshot: the joiner knows who could sign there and when, accepts the block with the evidence, and goes on.
+// A node joins. Then validators prove that one of them signed two blocks of one height, or a block
+// for a light client that is not the chain's, at heights before the snapshot: the joiner knows who
+// could sign there and when, accepts the block with the evidence, and continues.
 func TestJoinerAcceptsEvidenceAboutHeightsBeforeItsSnapshot(t *testing.T) {
+	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 10)
-	validator := privval.LoadFilePV(load(t, home).CometBFT.PrivValidatorKeyFile(), load(t, home).CometBFT.PrivValidatorStateFile())
+	validator := privval.LoadFilePV(nodetest.Load(t, home).CometBFT.PrivValidatorKeyFile(), nodetest.Load(t, home).CometBFT.PrivValidatorStateFile())
 	key := validator.Key.PrivKey.(ed25519.PrivKey)
 	old := doubleVote(t, n, key, 1)
 	before := commitEvidence(t, home, n, old)
 	untilSnapshot(t, n, before)
-	logs := new(logBuffer)
+	logs := new(nodetest.LogBuffer)
 	joiner := fastJoiner(t, home, n, first, nil)
-	j := start(t, joiner, logs.logger(t))
-	require.True(t, logs.has("Fetched the headers that evidence may be about"))
+	j := start(t, joiner, logs.Logger(t))
+	require.True(t, logs.Has("Fetched the headers that evidence may be about"))
 	follows(t, j, n)
 	base := j.Comet().BlockStore().Base()
 	require.Greater(t, base, before)
@@ -57,19 +57,20 @@ func TestJoinerAcceptsEvidenceAboutHeightsBeforeItsSnapshot(t *testing.T) {
 
 	// The same in a block.
 	with := commitEvidence(t, home, n, doubleVote(t, n, key, base-1))
-	until(t, "the joiner beyond it", func() bool { return j.Application().Height() > with })
-	requireSameHashes(t, j)
+	nodetest.Until(t, "the joiner beyond it", func() bool { return j.Application().Height() > with })
+	nodetest.SameHashes(t, j.Application(), j.Comet)
 }
 
 // Headers are fetched as far as the operator wants: none is a choice, too.
 func TestJoinWithoutHeadersForEvidence(t *testing.T) {
+	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 10)
 	untilSnapshot(t, n, 4)
 	for most, logged := range map[int64]bool{0: false, 2: true} {
-		logs := new(logBuffer)
-		j := start(t, fastJoiner(t, home, n, first, func(_ *cfg.Config, a *AppConfig) { a.Join.EvidenceHeaders = most }), logs.logger(t))
+		logs := new(nodetest.LogBuffer)
+		j := start(t, fastJoiner(t, home, n, first, func(_ *cfg.Config, a *config.App) { a.Join.EvidenceHeaders = most }), logs.Logger(t))
 		follows(t, j, n)
-		require.Equal(t, logged, logs.has("Fetched the headers that evidence may be about"))
+		require.Equal(t, logged, logs.Has("Fetched the headers that evidence may be about"))
 		blocks := j.Comet().BlockStore()
 		for back := int64(1); back <= 3; back++ {
 			require.Equal(t, back <= most, blocks.LoadBlockMeta(blocks.Base()-back) != nil, "%d of %d", back, most)
@@ -81,7 +82,7 @@ func TestJoinWithoutHeadersForEvidence(t *testing.T) {
 // untilSnapshot waits for a snapshot above a height that can be joined at.
 func untilSnapshot(t *testing.T, n *Node, above int64) {
 	t.Helper()
-	until(t, "a snapshot", func() bool {
+	nodetest.Until(t, "a snapshot", func() bool {
 		heights := n.application.snapshots.Heights()
 		return len(heights) > 0 && heights[len(heights)-1] > above && n.Comet().BlockStore().Height() > heights[len(heights)-1]+2
 	})
@@ -91,9 +92,9 @@ func untilSnapshot(t *testing.T, n *Node, above int64) {
 func commitEvidence(t *testing.T, home string, n *Node, ev cmttypes.Evidence) (height int64) {
 	t.Helper()
 	from := n.Comet().BlockStore().Height()
-	_, err := rpcOf(t, home).BroadcastEvidence(t.Context(), ev)
+	_, err := nodetest.RPC(t, home).BroadcastEvidence(t.Context(), ev)
 	require.NoError(t, err)
-	until(t, "a block with the evidence", func() bool {
+	nodetest.Until(t, "a block with the evidence", func() bool {
 		for h := from; h <= n.Comet().BlockStore().Height() && height == 0; h++ {
 			if block := n.Comet().BlockStore().LoadBlock(h); block != nil && block.Evidence.Evidence.Has(ev) {
 				height = h
@@ -119,7 +120,7 @@ func databaseOf(t *testing.T, n *Node, id string) dbm.DB {
 	t.Helper()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	db, err := n.mu.databases.provide(&cfg.DBContext{ID: id, Config: n.config.CometBFT})
+	db, err := n.databases.DB(id)
 	require.NoError(t, err)
 	return db
 }
@@ -146,7 +147,8 @@ func doubleVote(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmtty
 	return ev
 }
 
-// attack is proof that the validator signed a block in the same round as the chain's, to deceive a light client.
+// attack is proof that the validator signed a block in the same round as the chain's, to deceive a
+// light client.
 func attack(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.LightClientAttackEvidence {
 	t.Helper()
 	blocks := n.Comet().BlockStore()
@@ -168,59 +170,4 @@ func attack(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.
 	ev.ByzantineValidators = ev.GetByzantineValidators(set, trusted)
 	require.Len(t, ev.ByzantineValidators, 1)
 	return ev
-}
-
-// What is written is what CometBFT's own stores read: across changes of validators, and across the heights where they expect a whole set.
-func TestAncestorsAsCometReadsThem(t *testing.T) {
-	const top, count = checkpointInterval + 3, 8
-	set := func(powers ...int64) *cmttypes.ValidatorSet {
-		var members []*cmttypes.Validator
-		for i, power := range powers {
-			members = append(members, cmttypes.NewValidator(ed25519.GenPrivKeyFromSecret([]byte{byte(i)}).PubKey(), power))
-		}
-		return cmttypes.NewValidatorSet(members)
-	}
-	one, two := set(10, 20, 30), set(10, 25, 30, 1)
-	var found []lightblocks.Ancestor
-	for i := range int64(count) {
-		height := top - i
-		validators := two
-		if height%4 == 0 || height > checkpointInterval { // 100003…100000 and 99996 are of one set
-			validators = one
-		}
-		header := &cmttypes.Header{
-			Version: cmtversion.Consensus{Block: version.BlockProtocol},
-			ChainID: "test-chain", Height: height, Time: time.Unix(height, 0).UTC(), ValidatorsHash: validators.Hash(),
-			LastBlockID:     cmttypes.BlockID{Hash: make([]byte, 32), PartSetHeader: cmttypes.PartSetHeader{Total: 1, Hash: make([]byte, 32)}},
-			ProposerAddress: validators.Validators[0].Address,
-		}
-		commit := &cmttypes.Commit{
-			Height: height, Round: 3,
-			BlockID:    cmttypes.BlockID{Hash: header.Hash(), PartSetHeader: cmttypes.PartSetHeader{Total: 7, Hash: make([]byte, 32)}},
-			Signatures: []cmttypes.CommitSig{cmttypes.NewCommitSigAbsent()},
-		}
-		found = append(found, lightblocks.Ancestor{SignedHeader: &cmttypes.SignedHeader{Header: header, Commit: commit}, Validators: validators})
-	}
-	blockDB, stateDB, evidenceDB := dbm.NewMemDB(), dbm.NewMemDB(), dbm.NewMemDB()
-	for range 2 { // as after a kill
-		require.NoError(t, saveAncestors(blockDB, stateDB, evidenceDB, found))
-	}
-	blocks, states := store.NewBlockStore(blockDB), sm.NewStore(stateDB, sm.StoreOptions{})
-	require.True(t, blocks.IsEmpty(), "there are no blocks")
-	for i, a := range found {
-		meta := blocks.LoadBlockMeta(a.Height)
-		require.NotNil(t, meta)
-		require.Equal(t, a.Commit.BlockID, meta.BlockID)
-		require.Equal(t, a.Hash().Bytes(), meta.Header.Hash().Bytes())
-		require.Equal(t, a.Commit, blocks.LoadBlockCommit(a.Height))
-		require.Nil(t, blocks.LoadBlock(a.Height))
-		validators, err := states.LoadValidators(a.Height)
-		if i == 0 {
-			require.Error(t, err, "CometBFT's state has them")
-			continue
-		}
-		require.NoError(t, err)
-		require.Equal(t, a.Validators.Hash(), validators.Hash(), "height %d", a.Height)
-	}
-	require.Nil(t, blocks.LoadBlockMeta(top-count))
 }

@@ -3,8 +3,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -14,53 +12,62 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/sgc"
+	"github.com/starling-kv/starling/treestore"
 )
 
-// ErrNoBlocks: there is a state that blocks led to, but the blocks are gone.
+// ErrNoBlocks: there is a state that was computed from blocks, but the blocks are gone.
 var ErrNoBlocks = errors.New("the blocks are missing")
 
 // ApplicationOptions say how to make an application.
 type ApplicationOptions struct {
-	DataDir string // where state zone and snapshots lie
-	Config  AppConfig
+	DataDir string // contains state zone and snapshots
+	Config  config.App
 	Logger  log.Logger
 	Genesis *cmttypes.GenesisDoc // nil: parameters come with InitChain, or with the state
 	Metrics prometheus.Registerer
-	Failed  func(error) // told of a state that does not become durable, after which the node must stop
-	Cache   *sgc.Cache  // shared with the block zone; nil: one of its own
-	// NoBlocks: CometBFT has nothing that a state could go on from. Hint says why that may be.
+	// Failed is called with the error of a state that cannot become durable. The node must then
+	// stop.
+	Failed func(error)
+	Cache  *sgc.Cache // shared with the block zone; nil: one of its own
+	// NoBlocks: CometBFT has nothing that a state could continue from. Hint is added to the error
+	// about it.
 	NoBlocks bool
 	Hint     string
 	// BlocksFrom is the first block that CometBFT has; 0: not known.
 	BlocksFrom int64
-	// KeepRestored: a restored state that no block belongs to is not removed, but gone on from by the next join.
+	// KeepRestored: a restored state that no block belongs to is kept, for the next join to resume.
 	KeepRestored bool
 
-	fs vfs.FS // of the state zone, nil: the operating system's
+	fs vfs.FS // of the state zone; nil: the operating system's
 }
 
-// Application is the ABCI application with its storage and state sync, for a node and for `starlingd abci`.
+// Application is the ABCI application with its storage and state sync, for a node and for
+// `starlingd abci`. Its fields do not change.
 type Application struct {
 	*app.App
 	snapshots *statesync.Manager
-	state     *storage.State
+	state     *storage.Zone
+	store     *treestore.Store
 	cache     *sgc.Cache
 	joined    *atomic.Int64 // height of the state that was restored; 0: none
-	restoring *restoring
-	// target is restoring, as package statesync sees it.
-	target   fastsync.Target
-	interval int64 // of snapshots, as the genesis file says; 0: not known
-	metrics  *statesync.Metrics
+	target    treestore.Target
+	interval  int64 // of snapshots, as the genesis file says; 0: not known
+	metrics   *statesync.Metrics
 }
 
-// NewApplication opens the state zone, rebuilds the tree and wires the parts together. Close releases them.
+// NewApplication opens the state zone, rebuilds the tree and connects the parts. Close releases
+// them.
 func NewApplication(o ApplicationOptions) (*Application, error) {
 	if o.Cache == nil {
-		o.Cache = o.Config.Storage.newCache()
+		o.Cache = sgc.New(o.Config.Storage.CacheBytes())
 	}
 	state, err := openState(o)
 	if err != nil {
@@ -73,38 +80,27 @@ func NewApplication(o ApplicationOptions) (*Application, error) {
 	return a, nil
 }
 
-func openState(o ApplicationOptions) (*storage.State, error) {
+func openState(o ApplicationOptions) (*storage.Zone, error) {
 	c := o.Config.Storage
-	return storage.Open(StateDir(o.DataDir), storage.Options{
-		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: endProcess,
-		CacheBytes: c.databaseCache(), PinDir: SnapshotsDir(o.DataDir),
+	return storage.Open(config.StateDir(o.DataDir), storage.Options{
+		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess,
+		CacheBytes: c.DatabaseCache(), PinDir: config.SnapshotsDir(o.DataDir),
 		FlushBlocks: c.FlushBlocks, FlushBytes: c.FlushBytes, FlushInterval: c.FlushInterval,
 		MaxLagBlocks: c.MaxLagBlocks, MaxLagBytes: c.MaxLagBytes, Generations: !c.StateInMemory,
 	})
 }
 
-// endProcess is for a database that can neither go on nor close: its log or its list of files could not be written. It has said so in
-// the log. What was durable is there after a restart, and the blocks bring back the rest.
-func endProcess(err error) {
-	if IsDiskFull(err) {
-		os.Exit(exitDiskFull)
-	}
-	os.Exit(1)
-}
-
-// exitDiskFull is starlingd's exit status for a full disk.
-const exitDiskFull = 5
-
-func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
-	if err := checkInterrupted(state); err != nil {
+func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
+	if err := treestore.CheckInterrupted(state); err != nil {
 		return nil, err
 	}
 	if meta, ok := state.Meta(); ok && o.NoBlocks {
 		if !meta.Restored {
-			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases beside it in %s are empty%s: put them back, or start over with `starlingd unsafe-reset-all`",
+			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases beside it in %q are empty%s: put them back, or start over with `starlingd unsafe-reset-all`",
 				ErrNoBlocks, meta.Height, o.DataDir, o.Hint)
 		}
-		// Left by a join that ended after the state was there and before CometBFT knew: no block leads on from it.
+		// An interrupted join has left it, after the state was complete and before CometBFT was
+		// told: no block follows it.
 		if !o.KeepRestored {
 			o.Logger.Info("Removing a state that no block belongs to: a join was interrupted", "height", meta.Height)
 			if err := state.Reset(); err != nil {
@@ -113,7 +109,7 @@ func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
 		}
 	}
 	var (
-		zone         = &stateZone{state: state, log: o.Logger.With("module", "storage"), failed: o.Failed}
+		store        = treestore.Options{Zone: state, Logger: o.Logger.With("module", "storage"), Failed: o.Failed}
 		appMetrics   = app.NopMetrics()
 		syncMetrics  *statesync.Metrics
 		interval     int64
@@ -124,77 +120,80 @@ func wire(o ApplicationOptions, state *storage.State) (*Application, error) {
 		if genesisState, err = app.ParseGenesis(o.Genesis.AppState); err != nil {
 			return nil, err
 		}
-		zone.chainID, interval = o.Genesis.ChainID, genesisState.SnapshotInterval
+		store.ChainID, interval = o.Genesis.ChainID, genesisState.SnapshotInterval
 	}
 	if o.Metrics != nil {
 		appMetrics, syncMetrics = app.NewMetrics(o.Metrics), statesync.NewMetrics("starling", o.Metrics)
 	}
 	if !o.Config.Storage.StateInMemory {
-		zone.pages = &pages{zone: state, cache: o.Cache, failed: o.Failed, log: zone.log}
+		store.Cache = o.Cache
 	}
-	newest, err := newestAppVersion()
+	newest, err := buildinfo.NewestAppVersion()
 	if err != nil {
 		return nil, err
 	}
+	trees := treestore.New(store)
 	application, err := app.New(app.Options{
-		Logger: o.Logger.With("module", "app"), Store: zone, ChainID: zone.chainID,
+		Logger: o.Logger.With("module", "app"), Store: trees, ChainID: store.ChainID,
 		KeepRecent: o.Config.State.KeepRecent, RetainBlocks: o.Config.State.RetainBlocks,
-		Version: BuildVersions().Starling, NewestVersion: newest, Metrics: appMetrics,
+		Version: buildinfo.Read().Starling, NewestVersion: newest, Metrics: appMetrics,
 	})
 	if err != nil {
 		return nil, err
 	}
-	joined := new(atomic.Int64)
-	target := &restoring{zone: zone, app: application, done: joined.Store}
-	var into fastsync.Target = target
-	if zone.pages != nil {
-		into = pagedRestoring{target}
-	}
-	manager := statesync.NewManager(statesync.Options{
-		Logger: o.Logger.With("module", "snapshots"), Target: into,
-		Interval: interval, Keep: o.Config.Snapshots.Keep, Metrics: syncMetrics,
-		OpenPin: zone.openPin, BlocksFrom: o.BlocksFrom,
+	var (
+		joined  = new(atomic.Int64)
+		manager *statesync.Manager
+	)
+	target := trees.JoinTarget(treestore.JoinOptions{
+		Application: application, Known: func(p app.Params) { manager.SetInterval(p.SnapshotInterval) }, Done: joined.Store,
 	})
-	target.known = func(p app.Params) { manager.SetInterval(p.SnapshotInterval) }
-	zone.snapshots = manager
+	manager = statesync.NewManager(statesync.Options{
+		Logger: o.Logger.With("module", "snapshots"), Target: target,
+		Interval: interval, Keep: o.Config.Snapshots.Keep, Metrics: syncMetrics,
+		OpenPin: trees.OpenPin, BlocksFrom: o.BlocksFrom,
+	})
+	trees.SetSnapshots(manager)
 	for _, pin := range state.Pins() {
 		manager.AddStored(pin.Height, pin.Data)
 	}
 	application.SetSnapshots(&snapshots{Manager: manager, app: application, state: state, known: interval > 0})
 	return &Application{
-		App: application, snapshots: manager, state: state, cache: o.Cache, joined: joined,
-		restoring: target, target: into, interval: interval, metrics: syncMetrics,
+		App: application, snapshots: manager, state: state, store: trees, cache: o.Cache, joined: joined,
+		target: target, interval: interval, metrics: syncMetrics,
 	}, nil
 }
 
-// Target is where a join puts the state of an application that has none, and where it resumes.
+// Target is where a join writes the state, and where it resumes.
 func (a *Application) Target() fastsync.Target { return a.target }
 
-// Snapshots serves the states that are pinned.
+// Snapshots returns the manager that serves the pinned states.
 func (a *Application) Snapshots() *statesync.Manager { return a.snapshots }
 
-// paged says that not all of the state is in memory.
-func (a *Application) paged() bool { return a.restoring.zone.pages != nil }
+// joinState is the application in the form that package join uses.
+type joinState struct{ *Application }
 
-// StateDir is where the state zone of a home folder lies, given CometBFT's data folder.
-func StateDir(dataDir string) string { return filepath.Join(dataDir, "state") }
+var _ join.State = joinState{}
 
-// SnapshotsDir is where the snapshots of a home folder lie that survive a restart.
-func SnapshotsDir(dataDir string) string { return filepath.Join(dataDir, "snapshots") }
+func (s joinState) Stored() (storage.Meta, bool) { return s.state.Meta() }
+func (s joinState) Paged() bool                  { return s.store.Paged() }
+func (s joinState) Replace()                     { s.target.Replace() }
+func (s joinState) SnapshotInterval() int64      { return s.interval }
 
-// StopJoining ends a restore that is under way, so that no snapshot call waits any longer. No snapshot is served afterwards.
+// StopJoining ends a restore, so that no snapshot call waits any longer. No snapshot is served
+// afterwards.
 func (a *Application) StopJoining() error { return a.snapshots.Close() }
 
-// Close makes durable what waits and releases the state zone. No call may be under way.
+// Close makes durable what waits and closes the state zone. No call may be in progress.
 func (a *Application) Close() error { return errors.Join(a.snapshots.Close(), a.state.Close()) }
 
-// snapshots is the Manager, which learns the snapshot interval from the first state it sees where no genesis file told it, and says
-// what the state zone need not keep any more.
+// snapshots is the Manager, which takes the snapshot interval from the first state if there is no
+// genesis file. It tells the state zone which states need not be kept any more.
 type snapshots struct {
 	*statesync.Manager
 	app   *app.App
-	state *storage.State
-	known bool // touched by Committed only, which comes in order
+	state *storage.Zone
+	known bool // used by Committed only, whose calls follow one another
 }
 
 var _ app.Snapshots = (*snapshots)(nil)

@@ -18,6 +18,9 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statesync/scheduler"
 	"github.com/starling-kv/starling/transport/transporttest"
@@ -69,25 +72,26 @@ func (v views) Peers() (peers []fastsync.PeerView) {
 	return peers
 }
 
-// What a node counts is what docs/metrics.md says: names, types, labels and help. -update-metrics writes it.
+// What a node counts is what docs/metrics.md says: names, types, labels and help. -update-metrics
+// writes it.
 func TestMetricsAreDocumented(t *testing.T) {
 	registerer, gatherer := prometheus.DefaultRegisterer, prometheus.DefaultGatherer
 	t.Cleanup(func() { prometheus.DefaultRegisterer, prometheus.DefaultGatherer = registerer, gatherer })
 	registry := prometheus.NewRegistry()
 	prometheus.DefaultRegisterer, prometheus.DefaultGatherer = registry, registry
 
-	port := freePorts(t, 1)[0]
-	home, _ := testHome(t, func(o *InitOptions) {
+	port := nodetest.FreePorts(t, 1)[0]
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		edit := o.Edit
-		o.Edit = func(c *cfg.Config, a *AppConfig) {
+		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			c.Instrumentation.Prometheus, c.Instrumentation.PrometheusListenAddr = true, fmt.Sprintf("127.0.0.1:%d", port)
 		}
 	})
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
 	url := fmt.Sprintf("http://127.0.0.1:%d/metrics", port)
-	until(t, "the metrics server is up", func() bool {
+	nodetest.Until(t, "the metrics server is up", func() bool {
 		resp, err := http.Get(url) //nolint:noctx // a test
 		if err != nil {
 			return false

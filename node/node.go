@@ -4,27 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
+	"net"
+	"net/http"
 	"sync"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
-	"github.com/cometbft/cometbft/blocksync"
-	cfg "github.com/cometbft/cometbft/config"
-	"github.com/cometbft/cometbft/consensus"
-	cmtjson "github.com/cometbft/cometbft/libs/json"
 	"github.com/cometbft/cometbft/libs/log"
-	"github.com/cometbft/cometbft/mempool"
 	cometnode "github.com/cometbft/cometbft/node"
 	"github.com/cometbft/cometbft/p2p"
-	"github.com/cometbft/cometbft/privval"
-	"github.com/cometbft/cometbft/proxy"
-	"github.com/cometbft/cometbft/state"
-	"github.com/cometbft/cometbft/statesync"
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statuspage"
 	"github.com/starling-kv/starling/storage/blocks"
@@ -32,10 +29,11 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// stopTimeout bounds a clean stop; CometBFT's parts need well under a second.
+// stopTimeout limits a clean stop. CometBFT's parts need well under a second.
 const stopTimeout = 30 * time.Second
 
-// ErrStop: the node did not stop in time. Nothing is lost: a start after it is a start after a crash.
+// ErrStop: the node did not stop in time. Nothing is lost: the next start recovers as after a
+// crash.
 var ErrStop = errors.New("the node did not stop in time")
 
 // Option changes how a node is made.
@@ -44,73 +42,75 @@ type Option func(*options)
 type options struct {
 	wrap          func(abci.Application) abci.Application
 	wrapTransport func(transport.Handler) transport.Handler
-	progress      func(JoinProgress)
+	progress      func(join.Progress)
 	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
+	joinTimes     join.Times // of tests
 }
 
-// WithPrivValidator puts a signer of the caller's before the one that config.toml and the home folder name, anew for each CometBFT that the node
-// makes. It is for tests and embedders: what protects a validator from signing twice is in the one that is wrapped.
+// WithPrivValidator wraps the signer that config.toml and the home folder name, each time that the
+// node makes a CometBFT. It is for tests and embedders: the protection against signing twice is in
+// the signer that is wrapped.
 func WithPrivValidator(wrap func(cmttypes.PrivValidator) cmttypes.PrivValidator) Option {
 	return func(o *options) { o.wrapValidator = wrap }
 }
 
-// WithTransport puts a handler of the caller's between joining nodes and the real one.
+// WithTransport wraps the handler of requests from joining nodes.
 func WithTransport(wrap func(transport.Handler) transport.Handler) Option {
 	return func(o *options) { o.wrapTransport = wrap }
 }
 
-// WithJoinProgress has f called, one call at a time, while the node joins over the transport.
-func WithJoinProgress(f func(JoinProgress)) Option {
+// WithJoinProgress calls f, one call at a time, while the node joins over the transport.
+func WithJoinProgress(f func(join.Progress)) Option {
 	return func(o *options) { o.progress = f }
 }
 
-// WithApp puts an application of the caller's between CometBFT and the real one.
+// WithApp wraps the application that CometBFT calls.
 func WithApp(wrap func(abci.Application) abci.Application) Option {
 	return func(o *options) { o.wrap = wrap }
 }
 
-// Node is a member of a network: CometBFT and the application in one process.
+// Node is a member of a network: CometBFT and the application in one process. Unless its comment
+// says otherwise, a field is set by New, before other goroutines use it, and does not change
+// afterwards.
 type Node struct {
-	config        *Config
-	log           log.Logger
-	genesis       *cmttypes.GenesisDoc
-	nodeKey       *p2p.NodeKey
-	validator     cmttypes.PrivValidator
-	signer        *remoteSigner                                       // nil: the validator's key is in the home
-	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator // nil: it is taken as it is
-	cache         *sgc.Cache                                          // of the block zone and the state zone
-	application   *Application
-	gate          *gate // what CometBFT sees
-	metrics       cometnode.MetricsProvider
+	config    *config.Config
+	log       log.Logger
+	genesis   *cmttypes.GenesisDoc
+	nodeKey   *p2p.NodeKey
+	signer    *comet.RemoteSigner // nil: the validator's key is in the home
+	cache     *sgc.Cache          // of the block zone and the state zone
+	databases *comet.Databases    // CometBFT's; open but between two CometBFTs
+	// instance is CometBFT. It and application are set before the status page, the transport and
+	// metrics can use the node; after a New that failed, they may be nil.
+	instance    *comet.Instance
+	application *Application
 
 	serving          serving
 	transportMetrics *transportMetrics // nil: none
-	joinProgress     func(JoinProgress)
-	joinView         fastsync.View      // what others see of a join over the transport
-	status           *statuspage.Server // nil: none
-	have             progress           // of CometBFT, when the home was opened
-	way              fastWay            // what Start has to do over the transport, before there is a CometBFT
+	// joinView is the progress of a join over the transport; it does its own locking.
+	joinView    fastsync.View
+	joinOptions join.Options // for the join, if way is not None
+	// way is what Start does over the transport before CometBFT is made.
+	way    join.Way
+	status *statuspage.Server // nil: none
 
 	mu struct {
 		sync.Mutex
-		joining   bool                    // comet state-syncs, and another one takes its place afterwards
-		making    bool                    // a comet is being made, which executes the blocks that the state does not have
-		comet     *cometnode.Node         // replaced once, at the end of a state sync
-		stopped   bool                    // comet was: databases are those of the one that takes its place
-		databases *databases              // of comet
-		abort     context.CancelCauseFunc // ends the join under way; nil: there was none
-		failure   error                   // the first one, for Health
+		abort   context.CancelCauseFunc // ends the join that runs; nil: none was started
+		failure error                   // the first one, for Health
 	}
 
 	failed chan error // holds the first failure
 	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	cancel context.CancelFunc // ends ctx
+	// wg has the goroutines that end with ctx; Stop waits for them before anything is closed.
+	wg sync.WaitGroup
 }
 
-// New makes a node that is ready to start: it checks configuration and genesis, rebuilds the tree, and lets CometBFT replay the
-// blocks that the state zone does not have. Ending ctx stops that. Whatever was opened is closed when it fails.
-func New(ctx context.Context, config *Config, logger log.Logger, opts ...Option) (*Node, error) {
+// New makes a node that is ready to start: it checks configuration and genesis, rebuilds the tree,
+// and has CometBFT replay the blocks that the state zone does not have. Ending ctx interrupts that.
+// On an error, everything that was opened is closed.
+func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...Option) (*Node, error) {
 	o := options{wrap: func(a abci.Application) abci.Application { return a }}
 	for _, option := range opts {
 		option(&o)
@@ -123,263 +123,179 @@ func New(ctx context.Context, config *Config, logger log.Logger, opts ...Option)
 	return n, nil
 }
 
-func (n *Node) open(ctx context.Context, o options) (err error) {
-	comet := n.config.CometBFT
-	if err := checkConfigLimits(comet); err != nil {
+func (n *Node) open(ctx context.Context, o options) error {
+	validator, err := n.openKeys(ctx)
+	if err != nil {
 		return err
 	}
-	if n.genesis, err = LoadGenesis(comet.GenesisFile()); err != nil {
-		return err
-	}
-	if n.nodeKey, err = loadNodeKey(comet); err != nil {
-		return err
-	}
-	if n.validator, err = loadValidator(comet); err != nil {
-		return err
-	}
-	if err := checkAddresses(ctx, comet, n.config.App.Status.ListenAddress); err != nil {
-		return err
-	}
-	if comet.PrivValidatorListenAddr != "" {
-		if n.signer, err = listenForSigner(ctx, comet, n.genesis.ChainID, n.nodeKey, n.log); err != nil {
-			return err
-		}
-		n.validator = n.signer.validator()
-	}
-	n.wrapValidator = o.wrapValidator
-	disk := newDiskWatch(n.config.App.Storage.MinFreeBytes, dataFolders(comet)...)
-	if err := disk.check(); err != nil {
-		return err
-	}
-	n.wg.Go(func() { disk.run(n.ctx, n.fail) })
-	n.cache = n.config.App.Storage.newCache()
 	have, err := n.openDatabases()
 	if err != nil {
 		return err
 	}
-	if halt := n.config.App.HaltHeight; have.state != halt { // else that block may have to be executed again, to become durable: see below
-		if err := checkHalt(halt, have.state); err != nil {
-			return err
-		}
-	}
-	appOptions := ApplicationOptions{
-		DataDir: comet.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
-		NoBlocks: have.none(), Hint: otherBackend(comet), BlocksFrom: have.base,
-	}
-	n.have, n.way, n.joinProgress = have, n.fastWayOf(have), o.progress
-	appOptions.KeepRestored = n.way != noJoin
-	if comet.Instrumentation.Prometheus {
-		appOptions.Metrics = prometheus.DefaultRegisterer
-	}
-	if n.application, err = NewApplication(appOptions); err != nil {
+	onlyValidator := isOnlyValidator(validator, n.genesis)
+	if err := n.openApplication(have, onlyValidator); err != nil {
 		return err
 	}
-	if err := checkHalt(n.config.App.HaltHeight, n.application.Height()); err != nil {
+	n.serving = newServing(n.config, n.genesis, n.log)
+	n.instance = comet.New(comet.Options{
+		Config: n.config.CometBFT, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, Databases: n.databases,
+		Application: comet.NewHalter(o.wrap(n.application), n.config.App.HaltHeight, n.application.CanGoOn, n.fail),
+		Height:      n.application.Height, Restored: n.application.joined.Load,
+		Validator: validator, Signer: n.signer, WrapValidator: o.wrapValidator,
+		Reactor: n.serving.reactor, Serve: n.serving.setStores, Failed: n.fail, ConsensusEnded: n.consensusFailed,
+	})
+	n.joinOptions = join.Options{
+		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator,
+		State: joinState{n.application}, Chain: n.databases, Have: have,
+		Metrics: n.application.metrics, View: &n.joinView, Progress: o.progress, Times: o.joinTimes,
+	}
+	if n.way, err = join.Decide(n.joinOptions); err != nil {
 		return err
 	}
-	if appOptions.Metrics != nil {
-		if err := n.registerMetrics(appOptions.Metrics); err != nil {
+	if n.config.CometBFT.Instrumentation.Prometheus {
+		if err := n.registerMetrics(prometheus.DefaultRegisterer); err != nil {
 			return err
 		}
 	}
 	if err := n.serveStatus(ctx); err != nil {
 		return err
 	}
-	if have.unbased { // only now: the state zone has confirmed that no block led to its state
-		if err := n.mu.databases.forgetState(n.log.With("module", "databases")); err != nil {
+	if have.Unbased { // only now: the state zone has confirmed that no block led to its state
+		if err := n.databases.ForgetState(); err != nil {
 			return err
 		}
 	}
-	n.mu.joining = comet.StateSync.Enable && have.none() && !n.onlyValidator() && n.way == noJoin
-	n.gate = &gate{Application: o.wrap(n.application), halt: n.config.App.HaltHeight, canGoOn: n.application.CanGoOn, stop: n.fail, leave: n.leaveComet}
-	n.metrics = onceMetrics(cometnode.DefaultMetricsProvider(comet.Instrumentation))
 	if err := n.serve(o.wrapTransport); err != nil {
 		return err
 	}
-	if _, _, unfinished := n.application.target.Unfinished(); unfinished && n.way == noJoin && !have.none() {
-		return errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it goes on")
+	if n.way != join.None {
+		return nil // CometBFT is made once there is something that it can continue from, see Start
 	}
-	if n.way != noJoin {
-		return nil // CometBFT is made once there is something that it can go on from, see Start
+	if have.None() && n.config.CometBFT.StateSync.Enable && !onlyValidator {
+		n.instance.StateSync()
 	}
-	if err := n.newComet(ctx); err != nil {
-		return err
+	if _, _, unfinished := n.application.target.Unfinished(); unfinished && !have.None() {
+		return errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it continues")
 	}
-	return sameGenesis(n.genesis, n.Comet().GenesisDoc())
+	return n.instance.Make(ctx)
 }
 
-// join brings a node over the transport to where CometBFT goes on from, and makes CometBFT.
+// openKeys reads and checks limits, genesis, keys and addresses, and waits for a remote signer. It
+// returns the validator; nil: there is none.
+func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, err error) {
+	bft := n.config.CometBFT
+	if err := config.CheckLimits(bft); err != nil {
+		return nil, err
+	}
+	if n.genesis, err = config.LoadGenesis(bft.GenesisFile()); err != nil {
+		return nil, err
+	}
+	if n.nodeKey, err = config.LoadNodeKey(bft); err != nil {
+		return nil, err
+	}
+	if validator, err = config.LoadValidator(bft); err != nil {
+		return nil, err
+	}
+	if err := config.CheckAddresses(ctx, bft, n.config.App.Status.ListenAddress); err != nil {
+		return nil, err
+	}
+	if bft.PrivValidatorListenAddr != "" {
+		if n.signer, err = comet.ListenForSigner(ctx, bft, n.genesis.ChainID, n.nodeKey, n.log); err != nil {
+			return nil, err
+		}
+		validator = n.signer.Validator()
+	}
+	return validator, nil
+}
+
+// openDatabases opens CometBFT's databases, and checks the free disk space, now and until the node
+// stops.
+func (n *Node) openDatabases() (comet.Heights, error) {
+	c := n.config.App.Storage
+	watch := disk.NewWatch(c.MinFreeBytes, config.DataFolders(n.config.CometBFT)...)
+	if err := watch.Check(); err != nil {
+		return comet.Heights{}, err
+	}
+	n.wg.Go(func() { watch.Run(n.ctx, n.fail) })
+	n.cache = sgc.New(c.CacheBytes())
+	n.databases = comet.NewDatabases(n.config.CometBFT, n.log.With("module", "databases"), blocks.Options{
+		Logger: n.log.With("module", "blocks"), Fatal: disk.EndProcess, Cache: n.cache, CacheBytes: c.DatabaseCache(),
+	})
+	return n.databases.Open()
+}
+
+// openApplication rebuilds the tree. The error is comet.ErrPastHalt if there is nothing to do
+// before halt_height.
+func (n *Node) openApplication(have comet.Heights, onlyValidator bool) (err error) {
+	halt := n.config.App.HaltHeight
+	if have.State != halt { // else that block may have to be executed again, to become durable
+		if err := comet.CheckHalt(halt, have.State); err != nil {
+			return err
+		}
+	}
+	o := ApplicationOptions{
+		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
+		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
+		KeepRestored: join.Allowed(n.config, onlyValidator),
+	}
+	if n.config.CometBFT.Instrumentation.Prometheus {
+		o.Metrics = prometheus.DefaultRegisterer
+	}
+	if n.application, err = NewApplication(o); err != nil {
+		return err
+	}
+	return comet.CheckHalt(halt, n.application.Height())
+}
+
+// join brings the node over the transport to a height from which CometBFT can continue, and makes
+// CometBFT.
 func (n *Node) join(ctx context.Context) error {
-	switch err := n.joinFast(ctx); {
+	stop, err := n.metricsWhileJoining(ctx)
+	if err != nil {
+		return err
+	}
+	err = join.Run(ctx, n.way, n.joinOptions)
+	stop() // CometBFT serves them from now on
+	switch {
 	case err == nil:
-	case errors.Is(err, errNoTransport) && n.way == joinNew && len(n.config.CometBFT.StateSync.RPCServers) >= 2 && !n.unfinished():
+	case errors.Is(err, join.ErrNoTransport) && n.way == join.New && len(n.config.CometBFT.StateSync.RPCServers) >= 2 && !n.unfinished():
 		n.log.Error("Cannot join over the transport: falling back to CometBFT's own state sync, which takes longer", "err", err)
-		n.mu.Lock()
-		n.mu.joining = true
-		n.mu.Unlock()
-	case errors.Is(err, errNoTransport) && n.way == joinNew:
+		n.instance.StateSync()
+	case errors.Is(err, join.ErrNoTransport) && n.way == join.New:
 		return fmt.Errorf("cannot join: %w (or name two RPC servers in statesync.rpc_servers, to join by CometBFT's own state sync)", err)
 	default:
 		return fmt.Errorf("join: %w", err)
 	}
-	if err := n.newComet(ctx); err != nil {
-		return err
-	}
-	return sameGenesis(n.genesis, n.Comet().GenesisDoc())
+	return n.instance.Make(ctx)
 }
 
-func (n *Node) openDatabases() (progress, error) {
-	d := newDatabases(n.config.CometBFT, blocks.Options{
-		Logger: n.log.With("module", "blocks"), Fatal: endProcess, Cache: n.cache, CacheBytes: n.config.App.Storage.databaseCache(),
-	})
-	n.mu.Lock()
-	n.mu.databases = d
-	n.mu.Unlock()
-	return d.prepare(n.log.With("module", "databases"))
-}
-
-// blockZone returns the block zone that is open, nil where there is none.
-func (n *Node) blockZone() *blocks.Zone {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.mu.databases == nil {
-		return nil
+// metricsWhileJoining serves metrics until CometBFT does.
+func (n *Node) metricsWhileJoining(ctx context.Context) (stop func(), err error) {
+	c := n.config.CometBFT.Instrumentation
+	if !c.IsPrometheusEnabled() {
+		return func() {}, nil
 	}
-	return n.mu.databases.blockZone()
-}
-
-// makeComet opens CometBFT's databases again and makes CometBFT.
-func (n *Node) makeComet(ctx context.Context) error {
-	if _, err := n.openDatabases(); err != nil {
-		return err
-	}
-	return n.newComet(ctx)
-}
-
-// newComet makes CometBFT over the databases that are open. It turns the panics with which CometBFT meets data that does not fit
-// together into errors.
-func (n *Node) newComet(ctx context.Context) (err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = fmt.Errorf("CometBFT cannot start from the data in %s: %w", n.config.CometBFT.DBDir(), panicked(cause))
-		}
-	}()
-	if err := checkHalt(n.gate.halt, n.application.Height()); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	n.mu.making = true
-	provide, config := n.mu.databases.provide, n.config.CometBFT
-	var logger log.Logger = consensusLog{n.log, n.fail, n.consensusFailed}
-	if n.mu.joining {
-		config, logger = withoutRPC(config), joinLog{logger, n.fail}
-	}
-	n.mu.Unlock()
-	var opts []cometnode.Option
-	if r := n.serving.reactor; r != nil {
-		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
-	}
-	validator := n.validator
-	if n.signer != nil {
-		config, validator = withoutSigner(config), n.signer.validator()
-	}
-	if n.wrapValidator != nil {
-		validator = n.wrapValidator(validator)
-	}
-	comet, err := cometnode.NewNodeWithContext(ctx, config, validator, n.nodeKey, clientCreator{n.gate},
-		func() (*cmttypes.GenesisDoc, error) { return n.genesis, nil }, provide, n.metrics, logger, opts...)
-	n.mu.Lock()
-	n.mu.making = false
-	if err == nil {
-		n.mu.comet, n.mu.stopped = comet, false
-	}
-	n.mu.Unlock()
-	if cause := n.gate.cause(); cause != nil {
-		return cause
-	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.PrometheusListenAddr)
 	if err != nil {
-		return fmt.Errorf("CometBFT cannot start: %w", err)
+		return nil, config.AddressError("instrumentation.prometheus_listen_addr", c.PrometheusListenAddr, err)
 	}
-	return n.setStores(comet)
+	server := &http.Server{Handler: promhttp.Handler(), ReadHeaderTimeout: 10 * time.Second}
+	n.wg.Go(func() { _ = server.Serve(listener) }) // ends with Close
+	return func() { _ = server.Close() }, nil
 }
 
-// withoutRPC is the configuration of a CometBFT whose RPC somebody else serves (joiningRPC).
-func withoutRPC(c *cfg.Config) *cfg.Config {
-	copied, rpc := *c, *c.RPC
-	rpc.ListenAddress, rpc.GRPCListenAddress = "", ""
-	copied.RPC = &rpc
-	return &copied
-}
-
-// onlyValidator: this node is all of the network's genesis validators, so there is nobody to join (node.go, onlyValidatorIsUs).
-func (n *Node) onlyValidator() bool {
-	if n.validator == nil || len(n.genesis.Validators) != 1 {
+// isOnlyValidator reports whether a validator is all of the genesis validators, so that there is
+// nobody to join (CometBFT's node/node.go, onlyValidatorIsUs).
+func isOnlyValidator(validator cmttypes.PrivValidator, genesis *cmttypes.GenesisDoc) bool {
+	if validator == nil || len(genesis.Validators) != 1 {
 		return false
 	}
-	key, err := n.validator.GetPubKey()
-	return err == nil && key.Equals(n.genesis.Validators[0].PubKey)
+	key, err := validator.GetPubKey()
+	return err == nil && key.Equals(genesis.Validators[0].PubKey)
 }
 
-// onceMetrics makes CometBFT's metrics once: they cannot be registered twice.
-func onceMetrics(provider cometnode.MetricsProvider) cometnode.MetricsProvider {
-	var (
-		once sync.Once
-		m1   *consensus.Metrics
-		m2   *p2p.Metrics
-		m3   *mempool.Metrics
-		m4   *state.Metrics
-		m5   *proxy.Metrics
-		m6   *blocksync.Metrics
-		m7   *statesync.Metrics
-	)
-	return func(chainID string) (*consensus.Metrics, *p2p.Metrics, *mempool.Metrics, *state.Metrics, *proxy.Metrics, *blocksync.Metrics, *statesync.Metrics) {
-		once.Do(func() { m1, m2, m3, m4, m5, m6, m7 = provider(chainID) })
-		return m1, m2, m3, m4, m5, m6, m7
-	}
-}
-
-func loadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
-	key, err := p2p.LoadNodeKey(c.NodeKeyFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("the node key %s is missing: put it back, or run `starlingd init` for a new home", c.NodeKeyFile())
-	}
-	if err != nil {
-		return nil, fmt.Errorf("node key %s: %w", c.NodeKeyFile(), err)
-	}
-	return key, nil
-}
-
-// loadValidator reads the validator's key and signing state; nil: a remote signer holds them. CometBFT's own loader ends the process when it cannot.
-func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
-	if c.PrivValidatorListenAddr != "" {
-		return nil, nil // a remote signer holds it
-	}
-	var (
-		key   privval.FilePVKey
-		state privval.FilePVLastSignState
-	)
-	for _, file := range []struct {
-		what, path string
-		into       any
-	}{
-		{"validator key", c.PrivValidatorKeyFile(), &key},
-		{"validator's signing state", c.PrivValidatorStateFile(), &state},
-	} {
-		raw, err := os.ReadFile(file.path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("the %s %s is missing: put it back from where it was moved to, or run `starlingd init` for a new home (a validator that signs without its state may sign twice)", file.what, file.path)
-		}
-		if err == nil {
-			err = cmtjson.Unmarshal(raw, file.into)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s %s: %w", file.what, file.path, err)
-		}
-	}
-	return privval.LoadFilePV(c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()), nil
-}
-
-// Start lets the node take part in the network. It waits for the genesis time, if that is still to come, until ctx ends.
+// Start starts the node as a member of the network, after a join if one is needed. If the genesis
+// time is still to come, it waits for it. Ending ctx interrupts both.
 func (n *Node) Start(ctx context.Context) error {
 	if wait := time.Until(n.genesis.GenesisTime); wait > 0 {
 		n.log.Info("Waiting for the genesis time", "genesis_time", n.genesis.GenesisTime)
@@ -389,7 +305,7 @@ func (n *Node) Start(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 	}
-	if n.way != noJoin {
+	if n.way != join.None {
 		joining, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		defer context.AfterFunc(n.ctx, func() { cancel(n.ctx.Err()) })()
@@ -404,40 +320,30 @@ func (n *Node) Start(ctx context.Context) error {
 		}
 	}
 	height := n.application.Height()
-	if err := n.startComet(); err != nil {
+	if err := n.instance.Start(n.ctx, &n.wg); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
 	n.log.Info("Starling node started", "chain_id", n.genesis.ChainID, "moniker", n.config.CometBFT.Moniker, "node_id", n.ID(),
 		"height", height, "rpc", n.config.CometBFT.RPC.ListenAddress, "p2p", n.config.CometBFT.P2P.ListenAddress,
-		"version", BuildVersions().Starling, "home", n.config.Home)
+		"version", buildinfo.Read().Starling, "home", n.config.Home)
 	return nil
 }
 
 // ID is the node's name among its peers.
 func (n *Node) ID() string { return string(n.nodeKey.ID()) }
 
-// Comet is the CometBFT node inside. At the end of a state sync another one takes its place.
-func (n *Node) Comet() *cometnode.Node {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.mu.comet
-}
+// Comet is the CometBFT inside; nil: there is none yet. At the end of a state sync another one
+// replaces it.
+func (n *Node) Comet() *cometnode.Node { return n.instance.Comet() }
 
-// readable is the CometBFT whose databases are open, nil: there is none. They are closed only after they have left n.mu, so who holds n.mu, as the
-// caller does, can read them.
-func (n *Node) readable() *cometnode.Node {
-	if n.mu.databases == nil || n.mu.stopped {
-		return nil
-	}
-	return n.mu.comet
-}
-
-// Application is the real application, without a wrapper.
+// Application is the real application, without the wrapper of WithApp.
 func (n *Node) Application() *Application { return n.application }
 
-// Failed delivers the failure after which the node must be stopped (a state that could not be saved).
+// Failed delivers the first failure after which the node must be stopped, such as a state that
+// could not be saved.
 func (n *Node) Failed() <-chan error { return n.failed }
 
+// fail reports a failure after which the node must be stopped. The first one counts.
 func (n *Node) fail(err error) {
 	select {
 	case n.failed <- err:
@@ -450,18 +356,18 @@ func (n *Node) fail(err error) {
 	}
 	n.mu.Unlock()
 	if abort != nil {
-		abort(err) // a join under way would go on for hours
+		abort(err) // a join would otherwise continue for hours
 	}
 }
 
-// unfinished says whether a join has left something that it goes on from.
+// unfinished reports whether a join has left something to resume.
 func (n *Node) unfinished() bool {
 	_, _, unfinished := n.application.target.Unfinished()
 	return unfinished || n.application.Height() > 0
 }
 
-// Stop ends the node, in order: nothing is asked of the application once its storage is closed. A node that was not started only
-// releases what it holds.
+// Stop ends the node, in order: nothing calls the application once its storage is closed. A node
+// that was not started only releases what it holds. After stopTimeout it returns ErrStop.
 func (n *Node) Stop() error {
 	n.cancel()
 	done := make(chan error, 1)
@@ -478,39 +384,24 @@ func (n *Node) Stop() error {
 	}
 }
 
-// close stops what runs and releases what open opened.
+// close stops what runs and closes what open opened, in the opposite order.
 func (n *Node) close() error {
 	n.cancel()
 	errs := []error{n.stopStatus(), n.stopServing()}
 	if n.application != nil {
 		errs = append(errs, n.application.StopJoining())
 	}
-	errs = append(errs, n.stopComet())
+	if n.instance != nil {
+		errs = append(errs, n.instance.Stop())
+	}
+	if n.databases != nil { // open without an instance, where New failed
+		errs = append(errs, n.databases.Close())
+	}
 	if n.signer != nil {
-		errs = append(errs, n.signer.stop())
+		errs = append(errs, n.signer.Stop())
 	}
 	if n.application != nil {
 		errs = append(errs, n.application.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// stopComet stops CometBFT, with its connections to the application, and closes its databases.
-func (n *Node) stopComet() error {
-	n.mu.Lock()
-	comet, databases := n.mu.comet, n.mu.databases
-	n.mu.databases, n.mu.stopped = nil, true
-	n.mu.Unlock()
-	errs := []error{n.setStores(nil)}
-	if comet != nil && comet.IsRunning() {
-		errs = append(errs, comet.Stop())
-		comet.Wait()
-	}
-	if comet != nil && comet.ProxyApp().IsRunning() {
-		errs = append(errs, comet.ProxyApp().Stop())
-	}
-	if databases != nil {
-		errs = append(errs, databases.closeAll())
 	}
 	return errors.Join(errs...)
 }

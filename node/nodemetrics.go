@@ -5,13 +5,17 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/statesync/fastsync"
 )
 
-// registerMetrics registers what Prometheus sees of the node, beside what its parts count themselves.
+// registerMetrics registers the metrics of the node, in addition to those that its parts register
+// themselves.
 func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
-		newStorageMetrics(n.application.state, n.blockZone, n.cache), newJoinMetrics(&n.joinView), n.newMetrics(),
+		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache), newJoinMetrics(&n.joinView), n.newMetrics(),
 	} {
 		if err := registry.Register(c); err != nil {
 			return err
@@ -20,7 +24,7 @@ func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 	return nil
 }
 
-// nodeMetrics are what concerns the node as a whole, read when Prometheus asks.
+// nodeMetrics are the metrics of the node as a whole, read when Prometheus asks.
 type nodeMetrics struct {
 	n                                        *Node
 	build, appVersion, free, minFree, pinned *prometheus.Desc
@@ -42,29 +46,29 @@ func (n *Node) newMetrics() *nodeMetrics {
 	}
 }
 
-// Describe is that of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (m *nodeMetrics) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{m.build, m.appVersion, m.free, m.minFree, m.pinned} {
 		to <- d
 	}
 }
 
-// Collect is that of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (m *nodeMetrics) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	v := BuildVersions()
+	v := buildinfo.Read()
 	gauge(m.build, 1, v.Starling, v.CometBFT, v.Go)
 	gauge(m.appVersion, float64(m.n.application.appVersion()))
-	if free, known := leastFree(dataFolders(m.n.config.CometBFT)); known {
+	if free, known := disk.LeastFree(config.DataFolders(m.n.config.CometBFT)); known {
 		gauge(m.free, float64(free))
 	}
 	gauge(m.minFree, float64(m.n.config.App.Storage.MinFreeBytes))
 	gauge(m.pinned, float64(len(m.n.application.snapshots.Heights())))
 }
 
-// appVersion is that of the rules by which the next block is executed; 0: not known.
+// appVersion returns the version of the rules by which the next block is executed; 0: not known.
 func (a *Application) appVersion() uint64 {
 	info, err := a.Info(context.Background(), nil)
 	if err != nil {
@@ -73,11 +77,13 @@ func (a *Application) appVersion() uint64 {
 	return info.AppVersion
 }
 
-// maxPeerLabels is how many peers have metrics of their own: those that are connected and gave most. A peer that goes takes its metrics
-// along, so that peers who come and go do not fill anybody's memory.
+// maxPeerLabels limits the peers that have metrics of their own: those that are connected and gave
+// most. The metrics of a peer go with it, so that peers who come and go do not fill the memory of
+// Prometheus.
 const maxPeerLabels = 32
 
-// joinMetrics are how far a join over the transport is, read when Prometheus asks. They are 0 where there is none.
+// joinMetrics are the progress of a join over the transport, read when Prometheus asks. They are 0
+// if there is none.
 type joinMetrics struct {
 	view joinView
 	all  []joinMetric
@@ -85,7 +91,7 @@ type joinMetrics struct {
 	peers []peerMetric
 }
 
-// joinView is what is asked of a fastsync.View.
+// joinView is what is used of a fastsync.View.
 type joinView interface {
 	Progress() (fastsync.Progress, bool)
 	Peers() []fastsync.PeerView // those that gave most come first
@@ -121,7 +127,7 @@ func newJoinMetrics(view joinView) *joinMetrics {
 	add("bytes", "Bytes of the chunks of that snapshot.", func(p fastsync.Progress) float64 { return float64(p.Bytes) })
 	add("bytes_done", "Bytes of those that are here and verified.", func(p fastsync.Progress) float64 { return float64(p.BytesDone) })
 	add("reused_bytes", "Bytes of those that had not to be fetched.", func(p fastsync.Progress) float64 { return float64(p.Reused) })
-	add("wasted_bytes", "Bytes that came for nothing: lies, second copies, what was broken off.", func(p fastsync.Progress) float64 { return float64(p.Wasted) })
+	add("wasted_bytes", "Bytes that were wasted: false data, second copies, interrupted answers.", func(p fastsync.Progress) float64 { return float64(p.Wasted) })
 	add("refetched", "Requests for what had been asked for before.", func(p fastsync.Progress) float64 { return float64(p.Refetched) })
 	add("retargets", "How often another snapshot was taken instead.", func(p fastsync.Progress) float64 { return float64(p.Retargets) })
 	add("peers", "Peers that the state is or was fetched from: those connected.", func(p fastsync.Progress) float64 { return float64(p.Peers) })
@@ -135,12 +141,12 @@ func newJoinMetrics(view joinView) *joinMetrics {
 	addPeer(gauge, "requests_in_flight", "Requests that a peer has not answered yet.", func(p fastsync.PeerView) float64 { return float64(p.InFlight) })
 	addPeer(counter, "chunks_verified_total", "Answers of a peer that were verified.", func(p fastsync.PeerView) float64 { return float64(p.Verified) })
 	addPeer(counter, "bytes_verified_total", "Bytes of a peer's answers that were verified.", func(p fastsync.PeerView) float64 { return float64(p.VerifiedBytes) })
-	addPeer(counter, "wasted_bytes_total", "Bytes of a peer that came for nothing.", func(p fastsync.PeerView) float64 { return float64(p.WastedBytes) })
+	addPeer(counter, "wasted_bytes_total", "Bytes of a peer that were wasted.", func(p fastsync.PeerView) float64 { return float64(p.WastedBytes) })
 	addPeer(gauge, "bytes_per_second", "Speed of a peer, as measured; 0: not yet.", func(p fastsync.PeerView) float64 { return float64(p.Rate) })
 	return m
 }
 
-// Describe is that of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (m *joinMetrics) Describe(to chan<- *prometheus.Desc) {
 	for _, one := range m.all {
 		to <- one.desc
@@ -150,7 +156,7 @@ func (m *joinMetrics) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect is that of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (m *joinMetrics) Collect(to chan<- prometheus.Metric) {
 	p, _ := m.view.Progress()
 	for _, one := range m.all {

@@ -26,24 +26,31 @@ import (
 	"github.com/spf13/viper"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// replica is an application on a disk that crashes, and what a chain knows of it: the blocks, their app hashes, what was offered.
+// replica is an application on a disk that crashes, and what a chain knows of it: the blocks, their
+// app hashes, what was offered.
 type replica struct {
 	t       *testing.T
 	rng     *rand.Rand
 	genesis *cmttypes.GenesisDoc
-	config  AppConfig
+	config  config.App
 	disk    *vfs.MemFS
 	links   sync.Mutex // see lockedLinks
 	app     *Application
 	blocks  [][][]byte
 	hashes  [][]byte
 	safe    int64 // was durable at some time
-	// keys, and the length of values: 300 and up to 60 where they are 0. cache, where it is not 0, is all that there is room for.
+	// keys, and the length of values: 300 and up to 60 where they are 0. cache, where it is not 0,
+	// is all that there is room for.
 	keys, longest int
 	cache         int64
 }
@@ -64,8 +71,8 @@ func (r *replica) open() {
 	require.NoError(r.t, err)
 }
 
-// lockedLinks lets no Link be under way together with a CrashClone: MemFS.Link takes a lock for reading twice, and waits for ever if
-// CrashClone asks for it in between (pebble v2.1.7).
+// lockedLinks lets no Link be under way together with a CrashClone: MemFS.Link takes a lock for
+// reading twice, and waits for ever if CrashClone asks for it in between (pebble v2.1.7).
 type lockedLinks struct {
 	*vfs.MemFS
 	mu *sync.Mutex // held during CrashClone
@@ -83,7 +90,8 @@ func (r *replica) crash() {
 	r.links.Lock()
 	left := r.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.rng.IntN(101), RNG: r.rng})
 	r.links.Unlock()
-	require.NoError(r.t, r.app.Close()) // ends its goroutines; it writes to a disk that nobody sees any more
+	// ends its goroutines; it writes to a disk that nobody sees any more
+	require.NoError(r.t, r.app.Close())
 	r.disk = left
 	r.open()
 }
@@ -138,15 +146,15 @@ func (r *replica) served() map[uint64][][]byte {
 	return all
 }
 
-// Crashes at random instants: what was durable is there, whole, the blocks since lead to the same hashes, and the snapshots that are
-// still offered are byte by byte what they were.
+// Crashes at random instants: what was durable is there, whole, the blocks since lead to the same
+// hashes, and the snapshots that are still offered are byte by byte what they were.
 func TestCrashesOfTheStateZone(t *testing.T) {
-	home, _ := testHome(t, func(o *InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 7 })
-	genesis, err := LoadGenesis(filepath.Join(home, "config", "genesis.json"))
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 7 })
+	genesis, err := config.LoadGenesis(filepath.Join(home, "config", "genesis.json"))
 	require.NoError(t, err)
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			r := &replica{t: t, rng: rand.New(rand.NewPCG(seed, 0)), genesis: genesis, config: DefaultAppConfig(), disk: vfs.NewCrashableMem()}
+			r := &replica{t: t, rng: rand.New(rand.NewPCG(seed, 0)), genesis: genesis, config: config.DefaultApp(), disk: vfs.NewCrashableMem()}
 			r.config.State.RetainBlocks = 1
 			r.open()
 			snapshots := map[uint64][][]byte{}
@@ -185,13 +193,13 @@ func TestCrashesOfTheStateZone(t *testing.T) {
 	}
 }
 
-// A disk that is full: blocks go on being executed until the flusher meets it, the node hears of it, and after a restart with space
-// everything is there that was durable.
+// A disk that is full: blocks go on being executed until the flusher meets it, the node hears of
+// it, and after a restart with space everything is there that was durable.
 func TestFullDiskStopsTheApplication(t *testing.T) {
-	home, _ := testHome(t, nil)
-	genesis, err := LoadGenesis(filepath.Join(home, "config", "genesis.json"))
+	home, _ := nodetest.Home(t, nil)
+	genesis, err := config.LoadGenesis(filepath.Join(home, "config", "genesis.json"))
 	require.NoError(t, err)
-	r := &replica{t: t, rng: rand.New(rand.NewPCG(1, 1)), genesis: genesis, config: DefaultAppConfig(), disk: vfs.NewMem()}
+	r := &replica{t: t, rng: rand.New(rand.NewPCG(1, 1)), genesis: genesis, config: config.DefaultApp(), disk: vfs.NewMem()}
 	var full atomic.Bool
 	failed := make(chan error, 10)
 	open := func() {
@@ -219,7 +227,7 @@ func TestFullDiskStopsTheApplication(t *testing.T) {
 	require.ErrorIs(t, r.app.state.Flush(), storage.ErrDiskFull)
 	err = <-failed
 	require.ErrorIs(t, err, storage.ErrDiskFull)
-	require.True(t, IsDiskFull(err))
+	require.True(t, disk.IsFull(err))
 	_, err = r.app.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 14})
 	require.NoError(t, err)
 	_, err = r.app.Commit(t.Context(), &abci.RequestCommit{})
@@ -235,23 +243,24 @@ func TestFullDiskStopsTheApplication(t *testing.T) {
 	require.NoError(t, r.app.Close())
 }
 
-// A node stopped in order comes back to its last block, without a block to execute again, and offers its snapshots as before.
+// A node stopped in order comes back to its last block, without a block to execute again, and
+// offers its snapshots as before.
 func TestSnapshotsSurviveARestart(t *testing.T) {
-	home, _ := testHome(t, func(o *InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 5 })
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 5 })
 	n := start(t, home, log.NewNopLogger())
-	client := rpcOf(t, home)
+	client := nodetest.RPC(t, home)
 	for i := range 30 {
 		_, err := client.BroadcastTxSync(t.Context(), fmt.Appendf(nil, "key-%02d=%064d", i, i))
 		require.NoError(t, err)
 	}
-	until(t, "snapshots", func() bool { return n.Application().Height() > 12 })
+	nodetest.Until(t, "snapshots", func() bool { return n.Application().Height() > 12 })
 	require.NoError(t, n.Stop())
 	height := n.Application().Height()
 	require.Equal(t, height, n.application.state.Safe())
 	want := n.application.snapshots.Held()
 	require.Len(t, want, 2)
 
-	n, err := New(t.Context(), load(t, home), log.NewNopLogger())
+	n, err := New(t.Context(), nodetest.Load(t, home), log.NewNopLogger())
 	require.NoError(t, err)
 	list := n.application.snapshots.List()
 	require.Len(t, list, 2)
@@ -268,7 +277,7 @@ func TestSnapshotsSurviveARestart(t *testing.T) {
 		}
 	}
 	require.NoError(t, n.Stop())
-	require.DirExists(t, filepath.Join(SnapshotsDir(filepath.Join(home, "data")), fmt.Sprint(want[0])))
+	require.DirExists(t, filepath.Join(config.SnapshotsDir(filepath.Join(home, "data")), fmt.Sprint(want[0])))
 }
 
 // killedHome makes the test program the process that TestKill kills: a node on that home.
@@ -283,7 +292,7 @@ func TestMain(m *testing.M) {
 }
 
 func runUntilKilled(home string) error {
-	config, err := LoadConfig(home, viper.New())
+	config, err := config.Load(home, viper.New())
 	if err != nil {
 		return err
 	}
@@ -297,13 +306,14 @@ func runUntilKilled(home string) error {
 	return <-n.Failed()
 }
 
-// A node is killed under load, several times, with blocks that are not flushed: what was acknowledged is there, and so is the chain.
+// A node is killed under load, several times, with blocks that are not flushed: what was
+// acknowledged is there, and so is the chain.
 func TestKill(t *testing.T) {
-	for _, backend := range []string{BlockZoneBackend, "goleveldb"} {
+	for _, backend := range []string{config.BlockZoneBackend, "goleveldb"} {
 		t.Run(backend, func(t *testing.T) {
-			home, _ := testHome(t, func(o *InitOptions) {
+			home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 				edit := o.Edit
-				o.Edit = func(c *cfg.Config, a *AppConfig) {
+				o.Edit = func(c *cfg.Config, a *config.App) {
 					edit(c, a)
 					c.DBBackend = backend
 					a.State.RetainBlocks = 1
@@ -317,22 +327,26 @@ func TestKill(t *testing.T) {
 				var output bytes.Buffer
 				process.Stdout, process.Stderr = &output, &output
 				require.NoError(t, process.Start())
-				client := rpcOf(t, home)
-				until(t, "the node", func() bool { _, err := client.Status(t.Context()); return err == nil })
+				client := nodetest.RPC(t, home)
+				nodetest.Until(t, "the node", func() bool { _, err := client.Status(t.Context()); return err == nil })
 				for range 15 + round*7 {
-					put(t, client, fmt.Sprint("key-", written), fmt.Sprint(written))
+					nodetest.Put(t, client, fmt.Sprint("key-", written), fmt.Sprint(written))
 					written++
+				}
+				// Blocks are being made, executed and saved when the node is killed.
+				for i := range 10 + round*120 {
+					_, _ = client.BroadcastTxSync(t.Context(), fmt.Appendf(nil, "load-%d-%d=%0200d", round, i, i))
 				}
 				require.NoError(t, process.Process.Kill())
 				require.Error(t, process.Wait(), output.String())
 			}
 			n := start(t, home, log.NewNopLogger())
-			client := rpcOf(t, home)
+			client := nodetest.RPC(t, home)
 			for i := range written {
-				require.Equal(t, fmt.Sprint(i), get(t, client, fmt.Sprint("key-", i)))
+				require.Equal(t, fmt.Sprint(i), nodetest.Get(t, client, fmt.Sprint("key-", i)))
 			}
-			put(t, client, "one", "more")
-			requireSameHashes(t, n)
+			nodetest.Put(t, client, "one", "more")
+			nodetest.SameHashes(t, n.Application(), n.Comet)
 			require.Greater(t, n.Comet().BlockStore().Base(), int64(1), "blocks are pruned")
 		})
 	}
@@ -340,64 +354,64 @@ func TestKill(t *testing.T) {
 
 // Nothing is pruned that a restart would need.
 func TestPruningWaitsForTheDisk(t *testing.T) {
-	home, _ := testHome(t, func(o *InitOptions) {
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		o.App.SnapshotInterval = 1000
 		edit := o.Edit
-		o.Edit = func(c *cfg.Config, a *AppConfig) {
+		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			a.State.RetainBlocks = 3
 			a.Storage.FlushInterval, a.Storage.FlushBlocks, a.Storage.MaxLagBlocks = time.Hour, 1000, 1000
 		}
 	})
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
-	until(t, "twenty blocks", func() bool { return n.Application().Height() > 20 })
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
+	nodetest.Until(t, "twenty blocks", func() bool { return n.Application().Height() > 20 })
 	require.Zero(t, n.application.state.Safe())
 	require.EqualValues(t, 1, n.Comet().BlockStore().Base())
 	require.NoError(t, n.application.state.Flush())
 	safe := n.application.state.Safe()
 	require.Greater(t, safe, int64(20))
-	until(t, "pruned blocks", func() bool { return n.Comet().BlockStore().Base() > 1 })
-	until(t, "some more blocks", func() bool { return n.Application().Height() > safe+10 })
+	nodetest.Until(t, "pruned blocks", func() bool { return n.Comet().BlockStore().Base() > 1 })
+	nodetest.Until(t, "some more blocks", func() bool { return n.Application().Height() > safe+10 })
 	require.LessOrEqual(t, n.Comet().BlockStore().Base(), safe)
 	require.Equal(t, safe, n.application.state.Safe())
 	require.NoError(t, n.Stop())
 }
 
-// The zones that CometBFT had before there was one of ours go on as they are, and are not mistaken for an empty one.
+// Databases of another db_backend are used as they are, and are not mistaken for an empty home.
 func TestOtherBackends(t *testing.T) {
-	home, _ := testHome(t, func(o *InitOptions) {
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		edit := o.Edit
-		o.Edit = func(c *cfg.Config, a *AppConfig) { edit(c, a); c.DBBackend = "goleveldb" }
+		o.Edit = func(c *cfg.Config, a *config.App) { edit(c, a); c.DBBackend = "goleveldb" }
 	})
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
-	require.Nil(t, n.blockZone())
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
+	require.Nil(t, n.databases.BlockZone())
 	require.NoError(t, n.Stop())
 	require.DirExists(t, filepath.Join(home, "data", "blockstore.db"))
-	require.NoDirExists(t, BlocksDir(filepath.Join(home, "data")))
+	require.NoDirExists(t, config.BlocksDir(filepath.Join(home, "data")))
 
-	config := load(t, home)
-	config.CometBFT.DBBackend = BlockZoneBackend
-	_, err := New(t.Context(), config, log.NewNopLogger())
+	conf := nodetest.Load(t, home)
+	conf.CometBFT.DBBackend = config.BlockZoneBackend
+	_, err := New(t.Context(), conf, log.NewNopLogger())
 	require.ErrorIs(t, err, ErrNoBlocks)
 	require.ErrorContains(t, err, "of another db_backend")
 
 	start(t, home, log.NewNopLogger())
-	client := rpcOf(t, home)
-	put(t, client, "b", "2")
-	require.Equal(t, "1", get(t, client, "a"))
+	client := nodetest.RPC(t, home)
+	nodetest.Put(t, client, "b", "2")
+	require.Equal(t, "1", nodetest.Get(t, client, "a"))
 }
 
 // Damage is named with its file and the way out, whichever zone it is in. Nothing is made of it.
 func TestDamagedZones(t *testing.T) {
 	for zone, wayOut := range map[string]string{"state": "join again by state sync", "blocks": "unsafe-reset-all"} {
 		t.Run(zone, func(t *testing.T) {
-			home, _ := testHome(t, nil)
+			home, _ := nodetest.Home(t, nil)
 			n := start(t, home, log.NewNopLogger())
-			client := rpcOf(t, home)
+			client := nodetest.RPC(t, home)
 			for i := range 10 {
-				put(t, client, fmt.Sprint("key-", i), strings.Repeat("x", 1000))
+				nodetest.Put(t, client, fmt.Sprint("key-", i), strings.Repeat("x", 1000))
 			}
 			require.NoError(t, n.Stop())
 			dir := filepath.Join(home, "data", zone)
@@ -405,7 +419,7 @@ func TestDamagedZones(t *testing.T) {
 				require.NoError(t, compactBlocks(t, home))
 			}
 			require.Positive(t, damageTables(t, dir))
-			_, err := New(t.Context(), load(t, home), log.NewNopLogger())
+			_, err := New(t.Context(), nodetest.Load(t, home), log.NewNopLogger())
 			require.ErrorIs(t, err, storage.ErrCorrupt)
 			require.ErrorContains(t, err, dir)
 			require.ErrorContains(t, err, wayOut)
@@ -415,11 +429,11 @@ func TestDamagedZones(t *testing.T) {
 
 func compactBlocks(t *testing.T, home string) error {
 	t.Helper()
-	d := newDatabases(load(t, home).CometBFT, blocks.Options{})
-	_, err := d.prepare(log.NewNopLogger())
+	d := comet.NewDatabases(nodetest.Load(t, home).CometBFT, log.NewNopLogger(), blocks.Options{})
+	_, err := d.Open()
 	require.NoError(t, err)
-	require.NoError(t, d.blockZone().Compact(t.Context(), nil))
-	return d.closeAll()
+	require.NoError(t, d.BlockZone().Compact(t.Context(), nil))
+	return d.Close()
 }
 
 // damageTables flips a bit in the first block of every table.
@@ -441,12 +455,12 @@ func damageTables(t *testing.T, dir string) (damaged int) {
 }
 
 func TestStorageMetrics(t *testing.T) {
-	home, _ := testHome(t, nil)
+	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
 	require.NoError(t, n.application.state.Flush())
 	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(newStorageMetrics(n.application.state, n.blockZone, n.cache)))
+	require.NoError(t, registry.Register(newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache)))
 	values := map[string]float64{}
 	families, err := registry.Gather()
 	require.NoError(t, err)
@@ -474,26 +488,26 @@ func TestStorageMetrics(t *testing.T) {
 }
 
 func TestResetRemovesAllData(t *testing.T) {
-	for _, backend := range []string{BlockZoneBackend, "goleveldb"} {
-		home, _ := testHome(t, func(o *InitOptions) {
+	for _, backend := range []string{config.BlockZoneBackend, "goleveldb"} {
+		dir, _ := nodetest.Home(t, func(o *home.InitOptions) {
 			o.App.SnapshotInterval = 2
 			edit := o.Edit
-			o.Edit = func(c *cfg.Config, a *AppConfig) { edit(c, a); c.DBBackend = backend }
+			o.Edit = func(c *cfg.Config, a *config.App) { edit(c, a); c.DBBackend = backend }
 		})
-		n := start(t, home, log.NewNopLogger())
-		put(t, rpcOf(t, home), "a", "1")
-		until(t, "a snapshot on disk", func() bool { return len(n.application.state.Pins()) > 0 })
-		_, err := Reset(load(t, home).CometBFT)
+		n := start(t, dir, log.NewNopLogger())
+		nodetest.Put(t, nodetest.RPC(t, dir), "a", "1")
+		nodetest.Until(t, "a snapshot on disk", func() bool { return len(n.application.state.Pins()) > 0 })
+		_, err := home.Reset(nodetest.Load(t, dir).CometBFT)
 		require.ErrorContains(t, err, "nothing is removed")
 		require.NoError(t, n.Stop())
-		removed, err := Reset(load(t, home).CometBFT)
+		removed, err := home.Reset(nodetest.Load(t, dir).CometBFT)
 		require.NoError(t, err)
-		require.Contains(t, removed, SnapshotsDir(filepath.Join(home, "data")))
-		left, err := os.ReadDir(filepath.Join(home, "data"))
+		require.Contains(t, removed, config.SnapshotsDir(filepath.Join(dir, "data")))
+		left, err := os.ReadDir(filepath.Join(dir, "data"))
 		require.NoError(t, err)
 		require.Len(t, left, 1)
 		require.Equal(t, "priv_validator_state.json", left[0].Name())
-		n, err = New(t.Context(), load(t, home), log.NewNopLogger())
+		n, err = New(t.Context(), nodetest.Load(t, dir), log.NewNopLogger())
 		require.NoError(t, err)
 		require.Zero(t, n.Application().Height())
 		require.NoError(t, n.Stop())

@@ -12,15 +12,20 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/privval"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// A validator whose key is with a signer of CometBFT's protocol (priv_validator_laddr): its home holds neither the key nor what was signed, it
-// makes blocks, stops, and goes on with the same signer. Without a signer it says so.
+// A validator whose key is with a signer of CometBFT's protocol (priv_validator_laddr): its home
+// holds neither the key nor what was signed, it makes blocks, stops, and continues with the same
+// signer. Without a signer it says so.
 func TestRemoteSigner(t *testing.T) {
 	var address string
-	home, _ := testHome(t, func(o *InitOptions) {
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		edit := o.Edit
-		o.Edit = func(c *cfg.Config, a *AppConfig) {
+		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			address = "unix://" + filepath.Join(t.TempDir(), "signer.sock")
 			c.PrivValidatorListenAddr = address
@@ -33,12 +38,12 @@ func TestRemoteSigner(t *testing.T) {
 
 	stopSigner := startSigner(t, address, key, state)
 	n := start(t, home, log.NewNopLogger())
-	client := rpcOf(t, home)
-	put(t, client, "signed", "elsewhere")
+	client := nodetest.RPC(t, home)
+	nodetest.Put(t, client, "signed", "elsewhere")
 	height := n.Application().Height()
-	_, err := LoadIdentity(load(t, home))
+	_, err := config.LoadIdentity(nodetest.Load(t, home))
 	require.ErrorContains(t, err, "the validator's key is with the remote signer")
-	_, err = New(t.Context(), load(t, home), log.NewNopLogger())
+	_, err = New(t.Context(), nodetest.Load(t, home), log.NewNopLogger())
 	require.Error(t, err, "the home, and the signer's socket, have a node already")
 	require.NoError(t, n.Stop())
 	stopSigner()
@@ -47,12 +52,13 @@ func TestRemoteSigner(t *testing.T) {
 
 	defer startSigner(t, address, key, state)()
 	n = start(t, home, log.NewNopLogger())
-	until(t, "blocks to go on", func() bool { return n.Application().Height() > height })
-	require.Equal(t, "elsewhere", get(t, client, "signed"))
+	nodetest.Until(t, "blocks to go on", func() bool { return n.Application().Height() > height })
+	require.Equal(t, "elsewhere", nodetest.Get(t, client, "signed"))
 }
 
-// startSigner runs CometBFT's signer server, which dials until a node listens. It does not dial again when the node has closed the connection
-// (privval/signer_endpoint.go, ReadMessage), and after Stop it goes on to dial: what it then takes would be a connection without an answer.
+// startSigner runs CometBFT's signer server, which dials until a node listens. It does not dial
+// again when the node has closed the connection (privval/signer_endpoint.go, ReadMessage), and
+// after Stop it continues to dial, and would take a connection without answering.
 func startSigner(t *testing.T, address, key, state string) (stop func()) {
 	t.Helper()
 	var stopped atomic.Bool

@@ -5,37 +5,42 @@ import (
 	"net/http"
 	"time"
 
+	cometnode "github.com/cometbft/cometbft/node"
 	"github.com/cometbft/cometbft/store"
 
 	"github.com/starling-kv/starling/health"
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statuspage"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// blockTimes is over how many blocks the time between two is averaged.
+// blockTimes is the number of blocks over which the time between two is averaged.
 const blockTimes = 20
 
-// serveStatus begins to serve the status page, if there is to be one. The application is there, the rest may come and go.
+// serveStatus serves the status page, if one is configured. It shows the application, and CometBFT
+// whenever there is one.
 func (n *Node) serveStatus(ctx context.Context) (err error) {
 	c := n.config.App.Status
 	if c.ListenAddress == "" {
 		return nil
 	}
 	n.status, err = statuspage.Listen(ctx, c.ListenAddress, statuspage.Options{
-		Logger: n.log.With("module", "status"), Source: statusSource{n}, Public: c.Public, Hosts: splitList(c.Hosts), Mount: n.mountStatus,
+		Logger: n.log.With("module", "status"), Source: statusSource{n}, Public: c.Public, Hosts: c.HostNames(), Mount: n.mountStatus,
 	})
 	if err != nil {
-		return addressError("status.laddr", c.ListenAddress, err)
+		return config.AddressError("status.laddr", c.ListenAddress, err)
 	}
 	n.log.Info("Serving the status page", "address", "http://"+n.status.Addr()+"/")
 	return nil
 }
 
-// mountStatus adds what else is served beside the page.
+// mountStatus adds what is served beside the page.
 func (n *Node) mountStatus(mux *http.ServeMux) { health.Register(mux, n.Health) }
 
-// stopStatus ends it, before what it shows is closed.
+// stopStatus ends the page, before what it shows is closed.
 func (n *Node) stopStatus() error {
 	if n.status == nil {
 		return nil
@@ -50,7 +55,7 @@ var _ statuspage.Source = statusSource{}
 
 func (s statusSource) Status() statuspage.Status {
 	n := s.n
-	versions := BuildVersions()
+	versions := buildinfo.Read()
 	status := statuspage.Status{
 		Time: time.Now().UTC(),
 		Node: statuspage.Node{
@@ -74,29 +79,29 @@ func (s statusSource) Status() statuspage.Status {
 	return status
 }
 
-// chain is what CometBFT knows, and what the node is at.
+// chain returns what CometBFT knows, and the phase that the node is in.
 func (s statusSource) chain() (c statuspage.Chain, phase string) {
-	n := s.n
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	comet := n.readable()
-	if comet == nil {
-		if _, joining := n.joinView.Progress(); joining {
-			return c, statuspage.PhaseJoining
+	there := s.n.instance.Read(func(comet *cometnode.Node, syncing bool) {
+		c.Peers, c.CatchingUp = comet.Switch().Peers().Size(), comet.ConsensusReactor().WaitSync()
+		c.BlockTime, c.BlockSeconds = blockTime(comet.BlockStore())
+		switch {
+		case syncing:
+			phase = statuspage.PhaseStateSync
+		case !comet.IsRunning():
+			phase = statuspage.PhaseStarting
+		case c.CatchingUp:
+			phase = statuspage.PhaseCatchingUp
+		default:
+			phase = statuspage.PhaseRunning
 		}
-		return c, statuspage.PhaseStarting
+	})
+	if there {
+		return c, phase
 	}
-	c.Peers, c.CatchingUp = comet.Switch().Peers().Size(), comet.ConsensusReactor().WaitSync()
-	c.BlockTime, c.BlockSeconds = blockTime(comet.BlockStore())
-	switch {
-	case n.mu.joining:
-		return c, statuspage.PhaseStateSync
-	case !comet.IsRunning():
-		return c, statuspage.PhaseStarting
-	case c.CatchingUp:
-		return c, statuspage.PhaseCatchingUp
+	if _, joining := s.n.joinView.Progress(); joining {
+		return c, statuspage.PhaseJoining
 	}
-	return c, statuspage.PhaseRunning
+	return c, statuspage.PhaseStarting
 }
 
 // blockTime returns the time of the last block, and the average between two of the last ones.
@@ -107,7 +112,7 @@ func blockTime(blocks *store.BlockStore) (last time.Time, seconds float64) {
 		return time.Time{}, 0
 	}
 	last = meta.Header.Time
-	// The first block has the genesis time, which may be long ago.
+	// The first block has the genesis time, which may be far in the past.
 	from := max(blocks.Base(), height-blockTimes, 2)
 	if before := blocks.LoadBlockMeta(from); before != nil && from < height {
 		seconds = last.Sub(before.Header.Time).Seconds() / float64(height-from)
@@ -118,7 +123,7 @@ func blockTime(blocks *store.BlockStore) (last time.Time, seconds float64) {
 // caches are the zones' shares of the cache.
 func (s statusSource) caches() []statuspage.Cache {
 	stats, disk := s.n.cache.Stats(), map[sgc.Zone]uint64{sgc.State: s.n.application.state.Metrics().DiskBytes}
-	if zone := s.n.blockZone(); zone != nil {
+	if zone := s.n.databases.BlockZone(); zone != nil {
 		disk[sgc.Blocks] = zone.Metrics().DiskBytes
 	}
 	var caches []statuspage.Cache
@@ -133,21 +138,11 @@ func (s statusSource) caches() []statuspage.Cache {
 }
 
 func (s statusSource) disk() statuspage.Disk {
-	free, known := leastFree(dataFolders(s.n.config.CometBFT))
+	free, known := disk.LeastFree(config.DataFolders(s.n.config.CometBFT))
 	return statuspage.Disk{Known: known, FreeBytes: free, MinFreeBytes: s.n.config.App.Storage.MinFreeBytes}
 }
 
-// leastFree returns the free space of the folder that has least; false: no file system says it.
-func leastFree(folders []string) (least uint64, known bool) {
-	for _, folder := range folders {
-		if free, err := freeBytes(folder); err == nil && (!known || free < least) {
-			least, known = free, true
-		}
-	}
-	return least, known
-}
-
-// join is how far a join over the transport is.
+// join returns the progress of a join over the transport; nil: there was none.
 func (s statusSource) join() *statuspage.Join {
 	p, joined := s.n.joinView.Progress()
 	if !joined {
@@ -171,7 +166,8 @@ func (s statusSource) join() *statuspage.Join {
 	return j
 }
 
-// listed are the peers that are shown where there are many: those that gave most, which come first, and of the banned ones half as many.
+// listed returns the peers that are shown: if there are too many, those that gave most, which come
+// first, and at least half as many banned ones if there are that many.
 func listed(peers []fastsync.PeerView) []fastsync.PeerView {
 	if len(peers) <= statuspage.MaxPeers {
 		return peers

@@ -12,29 +12,33 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statuspage"
 )
 
 func TestStatusPageIsOffByDefault(t *testing.T) {
-	require.Empty(t, DefaultAppConfig().Status)
-	home, _ := testHome(t, nil)
-	require.Empty(t, load(t, home).App.Status)
+	require.Empty(t, config.DefaultApp().Status)
+	home, _ := nodetest.Home(t, nil)
+	require.Empty(t, nodetest.Load(t, home).App.Status)
 	n := start(t, home, log.NewNopLogger())
 	require.Nil(t, n.status)
 	require.NoError(t, n.Stop())
 }
 
 func TestStatusOfANode(t *testing.T) {
-	home, _ := testHome(t, func(o *InitOptions) {
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		edit := o.Edit
-		o.Edit = func(c *cfg.Config, a *AppConfig) {
+		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			a.Status.ListenAddress = "127.0.0.1:0"
 		}
 	})
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
 	page := "http://" + n.status.Addr()
 	get := func(path string) (int, []byte) {
 		resp, err := http.Get(page + path) //nolint:noctx // a test
@@ -45,7 +49,7 @@ func TestStatusOfANode(t *testing.T) {
 		return resp.StatusCode, body
 	}
 	var s statuspage.Status
-	until(t, "the node runs, and its second block shows the time between two", func() bool {
+	nodetest.Until(t, "the node runs, and its second block shows the time between two", func() bool {
 		code, body := get("/status.json")
 		require.Equal(t, 200, code)
 		require.NoError(t, json.Unmarshal(body, &s))
@@ -55,7 +59,7 @@ func TestStatusOfANode(t *testing.T) {
 	defer v.Release()
 	require.GreaterOrEqual(t, height, s.Chain.Height)
 	require.Equal(t, statuspage.Node{
-		Moniker: "test", ID: n.ID(), ChainID: "test-chain", Version: BuildVersions().Starling, CometBFT: BuildVersions().CometBFT, AppVersion: 1,
+		Moniker: "test", ID: n.ID(), ChainID: "test-chain", Version: buildinfo.Read().Starling, CometBFT: buildinfo.Read().CometBFT, AppVersion: 1,
 	}, s.Node)
 	require.Len(t, s.Chain.AppHash, 64)
 	require.Equal(t, v.Root().Bytes, s.Tree.Bytes)
@@ -102,14 +106,14 @@ func TestListedPeers(t *testing.T) {
 	}
 }
 
-// At the end of CometBFT's state sync another CometBFT takes the place of the first. Between the two the databases are open again, but not those
-// of the first.
+// At the end of CometBFT's state sync another CometBFT takes the place of the first. Between the
+// two the databases are open again, but not those of the first.
 func TestStatusBetweenTwoComets(t *testing.T) {
-	home, _ := testHome(t, nil)
+	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
-	put(t, rpcOf(t, home), "a", "1")
-	require.NoError(t, n.stopComet())
-	_, err := n.openDatabases()
+	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
+	require.NoError(t, n.instance.Stop())
+	_, err := n.databases.Open()
 	require.NoError(t, err)
 	require.Contains(t, n.Health().Line(false), "the node has not started yet")
 	require.Equal(t, statuspage.PhaseStarting, statusSource{n}.Status().Phase)
@@ -117,8 +121,8 @@ func TestStatusBetweenTwoComets(t *testing.T) {
 	require.Zero(t, base)
 	require.Zero(t, height)
 
-	require.NoError(t, n.newComet(t.Context()))
-	require.NoError(t, n.startComet())
-	until(t, "the node is ready", func() bool { return n.Health().Ready })
+	require.NoError(t, n.instance.Make(t.Context()))
+	require.NoError(t, n.instance.Start(n.ctx, &n.wg))
+	nodetest.Until(t, "the node is ready", func() bool { return n.Health().Ready })
 	require.NoError(t, n.Stop())
 }

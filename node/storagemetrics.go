@@ -8,9 +8,9 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// storageMetrics are what Prometheus sees of both zones and their cache, read when it asks.
+// storageMetrics are the metrics of both zones and their cache, read when Prometheus asks.
 type storageMetrics struct {
-	state  *storage.State
+	state  *storage.Zone
 	blocks func() *blocks.Zone // nil: none at the moment
 	cache  *sgc.Cache
 
@@ -29,7 +29,7 @@ type storageMetric struct {
 
 var _ prometheus.Collector = (*storageMetrics)(nil)
 
-func newStorageMetrics(state *storage.State, zone func() *blocks.Zone, cache *sgc.Cache) *storageMetrics {
+func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc.Cache) *storageMetrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName("starling", "storage", name), help, labels, nil)
 	}
@@ -40,7 +40,7 @@ func newStorageMetrics(state *storage.State, zone func() *blocks.Zone, cache *sg
 		ghostHits:     desc("cache_ghost_hits_total", "Lookups in the shared cache for what it had let go of lately: a larger share of it would have had them.", "zone"),
 		entries:       desc("cache_entries", "Entries that the shared cache holds.", "zone"),
 		bytes:         desc("cache_bytes", "Memory of what the shared cache holds.", "zone"),
-		target:        desc("cache_target_bytes", "Memory that a zone may have of the shared cache at the moment.", "zone"),
+		target:        desc("cache_target_bytes", "Current limit of a zone's memory in the shared cache.", "zone"),
 		disk:          desc("disk_bytes", "Bytes that a zone has on disk.", "zone"),
 		amplification: desc("write_amplification", "Bytes written to disk for each byte that was to be kept.", "zone"),
 	}

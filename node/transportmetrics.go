@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -59,10 +61,10 @@ func newTransportMetrics(registry prometheus.Registerer) *transportMetrics {
 
 // methodLabels are the methods of the transport; any other number is "unknown".
 var methodLabels = map[transport.Method]string{
-	transport.MethodStatus: "status", transport.MethodCommitment: "commitment", transport.MethodManifest: "manifest",
-	transport.MethodChunk: "chunk", transport.MethodSubManifest: "sub_manifest", transport.MethodLightBlock: "light_block",
-	transport.MethodConsensusParams: "consensus_params", transport.MethodEvidence: "evidence", transport.MethodPeers: "peers",
-	transport.MethodGenesis: "genesis", transport.MethodHeaders: "headers", 0: "unknown",
+	fastsync.MethodStatus: "status", fastsync.MethodCommitment: "commitment", fastsync.MethodManifest: "manifest",
+	fastsync.MethodChunk: "chunk", fastsync.MethodSubManifest: "sub_manifest", lightblocks.MethodLightBlock: "light_block",
+	lightblocks.MethodConsensusParams: "consensus_params", lightblocks.MethodEvidence: "evidence", fastsync.MethodPeers: "peers",
+	fastsync.MethodGenesis: "genesis", lightblocks.MethodHeaders: "headers", 0: "unknown",
 }
 
 func methodLabel(m transport.Method) string {

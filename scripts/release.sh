@@ -8,7 +8,7 @@ targets=${TARGETS:-linux/amd64 linux/arm64 darwin/arm64}
 version=${VERSION:-$(git describe --tags --always --dirty)}
 commit=${COMMIT:-$(git rev-parse HEAD)}
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
-node=github.com/starling-kv/starling/node
+buildinfo=github.com/starling-kv/starling/node/buildinfo
 
 rm -rf "$out"
 mkdir -p "$out"
@@ -21,7 +21,7 @@ for target in $targets; do
 	cp LICENSE README.md CHANGELOG.md "$tmp/$name/"
 	# What is in the environment of the builder must not be in the binary. Whatever -trimpath leaves of a folder is in the build id only.
 	env -u GOEXPERIMENT GOFLAGS= GOWORK=off CGO_ENABLED=0 GOOS="$os" GOARCH="$arch" GOAMD64=v1 GOARM64=v8.0 \
-		"${GO:-go}" build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X $node.Version=$version -X $node.Commit=$commit" \
+		"${GO:-go}" build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X $buildinfo.Version=$version -X $buildinfo.Commit=$commit" \
 		-o "$tmp/$name/starlingd" ./cmd/starlingd
 	tar -C "$tmp" --sort=name --format=ustar --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$epoch" -cf "$tmp/$name.tar" "$name"
 	gzip -9 -n <"$tmp/$name.tar" >"$out/$name.tar.gz"

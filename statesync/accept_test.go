@@ -23,7 +23,8 @@ func (s slowTarget) Write(k uint32, c *avlstar.Chunk) error {
 	return s.fakeTarget.Write(k, c)
 }
 
-// A second good copy is done when the chunk is written, not before: else whoever brought it takes the restore for complete.
+// A second good copy is done when the chunk is written, not before: else whoever brought it takes
+// the restore for complete.
 func TestAcceptOfASecondCopyWaits(t *testing.T) {
 	for name, failure := range map[string]error{"written": nil, "failed": context.DeadlineExceeded} {
 		t.Run(name, func(t *testing.T) {

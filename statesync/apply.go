@@ -16,9 +16,10 @@ type errWrongLength struct {
 
 func (e errWrongLength) Error() string { return fmt.Sprintf("%d bytes, want %d", e.got, e.want) }
 
-// ApplySnapshotChunk answers the ABCI call. ACCEPT only means that the chunk was taken: verification runs beside, and a bad one
-// is named in refetch_chunks, its sender in reject_senders, of a later answer. (RETRY would present the same bytes again;
-// reject_senders alone would not bring back a chunk that was handed over already.)
+// ApplySnapshotChunk answers the ABCI call. ACCEPT only means that the chunk was taken:
+// verification runs beside, and a bad one is named in refetch_chunks, its sender in reject_senders,
+// of a later answer. (RETRY would present the same bytes again; reject_senders alone would not
+// bring back a chunk that was handed over already.)
 func (m *Manager) ApplySnapshotChunk(ctx context.Context, req *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
 	m.receiving.Lock()
 	defer m.receiving.Unlock()
@@ -37,7 +38,7 @@ func (m *Manager) ApplySnapshotChunk(ctx context.Context, req *abci.RequestApply
 	switch {
 	case a.failed != nil:
 		err := errors.Join(a.failed, m.endSession())
-		m.log.Error("State sync cannot go on; the node stays empty", "err", err)
+		m.log.Error("State sync cannot continue; the node stays empty", "err", err)
 		resp.Result = abci.ResponseApplySnapshotChunk_ABORT
 	case a.complete:
 		resp.Result = m.finish(s)

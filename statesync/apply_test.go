@@ -63,7 +63,8 @@ func TestOurOwnFailuresAbort(t *testing.T) {
 	})
 }
 
-// A new offer in the middle starts over, with nothing of the old sync left; even one that is refused ends the old one.
+// A new offer in the middle starts over, with nothing of the old sync left; even one that is
+// refused ends the old one.
 func TestNewOfferMidway(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := newRNG(t, seed)
@@ -113,7 +114,8 @@ func (b *blockedTarget) Write(k uint32, c *avlstar.Chunk) error {
 	return b.fakeTarget.Write(k, c)
 }
 
-// An answer that waits for the pool ends when its caller gives up, and when the node stops; serving does not wait for it.
+// An answer that waits for the pool ends when its caller gives up, and when the node stops; serving
+// does not wait for it.
 func TestWaitingAnswers(t *testing.T) {
 	v := randomTree(t, newRNG(t, 1), 1, 200)
 	require.EqualValues(t, 1, v.NumChunks())

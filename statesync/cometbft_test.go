@@ -79,8 +79,9 @@ func (p trusting) AppHash(context.Context, uint64) ([]byte, error)       { retur
 func (p trusting) Commit(context.Context, uint64) (*types.Commit, error) { return &types.Commit{}, nil }
 func (p trusting) State(context.Context, uint64) (sm.State, error)       { return sm.State{}, nil }
 
-// CometBFT's own reactors, over real connections: a node joins from two honest peers and a liar. It checks that the chunk
-// queue of the simulations is like the real one where it matters: what is named is presented again.
+// CometBFT's own reactors, over real connections: a node joins from two honest peers and a liar. It
+// checks that the chunk queue of the simulations is like the real one where it matters: what is
+// named is presented again.
 func TestJoinOverCometBFT(t *testing.T) {
 	t.Parallel()
 	v := randomTree(t, newRNG(t, 5), 500, 300)
@@ -115,7 +116,8 @@ func TestJoinOverCometBFT(t *testing.T) {
 			require.NoError(t, sw.Stop())
 		}
 	})
-	_, _, err := reactors[0].Sync(trusting{v.AppHash()}, 5*time.Second) // the least that CometBFT takes
+	// the least that CometBFT takes
+	_, _, err := reactors[0].Sync(trusting{v.AppHash()}, 5*time.Second)
 	require.NoError(t, err)
 	target.requireRestored(20, v)
 	require.Positive(t, lines.count("bad chunk"))

@@ -6,24 +6,22 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"math"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// pinVersion begins the description of a stored snapshot.
-const pinVersion = 1
-
-// pinDescription is what a node knows of a snapshot that it has on disk, beside the leaves there: with it each chunk is a range of keys
-// that can be verified.
+// pinDescription is what a node knows of a snapshot that it has on disk, beside the leaves there:
+// with it each chunk is a range of keys that can be verified.
 type pinDescription struct {
 	height    int64
 	hash      avlstar.Hash
 	encoded   []byte // manifest
 	decoded   *avlstar.Manifest
 	committed avlstar.Commitment
-	firsts    [][]byte // firsts[k-1] is the first key of chunk k; that of chunk 0 is the least there is
+	// firsts[k-1] is the first key of chunk k; that of chunk 0 is the least there is
+	firsts [][]byte
 }
 
 // keys returns the range of chunk k; nil is open.
@@ -37,17 +35,16 @@ func (d *pinDescription) keys(k uint32) (first, after []byte) {
 	return first, after
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// EncodePin describes the state v after block height, for who stores it. It walks over the upper tree only.
+// EncodePin describes the state v, for who stores it. It walks over the upper tree only.
 //
-//	description = version:u8 (1) ‖ height:u64be ‖ app hash:32 ‖ uvarint(len manifest) ‖ manifest
-//	              ‖ (uvarint(len key) ‖ key) × (m−1), the first keys of the chunks 1 … m−1 ‖ CRC-32C of all before:u32be
-func EncodePin(height int64, v *avlstar.Version) ([]byte, error) {
+//	description = app hash:32 ‖ uvarint(len manifest) ‖ manifest
+//	              ‖ (uvarint(len key) ‖ key) × (m−1), the first keys of the chunks 1 … m−1
+//
+// Whoever stores it adds version, height and checksum (package storage): the description needs
+// none, since the app hash proves the manifest, and that the keys.
+func EncodePin(v *avlstar.Version) ([]byte, error) {
 	manifest, hash := v.Manifest().Encode(), v.AppHash()
-	b := append(make([]byte, 0, 2*len(manifest)+128), pinVersion)
-	b = binary.BigEndian.AppendUint64(b, uint64(height))
-	b = append(b, hash[:]...)
+	b := append(make([]byte, 0, 2*len(manifest)+128), hash[:]...)
 	b = binary.AppendUvarint(b, uint64(len(manifest)))
 	b = append(b, manifest...)
 	first := true
@@ -66,41 +63,29 @@ func EncodePin(height int64, v *avlstar.Version) ([]byte, error) {
 		return nil, err
 	}
 	upper.Release()
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
+	return b, nil
 }
 
-var errShortPin = errors.New("it ends too early")
-
-// decodePin is the inverse of EncodePin. The result is consistent: the manifest leads to the app hash, the first keys ascend and are
-// the manifest's. It does not refer to b.
-func decodePin(b []byte) (*pinDescription, error) {
+// decodePin is the inverse of EncodePin, for the state after block height. The result is
+// consistent: the manifest leads to the app hash, the first keys ascend and are the manifest's. It
+// does not refer to b.
+func decodePin(height int64, b []byte) (*pinDescription, error) {
 	d, err := decodePinBody(bytes.Clone(b))
 	if err != nil {
 		return nil, fmt.Errorf("%w: its description: %w", ErrDamagedPin, err)
 	}
+	d.height = height
 	return d, nil
 }
 
 func decodePinBody(b []byte) (*pinDescription, error) {
-	if len(b) < 1+8+hashBytes+4 {
-		return nil, errShortPin
+	if len(b) < hashBytes {
+		return nil, record.ErrShort
 	}
-	body, sum := b[:len(b)-4], binary.BigEndian.Uint32(b[len(b)-4:])
-	if crc32.Checksum(body, castagnoli) != sum {
-		return nil, errors.New("wrong checksum")
-	}
-	if body[0] != pinVersion { // after the checksum, so that a flipped bit does not pass for a newer version
-		return nil, fmt.Errorf("version %d, this program knows %d", body[0], pinVersion)
-	}
-	height := binary.BigEndian.Uint64(body[1:])
-	if height == 0 || height > math.MaxInt64 {
-		return nil, fmt.Errorf("height %d cannot be", height)
-	}
-	d := &pinDescription{height: int64(height)}
-	body = body[1+8:]
-	body = body[copy(d.hash[:], body):]
+	d := &pinDescription{}
+	b = b[copy(d.hash[:], b):]
 	var err error
-	if d.encoded, body, err = cutField(body); err != nil {
+	if d.encoded, b, err = record.Field(b, math.MaxInt64); err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
 	if d.decoded, err = avlstar.VerifyManifest(d.encoded, d.hash); err != nil {
@@ -114,33 +99,19 @@ func decodePinBody(b []byte) (*pinDescription, error) {
 	}
 	for k := 1; k < len(d.decoded.Entries); k++ {
 		var key []byte
-		if key, body, err = cutField(body); err != nil {
+		if key, b, err = record.Field(b, record.MaxKeyBytes); err != nil {
 			return nil, fmt.Errorf("first key of chunk %d: %w", k, err)
 		}
 		switch {
-		case len(key) == 0 || len(key) > avlstar.MaxKeyBytes || sha256.Sum256(key) != d.decoded.Entries[k].FirstKeyHash:
+		case sha256.Sum256(key) != d.decoded.Entries[k].FirstKeyHash:
 			return nil, fmt.Errorf("first key of chunk %d: it is not the manifest's", k)
 		case k > 1 && bytes.Compare(d.firsts[k-2], key) >= 0:
 			return nil, fmt.Errorf("first key of chunk %d: it does not ascend", k)
 		}
 		d.firsts = append(d.firsts, key)
 	}
-	if len(body) > 0 {
-		return nil, fmt.Errorf("%d bytes after the last key", len(body))
+	if len(b) > 0 {
+		return nil, fmt.Errorf("%d bytes after the last key", len(b))
 	}
 	return d, nil
-}
-
-// cutField splits a field that its length precedes, in its shortest form, off b.
-func cutField(b []byte) (field, rest []byte, err error) {
-	n, size := binary.Uvarint(b)
-	switch {
-	case size <= 0:
-		return nil, nil, errShortPin
-	case size > 1 && b[size-1] == 0:
-		return nil, nil, errors.New("a length is not in its shortest form")
-	case n > uint64(len(b)-size):
-		return nil, nil, errShortPin
-	}
-	return b[size : size+int(n) : size+int(n)], b[size+int(n):], nil
 }

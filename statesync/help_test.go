@@ -27,7 +27,8 @@ func newRNG(t *testing.T, seed uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// randomTree returns a tree of about so many keys, with chunks of at most chunkBytes, and some history of deletes.
+// randomTree returns a tree of about so many keys, with chunks of at most chunkBytes, and some
+// history of deletes.
 func randomTree(t *testing.T, rng *rand.Rand, keys int, chunkBytes uint64) *avlstar.Version {
 	t.Helper()
 	v, err := avlstar.Empty(chunkBytes)

@@ -14,34 +14,38 @@ const Format = 1
 
 // Options of a Manager.
 type Options struct {
-	Logger   log.Logger // default: silent
-	Target   Target     // where a joining node's state goes; nil: offers are answered with ABORT
-	Interval int64      // snapshots are at its multiples and nowhere else; 0: not known yet, see SetInterval
-	Keep     int        // how many snapshots are offered, the newest; 0: none
-	Workers  int        // chunks verified at a time; default: one for each CPU
-	Metrics  *Metrics   // nil: none
-	// ProgressEvery is the time between two lines about a sync under way; default 5 s.
-	ProgressEvery time.Duration
-	// OpenPin opens the state that is stored for a snapshot, see AddStored; nil: none is.
+	Logger log.Logger // default: silent
+	// Target is where a joining node's state goes; nil: offers are answered with ABORT.
+	Target Target
+	// Interval is the snapshot interval in blocks: snapshots are taken at its multiples and nowhere
+	// else. 0: not known yet, see SetInterval.
+	Interval int64
+	Keep     int      // number of snapshots that are offered, the newest; 0: none
+	Workers  int      // chunks verified at a time; default: one per CPU
+	Metrics  *Metrics // nil: none
+	// OpenPin opens a stored snapshot, see AddStored; nil: none is stored.
 	OpenPin func(height int64) (Pin, error)
 	// BlocksFrom is the first block that CometBFT has at the start; 0: not known, see AddStored.
 	BlocksFrom int64
-	// Hold is how long a snapshot that is not among the newest any more stays after it was last offered or a chunk of it was
-	// asked for: a joiner that chose it must be able to end. Default 3 minutes: CometBFT waits 2 minutes for a chunk.
+	// Hold is how long a snapshot that is no longer among the newest is kept after it was last
+	// offered, or a chunk of it was asked for: a joiner that chose it must be able to finish.
+	// Default: 3 minutes, since CometBFT waits 2 minutes for a chunk.
 	Hold time.Duration
-	Now  func() time.Time // default: time.Now
 
-	beforeVerify func() // lets tests hold the pool back
+	progressEvery time.Duration    // between two log lines of a sync; default: 5 s
+	now           func() time.Time // default: time.Now
+	beforeVerify  func()           // lets tests hold the pool back
 }
 
-// maxHeld bounds the snapshots that stay because they were asked for, and longestHold how long each may: anybody can ask.
+// maxHeld bounds the snapshots that stay because they were asked for, and longestHold how long each
+// may: anybody can ask.
 const (
 	maxHeld     = 32
 	longestHold = time.Hour
 )
 
-// Manager answers the snapshot calls of ABCI. All methods may be called concurrently; those that serve never wait for those
-// that receive.
+// Manager answers the snapshot calls of ABCI. All methods may be called concurrently; those that
+// serve never wait for those that receive.
 type Manager struct {
 	opts Options
 	log  log.Logger
@@ -52,10 +56,12 @@ type Manager struct {
 	serving struct {
 		sync.Mutex
 		interval int64
-		told     int64  // height that Committed was told of last
-		pins     []*pin // ascending heights: the newest opts.Keep, and before them those that are held; each holds a reference
-		closed   bool   // pins have no source any more; they only say what is to stay on disk
-		tooLarge bool   // said once that snapshots are too large
+		told     int64 // height that Committed was told of last
+		// ascending heights: the newest opts.Keep, and before them those that are held; each holds
+		// a reference
+		pins     []*pin
+		closed   bool // pins have no source any more; they only say what is to stay on disk
+		tooLarge bool // said once that snapshots are too large
 	}
 	receiving struct {
 		sync.Mutex          // held during a whole call: CometBFT makes one at a time
@@ -71,14 +77,14 @@ func NewManager(opts Options) *Manager {
 	if opts.Workers <= 0 {
 		opts.Workers = runtime.GOMAXPROCS(0)
 	}
-	if opts.ProgressEvery <= 0 {
-		opts.ProgressEvery = 5 * time.Second
+	if opts.progressEvery <= 0 {
+		opts.progressEvery = 5 * time.Second
 	}
 	if opts.Hold <= 0 {
 		opts.Hold = 3 * time.Minute
 	}
-	if opts.Now == nil {
-		opts.Now = time.Now
+	if opts.now == nil {
+		opts.now = time.Now
 	}
 	m := &Manager{opts: opts, log: opts.Logger}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
@@ -86,8 +92,8 @@ func NewManager(opts Options) *Manager {
 	return m
 }
 
-// SetInterval makes the snapshot interval known, where it was not when the Manager was made: the chain's genesis or a
-// restored state says it.
+// SetInterval makes the snapshot interval known, where it was not when the Manager was made: the
+// chain's genesis or a restored state says it.
 func (m *Manager) SetInterval(n int64) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -100,8 +106,9 @@ func (m *Manager) interval() int64 {
 	return m.serving.interval
 }
 
-// Close ends a sync that is under way, which leaves the target empty, and lets go of the pins: no snapshot is served any more. Which
-// ones are to stay on disk, and from where on blocks are needed for them, is still answered, also for blocks that come yet.
+// Close ends a sync that is under way, which leaves the target empty, and lets go of the pins: no
+// snapshot is served any more. Which ones are to stay on disk, and from where on blocks are needed
+// for them, is still answered, also for blocks that come yet.
 func (m *Manager) Close() error {
 	m.cancel() // an answer that waits for the pool waits no longer
 	m.serving.Lock()

@@ -6,7 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metricsSubsystem goes between the namespace and the names below. With namespace "starling" they do not meet CometBFT's own.
+// metricsSubsystem goes between the namespace and the names below. With namespace "starling" they
+// do not meet CometBFT's own.
 const metricsSubsystem = "statesync"
 
 // Metrics are what operators watch. A nil *Metrics counts nothing.
@@ -16,7 +17,8 @@ type Metrics struct {
 	chunks                                                  prometheus.Gauge
 }
 
-// BanReason is about what a peer has been proved to lie. There are only these, so that they can be a label.
+// BanReason is about what a peer has been proved to lie. There are only these, so that they can be
+// a label.
 type BanReason string
 
 // The reasons.
@@ -29,7 +31,8 @@ const (
 
 var banReasons = []BanReason{BanChunk, BanManifest, BanMessage, BanHeader}
 
-// NewMetrics registers the metrics. Those that are registered already are shared: they count for the whole process.
+// NewMetrics registers the metrics. Those that are registered already are shared: they count for
+// the whole process.
 func NewMetrics(namespace string, registry prometheus.Registerer) *Metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return register(registry, prometheus.NewCounter(prometheus.CounterOpts{
@@ -77,7 +80,8 @@ func (m *Metrics) snapshotOffered() {
 	}
 }
 
-// Restoring counts the beginning of a restore; ChunkVerified and ChunkRejected what comes of it. They are for ways in of other packages.
+// Restoring counts the beginning of a restore; ChunkVerified and ChunkRejected what comes of it.
+// They are for ways in of other packages.
 func (m *Metrics) Restoring(chunks int) { m.restoring(chunks) }
 
 // ChunkVerified counts a chunk.

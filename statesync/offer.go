@@ -28,12 +28,13 @@ const hashBytes = len(avlstar.Hash{})
 // maxDigits is the length of the largest number of chunks, 2^32−1, in decimal.
 const maxDigits = 10
 
-// judge decides on an offered snapshot from nothing but the offer and the app hash that the light client vouches for. The
-// manifest comes with ACCEPT, the reason with everything else.
+// judge decides on an offered snapshot from nothing but the offer and the app hash that the light
+// client vouches for. The manifest comes with ACCEPT, the reason with everything else.
 //
-// CometBFT takes two offers for the same snapshot if `height:format:chunks ‖ hash ‖ metadata` is equal, where only the numbers
-// have separators and chunks is decimal. It keeps the fields of the first to arrive and counts every sender as its sender. So
-// the fields are judged as the one string that the senders share: a liar may have moved bytes between them.
+// CometBFT takes two offers for the same snapshot if `height:format:chunks ‖ hash ‖ metadata` is
+// equal, where only the numbers have separators and chunks is decimal. It keeps the fields of the
+// first to arrive and counts every sender as its sender. So the fields are judged as the one string
+// that the senders share: a liar may have moved bytes between them.
 func judge(s *abci.Snapshot, trusted []byte, interval int64) (offerResult, *avlstar.Manifest, error) {
 	switch {
 	case s == nil:
@@ -43,7 +44,8 @@ func judge(s *abci.Snapshot, trusted []byte, interval int64) (offerResult, *avls
 	case s.Height == 0 || s.Height > math.MaxInt64:
 		return offerReject, nil, fmt.Errorf("height %d cannot be", s.Height)
 	case interval > 0 && s.Height%uint64(interval) != 0:
-		// Not REJECT_SENDER: if it is us who have the wrong interval, every honest peer would be banned.
+		// Not REJECT_SENDER: if it is us who have the wrong interval, every honest peer would be
+		// banned.
 		return offerReject, nil, fmt.Errorf("height %d is not a multiple of the snapshot interval %d", s.Height, interval)
 	case len(trusted) != hashBytes:
 		return offerAbort, nil, fmt.Errorf("the chain's app hash has %d bytes, want %d: it is not a Starling chain", len(trusted), hashBytes)
@@ -61,8 +63,9 @@ func judge(s *abci.Snapshot, trusted []byte, interval int64) (offerResult, *avls
 	return offerAccept, manifest, nil
 }
 
-// honestReading finds how many leading bytes d of joined are the digits of the number of chunks, so that the app hash and a
-// manifest of it with so many chunks follow. The error is the one of the reading that is asked for.
+// honestReading finds how many leading bytes d of joined are the digits of the number of chunks, so
+// that the app hash and a manifest of it with so many chunks follow. The error is the one of the
+// reading that is asked for.
 func honestReading(joined []byte, asked int, appHash avlstar.Hash) (d int, m *avlstar.Manifest, err error) {
 	err = errors.New("hash and metadata do not begin with the chain's app hash")
 	for d := 1; d <= maxDigits && d+hashBytes <= len(joined); d++ {
@@ -87,15 +90,15 @@ func honestReading(joined []byte, asked int, appHash avlstar.Hash) (d int, m *av
 	return 0, nil, err
 }
 
-// OfferSnapshot answers the ABCI call. Whatever sync was under way is over: CometBFT makes an offer only when the one before
-// has come to an end. On ACCEPT the target is empty and waits for chunks.
+// OfferSnapshot answers the ABCI call. Whatever sync was under way is over: CometBFT makes an offer
+// only when the one before has come to an end. On ACCEPT the target is empty and waits for chunks.
 func (m *Manager) OfferSnapshot(_ context.Context, req *abci.RequestOfferSnapshot) (*abci.ResponseOfferSnapshot, error) {
 	m.receiving.Lock()
 	defer m.receiving.Unlock()
 	m.opts.Metrics.snapshotOffered()
 	result, err := m.offer(req)
 	if result == offerAbort {
-		m.log.Error("State sync cannot go on", "height", req.GetSnapshot().GetHeight(), "err", err)
+		m.log.Error("State sync cannot continue", "height", req.GetSnapshot().GetHeight(), "err", err)
 	} else if err != nil {
 		m.log.Info("Snapshot refused", "height", req.GetSnapshot().GetHeight(), "answer", result.String(), "reason", err)
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// FuzzOffer has any snapshot offered: what is accepted is the chain's own, with the fields where an honest node puts them.
+// FuzzOffer has any snapshot offered: what is accepted is the chain's own, with the fields where an
+// honest node puts them.
 func FuzzOffer(f *testing.F) {
 	v, err := avlstar.Empty(64)
 	require.NoError(f, err)

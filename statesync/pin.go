@@ -11,18 +11,20 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// pin is a snapshot that can be served. It may be dropped at any time, so who serves from it takes a reference of its own before it
-// leaves the lock: see pinned.
+// pin is a snapshot that can be served. It may be dropped at any time, so who serves from it takes
+// a reference of its own before it leaves the lock: see pinned.
 type pin struct {
 	height int64
 	source
 	asked time.Time // when it was last offered, or a chunk of it asked for; guarded by serving
 	left  time.Time // when it was seen not to be among the newest any more; guarded by serving
-	// noBlocks: CometBFT has not the blocks that follow on it any more, so nothing is gained by keeping later ones.
+	// noBlocks: CometBFT has not the blocks that follow on it any more, so nothing is gained by
+	// keeping later ones.
 	noBlocks bool
 }
 
-// source is what a snapshot is served from, counted like a version: a version in memory, or a description in memory and leaves on disk.
+// source is what a snapshot is served from, counted like a version: a version in memory, or a
+// description in memory and leaves on disk.
 type source interface {
 	numChunks() uint32
 	appHash() avlstar.Hash
@@ -64,11 +66,12 @@ func (s *inMemory) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
 func (s *inMemory) retain()  { s.version.Retain() }
 func (s *inMemory) release() { s.version.Release() }
 
-// Pin is a state on disk, as it was at some height. Range may be called concurrently, Close once, last.
+// Pin is a state on disk, as it was at some height. Range may be called concurrently, Close once,
+// last.
 type Pin interface {
-	// Range returns the records of the leaves with keys in [first, after), where nil is open, as in a chunk (docs/spec/chunks.md)
-	// but for the first height, which may be any. bytes is how long they should be; where they are longer it may return a part.
-	// What it returns is the caller's.
+	// Range returns the records of the leaves with keys in [first, after), where nil is open, as in
+	// a chunk (docs/spec/chunks.md) but for the first height, which may be any. bytes is how long
+	// they should be; where they are longer it may return a part. What it returns is the caller's.
 	Range(first, after []byte, bytes uint64) (records []byte, err error)
 	Close() error
 }
@@ -76,7 +79,8 @@ type Pin interface {
 // ErrDamagedPin says that a snapshot on disk is not what it was when it was stored.
 var ErrDamagedPin = errors.New("the snapshot on disk is damaged")
 
-// onDisk serves from a stored pin, which it opens at the first chunk. What the disk says is not believed: see chunk.
+// onDisk serves from a stored pin, which it opens at the first chunk. What the disk says is not
+// believed: see chunk.
 type onDisk struct {
 	*pinDescription
 	open func(height int64) (Pin, error)

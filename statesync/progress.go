@@ -28,7 +28,7 @@ func (p *progress) verified(bytes int) {
 	p.bytes += uint64(bytes)
 }
 
-// rejected counts a bad chunk, and says whether it is the first of its sender.
+// rejected counts a bad chunk, and reports whether it is the first of its sender.
 func (p *progress) rejected(sender string) (newPeer bool) {
 	p.bad++
 	newPeer = sender != "" && !p.badPeers[sender]
@@ -56,7 +56,7 @@ func (p *progress) left(elapsed time.Duration) (time.Duration, bool) {
 	return time.Duration(float64(elapsed) * float64(p.totalBytes-p.bytes) / float64(p.bytes)), true
 }
 
-// report says every few seconds how far the sync is, also when nothing arrives.
+// report logs every few seconds how far the sync is, also when nothing arrives.
 func (s *session) report(every time.Duration) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

@@ -4,7 +4,8 @@ import (
 	"slices"
 )
 
-// chunkQueue behaves as CometBFT v0.40.0's statesync/chunks.go, in memory and without waiting, method by method.
+// chunkQueue behaves as CometBFT v0.40.0's statesync/chunks.go, in memory and without waiting,
+// method by method.
 type chunkQueue struct {
 	size      uint32
 	chunks    map[uint32][]byte
@@ -17,7 +18,8 @@ func newChunkQueue(size uint32) *chunkQueue {
 	return &chunkQueue{size, map[uint32][]byte{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]bool{}}
 }
 
-// add ignores chunks that are there. It takes chunks that nobody asked for, and does not care whether the sender was rejected.
+// add ignores chunks that are there. It takes chunks that nobody asked for, and does not care
+// whether the sender was rejected.
 func (q *chunkQueue) add(index uint32, data []byte, sender string) {
 	if index >= q.size || data == nil || q.chunks[index] != nil {
 		return
@@ -35,7 +37,8 @@ func (q *chunkQueue) allocate() (uint32, bool) {
 	return 0, false
 }
 
-// discard makes a chunk available for allocation and to be returned again; it does nothing if the chunk is not there.
+// discard makes a chunk available for allocation and to be returned again; it does nothing if the
+// chunk is not there.
 func (q *chunkQueue) discard(index uint32) {
 	if q.chunks[index] == nil {
 		return

@@ -26,7 +26,7 @@ func released(v *avlstar.Version) bool {
 // A version lives as long as it is pinned, and no longer.
 func TestPinsHoldReferences(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
-	m := NewManager(Options{Interval: 1, Keep: 2, Hold: time.Minute, Now: func() time.Time { return now }})
+	m := NewManager(Options{Interval: 1, Keep: 2, Hold: time.Minute, now: func() time.Time { return now }})
 	v := randomTree(t, newRNG(t, 5), 50, 200)
 	var all []*avlstar.Version // all[h-1] was committed at height h
 	inUse := func() (heights []int64) {
@@ -68,8 +68,8 @@ func TestPinsHoldReferences(t *testing.T) {
 	require.Empty(t, inUse())
 }
 
-// A manifest that takes for ever to be encoded: meanwhile versions are committed, the pin goes, and even Close does not wait. The list
-// that comes in the end is right.
+// A manifest that takes for ever to be encoded: meanwhile versions are committed, the pin goes, and
+// even Close does not wait. The list that comes in the end is right.
 func TestSlowServingDelaysNobody(t *testing.T) {
 	m := NewManager(Options{Interval: 1, Keep: 1})
 	v := randomTree(t, newRNG(t, 6), 50, 200)
@@ -105,10 +105,11 @@ func TestSlowServingDelaysNobody(t *testing.T) {
 	require.True(t, released(v))
 }
 
-// Joiners ask for chunks while blocks drop the pins that they ask for, under the eyes of the race detector: each chunk is right or missing.
+// Joiners ask for chunks while blocks drop the pins that they ask for, under the eyes of the race
+// detector: each chunk is right or missing.
 func TestServingWhilePinsAreDropped(t *testing.T) {
 	var clock atomic.Int64 // nothing is held
-	m := NewManager(Options{Interval: 1, Keep: 1, Hold: 1, Now: func() time.Time { return time.Unix(clock.Add(1), 0) }})
+	m := NewManager(Options{Interval: 1, Keep: 1, Hold: 1, now: func() time.Time { return time.Unix(clock.Add(1), 0) }})
 	v := randomTree(t, newRNG(t, 7), 100, 200)
 	m.Committed(1, v)
 	var (
@@ -160,7 +161,8 @@ func TestServingWhilePinsAreDropped(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// A restored state belongs to the target and, where it is served on, to the pin; one that comes to nothing to nobody.
+// A restored state belongs to the target and, where it is served on, to the pin; one that comes to
+// nothing to nobody.
 func TestRestoredStatesAreReleased(t *testing.T) {
 	want := randomTree(t, newRNG(t, 8), 100, 200)
 	server := serverOf(t, want, 20)

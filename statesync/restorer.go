@@ -7,48 +7,58 @@ import (
 	"iter"
 	"runtime"
 	"sync"
-	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Target is where a restored state goes. Begin comes first, Commit or Abort last; Write may be called concurrently, at most
-// once for each chunk, and never together with the others. Errors are failures of our own (a full disk), never a peer's.
+// Target is where a restored state goes. Begin comes first, Commit or Abort last; Write may be
+// called concurrently, at most once for each chunk, and never together with the others. Errors are
+// failures of our own (a full disk), never a peer's.
 type Target interface {
-	// Begin forgets whatever state there is, whole or half restored, and gets ready for the one that m describes.
+	// Begin forgets whatever state there is, whole or half restored, and gets ready for the one
+	// that m describes.
 	Begin(height int64, m *avlstar.Manifest) error
-	// Write takes verified chunk k. It need not be durable before Commit. Leaves gives the records to store, during the call.
+	// Write takes verified chunk k. It need not be durable before Commit. Leaves gives the records
+	// to store, during the call.
 	Write(k uint32, c *avlstar.Chunk) error
-	// Commit makes v, put together from all chunks, the state of this node: durable and published when it returns nil. It retains v
-	// where it keeps it. It may refuse with ErrWrongInterval; Abort follows every error.
+	// Commit makes v, put together from all chunks, the state of this node: durable and published
+	// when it returns nil. It retains v where it keeps it. It may refuse with ErrWrongInterval;
+	// Abort follows every error.
 	Commit(height int64, v *avlstar.Version) error
 	// Abort forgets what was written, so that the node stays empty.
 	Abort() error
 }
 
-// Builder is a Target that makes the version itself, of what it wrote: so that a state need not fit into memory to be restored.
-// The Restorer keeps no chunk then.
+// Builder is a Target that makes the version itself, of what it wrote: so that a state need not fit
+// into memory to be restored. The Restorer keeps no chunk then.
 type Builder interface {
 	Target
-	// Build is called once all chunks are written, before Commit. The version that it returns is checked against the manifest and goes
-	// to Commit; the caller releases it.
+	// Build is called once all chunks are written, before Commit. The version that it returns is
+	// checked against the manifest and goes to Commit; the caller releases it.
 	Build() (*avlstar.Version, error)
 }
 
-// Resumer is a Target whose unfinished restore survives the end of the process, and can be turned to another snapshot. What it has is
-// verified like what a peer sends.
+// Resumer is a Target whose unfinished restore survives the end of the process, and can be turned
+// to another snapshot. What it has is verified like what a peer sends.
 type Resumer interface {
 	Target
-	// Continue is Begin without forgetting what an unfinished restore wrote. It remembers m, beside the app hash that it was verified against.
+	// Continue is Begin without forgetting what an unfinished restore wrote. It remembers m, beside
+	// the app hash that it was verified against.
 	Continue(height int64, m *avlstar.Manifest) error
-	// Stored returns the records of chunk k of the manifest, as a chunk, if Write has had them; nil if not. Where they cannot be read, it
-	// has forgotten them. It may be called concurrently.
+	// Stored returns the records of chunk k of the manifest, as a chunk, if Write has had them; nil
+	// if not, or if they cannot be read. It may be called concurrently.
 	Stored(k uint32) []byte
+	// Forget removes what there is of chunk k, which is not the chunk: Write may come for it. It
+	// does nothing where there is nothing. It comes before the first Write, and may be called
+	// concurrently.
+	Forget(k uint32) error
 }
 
 var (
-	// ErrWrongInterval is Target.Commit's answer to a state whose own parameters have another snapshot interval than its
-	// height allows: no honest peer offers that snapshot.
+	// ErrWrongInterval is Target.Commit's answer to a state whose own parameters have another
+	// snapshot interval than its height allows: no honest peer offers that snapshot.
 	ErrWrongInterval = errors.New("the state's parameters allow no snapshot at this height")
 	// ErrOver: the restore was committed or aborted.
 	ErrOver = errors.New("the restore is over")
@@ -56,8 +66,8 @@ var (
 	ErrIncomplete = errors.New("chunks are missing")
 )
 
-// Leaves yields the leaves of chunk k as a node stores them. Inside a chunk the first record has height 0; in the whole tree it
-// has its boundary height, which stands in the manifest.
+// Leaves yields the leaves of chunk k as a node stores them. Inside a chunk the first record has
+// height 0; in the whole tree it has its boundary height, which stands in the manifest.
 func Leaves(m *avlstar.Manifest, k uint32, c *avlstar.Chunk) iter.Seq[avlstar.Leaf] {
 	return func(yield func(avlstar.Leaf) bool) {
 		first := true
@@ -73,8 +83,10 @@ func Leaves(m *avlstar.Manifest, k uint32, c *avlstar.Chunk) iter.Seq[avlstar.Le
 	}
 }
 
-// Restorer turns the chunks of one snapshot into a state in a Target, all of it or nothing. It does not care where chunks come
-// from, nor in which order. Its methods may be called concurrently.
+// Restorer turns the chunks of one snapshot into a state in a Target, all of it or nothing. Chunks
+// may come from anywhere, in any order. It alone knows which chunks are written, and by whom: what
+// lies below, down to the disk, only refuses what breaks that. Its methods may be called
+// concurrently.
 type Restorer struct {
 	target  Target
 	builder Builder // target, where it is one; else nil
@@ -97,7 +109,8 @@ type Restorer struct {
 	}
 }
 
-// BeginRestore begins to restore the state after block height. m must have been verified against that state's app hash.
+// BeginRestore begins to restore the state after block height. m must have been verified against
+// that state's app hash.
 func BeginRestore(target Target, height int64, m *avlstar.Manifest) (*Restorer, error) {
 	want, err := m.Commitment()
 	if err != nil {
@@ -120,9 +133,10 @@ func newRestorer(target Target, height int64, m *avlstar.Manifest, want avlstar.
 	return r
 }
 
-// ContinueRestore is BeginRestore that keeps what an unfinished restore has in common with m. Each chunk that the target has is verified
-// again; progress, if not nil, is called after each that was looked for, not concurrently. Ending ctx stops that, and leaves the target as it is;
-// so do later failures of the target's.
+// ContinueRestore is BeginRestore that keeps what an unfinished restore has in common with m. Each
+// chunk that the target has is verified again; progress, if not nil, is called after each that was
+// looked for, not concurrently. Ending ctx stops that, and leaves the target as it is; so do later
+// failures of the target's.
 func ContinueRestore(ctx context.Context, target Resumer, height int64, m *avlstar.Manifest, progress func(done int)) (*Restorer, error) {
 	want, err := m.Commitment()
 	if err == nil {
@@ -134,46 +148,62 @@ func ContinueRestore(ctx context.Context, target Resumer, height int64, m *avlst
 	r := newRestorer(target, height, m, want)
 	r.keep = true
 	var (
-		wg   sync.WaitGroup
-		next atomic.Int64
-		told sync.Mutex
-		done int
+		readers errgroup.Group
+		told    sync.Mutex
+		done    int // guarded by told
 	)
-	for range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			for k := next.Add(1) - 1; k < int64(len(m.Entries)) && ctx.Err() == nil; k = next.Add(1) - 1 {
-				r.stored(target, uint32(k))
-				if progress != nil {
-					told.Lock()
-					done++
-					progress(done)
-					told.Unlock()
-				}
+	readers.SetLimit(runtime.GOMAXPROCS(0))
+	for k := range m.Entries {
+		if ctx.Err() != nil {
+			break
+		}
+		readers.Go(func() error {
+			r.stored(target, uint32(k))
+			if progress != nil {
+				told.Lock()
+				defer told.Unlock()
+				done++
+				progress(done)
 			}
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = readers.Wait() // failures end the restore, see Accept
 	return r, ctx.Err()
 }
 
-// stored looks whether the target has chunk k. What it has and is not the chunk is as good as nothing.
+// stored looks whether the target has chunk k. What it has and is not the chunk is removed, so that
+// the chunk can be written.
 func (r *Restorer) stored(target Resumer, k uint32) {
+	c := r.readBack(target, k)
+	var err error
+	if c != nil {
+		err = r.assemble(k, c)
+	} else if err = target.Forget(k); err != nil {
+		err = fmt.Errorf("restoring height %d: remove what is not chunk %d: %w", r.height, k, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err != nil:
+		r.mu.failed = err
+	case c != nil:
+		r.has(k)
+	}
+}
+
+// readBack returns chunk k as the target has it, verified; nil if that is not the chunk, or
+// nothing.
+func (r *Restorer) readBack(target Resumer, k uint32) *avlstar.Chunk {
 	data := target.Stored(k)
 	if data == nil {
-		return
+		return nil
 	}
 	c, err := r.manifest.VerifyChunk(k, data)
 	if err != nil {
-		return
+		return nil
 	}
-	err = r.assemble(k, c)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err != nil {
-		r.mu.failed = err
-		return
-	}
-	r.has(k)
+	return c
 }
 
 // assemble makes a verified chunk, which is stored, part of the tree.
@@ -193,32 +223,26 @@ func (r *Restorer) has(k uint32) {
 	r.mu.missing--
 }
 
-// Stored reads back and verifies chunk k, if it was accepted and the target is a Resumer, else it returns nil. It is for the time before
-// Commit and Leave.
+// Stored reads back and verifies chunk k, if it was accepted and the target is a Resumer, else it
+// returns nil. It is for the time before Commit and Leave.
 func (r *Restorer) Stored(k uint32) *avlstar.Chunk {
 	resumer, ok := r.target.(Resumer)
 	if _, missing := r.Want(k); !ok || missing {
 		return nil
 	}
-	data := resumer.Stored(k)
-	if data == nil {
-		return nil
-	}
-	c, err := r.manifest.VerifyChunk(k, data)
-	if err != nil {
-		return nil
-	}
-	return c
+	return r.readBack(resumer, k)
 }
 
-// Leave ends the restore and leaves the target with what was written, for a ContinueRestore to come.
+// Leave ends the restore and leaves the target with what was written, for a ContinueRestore to
+// come.
 func (r *Restorer) Leave() {
 	r.life.Lock()
 	defer r.life.Unlock()
 	_ = r.end(nil) // nothing is aborted, nothing fails
 }
 
-// Want says how long chunk k is; false if it is not missing. A chunk of another length is not worth looking at.
+// Want returns the length of chunk k in bytes, and whether it is missing. A chunk of another length
+// need not be looked at.
 func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
 	if int64(k) >= int64(len(r.manifest.Entries)) {
 		return 0, false
@@ -228,7 +252,8 @@ func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
 	return r.manifest.Entries[k].Root.Bytes, !r.mu.written[k]
 }
 
-// Paged says that the target makes the version of what it wrote (Builder), since it may be larger than memory.
+// Paged reports whether the target makes the version of what it wrote (Builder), since the state
+// may be larger than memory.
 func (r *Restorer) Paged() bool { return r.builder != nil }
 
 // Missing returns how many chunks are still to come.
@@ -238,9 +263,10 @@ func (r *Restorer) Missing() int {
 	return r.mu.missing
 }
 
-// Accept verifies data as chunk k and hands it to the target; data must not be changed afterwards. An error that is
-// avlstar.ErrInvalidChunk means that these bytes are not that chunk, and costs nothing else; any other is our own failure and
-// ends the restore. A chunk that is already there, or being written, is not looked at again: fresh is false, when it is there.
+// Accept verifies data as chunk k and hands it to the target; data must not be changed afterwards.
+// An error that is avlstar.ErrInvalidChunk means that these bytes are not that chunk, and costs
+// nothing else; any other is our own failure and ends the restore. A chunk that is already there,
+// or being written, is not looked at again: fresh is false, when it is there.
 func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 	r.life.RLock()
 	defer r.life.RUnlock()
@@ -287,8 +313,8 @@ func (r *Restorer) accepting(k uint32) (bool, error) {
 	return false, r.written(k)
 }
 
-// written waits until chunk k, which somebody else is writing, is written: then it is not missing any more when Accept returns. The caller
-// holds r.mu.
+// written waits until chunk k, which somebody else is writing, is written: then it is not missing
+// any more when Accept returns. The caller holds r.mu.
 func (r *Restorer) written(k uint32) error {
 	for !r.mu.written[k] && r.mu.failed == nil {
 		r.mu.moved.Wait()
@@ -296,7 +322,8 @@ func (r *Restorer) written(k uint32) error {
 	return r.mu.failed
 }
 
-// claim makes the caller the one who writes chunk k: of two good copies that arrive together, one is dropped.
+// claim makes the caller the one who writes chunk k: of two good copies that arrive together, one
+// is dropped.
 func (r *Restorer) claim(k uint32) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -307,8 +334,8 @@ func (r *Restorer) claim(k uint32) (bool, error) {
 	return true, nil
 }
 
-// Commit puts the tree together, makes it the state of the target and returns it; the caller releases it. After an error the restore is
-// over and the target empty.
+// Commit puts the tree together, makes it the state of the target and returns it; the caller
+// releases it. After an error the restore is over and the target empty.
 func (r *Restorer) Commit() (*avlstar.Version, error) {
 	r.life.Lock()
 	defer r.life.Unlock()

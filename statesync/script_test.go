@@ -196,7 +196,7 @@ func (s *script) present(k uint32, data []byte, sender string) *abci.ResponseApp
 	return apply(s.t, s.m, k, data, sender)
 }
 
-// isLast says whether every chunk will have been presented once k is.
+// isLast reports whether every chunk will have been presented once k is.
 func (s *script) isLast(k uint32) bool {
 	s.m.receiving.Lock()
 	defer s.m.receiving.Unlock()

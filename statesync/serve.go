@@ -3,7 +3,6 @@ package statesync
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"slices"
 
@@ -13,15 +12,18 @@ import (
 )
 
 const (
-	// maxManifestBytes: CometBFT drops a peer that sends a snapshot message above 4,000,000 bytes. The other fields fit the rest.
+	// maxManifestBytes: CometBFT drops a peer that sends a snapshot message above 4,000,000 bytes.
+	// The other fields fit the rest.
 	maxManifestBytes = 3_999_900
-	// minEntryBytes is the least length of a manifest's entry but the first: boundary height, key hash, root height, bytes, root
-	// hash. It bounds a manifest from below without encoding it; so no snapshot reaches CometBFT's 100,000 chunks either.
+	// minEntryBytes is the least length of a manifest's entry but the first: boundary height, key
+	// hash, root height, bytes, root hash. It bounds a manifest from below without encoding it; so
+	// no snapshot reaches CometBFT's 100,000 chunks either.
 	minEntryBytes = 1 + 32 + 1 + 1 + 32
 )
 
-// Committed tells that block height is committed and v the state after it. Where a snapshot is due it pins v, which it then retains,
-// and it drops what is neither among the newest nor asked for. It returns at once: what a joiner asks for is made when it asks.
+// Committed is called when block height is committed, with the state v after it. Where a snapshot
+// is due it retains v as a pin, and it drops pins that are neither among the newest nor asked for.
+// It returns at once: what a joiner asks for is made when it asks.
 func (m *Manager) Committed(height int64, v *avlstar.Version) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -41,26 +43,27 @@ func (m *Manager) Committed(height int64, v *avlstar.Version) {
 	s.pins = append(s.pins, p)
 }
 
-// due says whether a snapshot is to be taken at height. The caller holds m.serving.
+// due reports whether a snapshot is to be taken at height. The caller holds m.serving.
 func (m *Manager) due(height int64) bool {
 	n := m.serving.interval
 	return m.opts.Keep > 0 && n > 0 && height > 0 && height%n == 0
 }
 
-// Due says whether a snapshot is to be taken at height.
+// Due reports whether a snapshot is to be taken at height.
 func (m *Manager) Due(height int64) bool {
 	m.serving.Lock()
 	defer m.serving.Unlock()
 	return m.due(height)
 }
 
-// PinData describes v, the state after block height, where its snapshot is worth storing now: nil where none is to be taken, or newer
-// ones have taken its place since. What is stored with it can be served after a restart, see AddStored.
+// PinData describes v, the state after block height, where its snapshot is worth storing now: nil
+// where none is to be taken, or newer ones have taken its place since. What is stored with it can
+// be served after a restart, see AddStored.
 func (m *Manager) PinData(height int64, v *avlstar.Version) []byte {
 	if !m.wanted(height) || v.NumChunks() == 0 {
 		return nil
 	}
-	data, err := EncodePin(height, v)
+	data, err := EncodePin(v)
 	if err != nil {
 		m.log.Error("A snapshot cannot be stored: a restart will forget it", "height", height, "err", err)
 		return nil
@@ -74,20 +77,18 @@ func (m *Manager) wanted(height int64) bool {
 	return m.due(height) && (height > m.serving.told || slices.ContainsFunc(m.serving.pins, func(p *pin) bool { return p.height == height }))
 }
 
-// AddStored makes a snapshot known that is on disk since before a restart, with the description that PinData made. They come in ascending
-// order, before Committed is called. It is served like the others, but for two things: every chunk is verified before it
-// leaves, and where one is damaged the snapshot is dropped; and where CometBFT has not the blocks any more that follow on it
-// (BlocksFrom), it does not keep others from being pruned. (Its blocks are kept as long as it is offered. So that is for a
-// node whose blocks were pruned or replaced by hand. A joiner then needs other peers for the blocks, which it asks anyway.)
-// Who stores snapshots removes those that Held does not name. One without description was not worth storing in the end.
+// AddStored adds a snapshot that was on disk before a restart, with the description that PinData
+// made. Calls come in ascending order of height, before Committed is called. It is served like the
+// others, with two differences. Every chunk is verified before it is sent, and a damaged one drops
+// the snapshot. And where CometBFT no longer has the blocks that follow it (BlocksFrom: they were
+// pruned or replaced by hand), it does not keep later blocks from being pruned; a joiner then needs
+// other peers for the blocks, which it asks anyway. Whoever stores snapshots removes those that
+// Held does not name. One without a description was not worth storing in the end, and is ignored.
 func (m *Manager) AddStored(height int64, data []byte) {
 	if len(data) == 0 {
 		return
 	}
-	d, err := decodePin(data)
-	if err == nil && d.height != height {
-		err = fmt.Errorf("%w: it is of height %d", ErrDamagedPin, d.height)
-	}
+	d, err := decodePin(height, data)
 	m.serving.Lock()
 	defer m.serving.Unlock()
 	s := &m.serving
@@ -102,8 +103,8 @@ func (m *Manager) AddStored(height int64, data []byte) {
 	}
 }
 
-// Held returns the heights of the snapshots that are pinned, ascending. A stored one that is not among them any more may still be open, where
-// somebody is just being served from it.
+// Held returns the heights of the snapshots that are pinned, ascending. A stored one that is not
+// among them any more may still be open, where somebody is just being served from it.
 func (m *Manager) Held() []int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -133,15 +134,16 @@ func (m *Manager) letGo(p *pin) {
 	}
 }
 
-// drop lets go of the pins before the newest, but for those that were asked for lately. Where snapshots follow each other faster
-// than a join goes, a joiner could otherwise never end. The caller holds m.serving.
+// drop lets go of the pins before the newest, but for those that were asked for lately. Where
+// snapshots follow each other faster than a join goes, a joiner could otherwise never end. The
+// caller holds m.serving.
 func (m *Manager) drop() {
 	s := &m.serving
 	old := len(s.pins) - m.opts.Keep
 	if old <= 0 {
 		return
 	}
-	now := m.opts.Now()
+	now := m.opts.now()
 	kept := make([]*pin, 0, len(s.pins))
 	for i, p := range s.pins[:old] {
 		if p.left.IsZero() {
@@ -160,7 +162,7 @@ func (m *Manager) drop() {
 func (m *Manager) note(p *pin) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
-	p.asked = m.opts.Now()
+	p.asked = m.opts.now()
 }
 
 // sayTooLarge logs, once, why snapshots are missing. The caller holds m.serving.
@@ -189,7 +191,8 @@ func (m *Manager) pinned() []*pin {
 	return pins
 }
 
-// offered yields the pins that can be offered, newest first, each valid while it is looked at. It encodes manifests, outside of locks.
+// offered yields the pins that can be offered, newest first, each valid while it is looked at. It
+// encodes manifests, outside of locks.
 func (m *Manager) offered() iter.Seq[*pin] {
 	return func(yield func(*pin) bool) {
 		pins := m.pinned()
@@ -223,9 +226,9 @@ func (m *Manager) find(height uint64) *pin {
 	return nil
 }
 
-// OldestServed returns the lowest height of a pin, 0 if there is none. Joiners need the blocks from there on, so stored ones count
-// where those blocks are there (see AddStored). It depends on what was asked for and when, so it is for pruning, never for
-// anything that nodes must agree on.
+// OldestServed returns the lowest height of a pin, 0 if there is none. Joiners need the blocks from
+// there on, so stored ones count where those blocks are there (see AddStored). It depends on what
+// was asked for and when, so it is for pruning, never for anything that nodes must agree on.
 func (m *Manager) OldestServed() int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -266,8 +269,8 @@ func (m *Manager) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*a
 	return resp, nil
 }
 
-// LoadSnapshotChunk answers the ABCI call. What is not there is a nil chunk, which CometBFT passes on as "missing"; an empty one
-// that is not nil would get this node disconnected.
+// LoadSnapshotChunk answers the ABCI call. What is not there is a nil chunk, which CometBFT passes
+// on as "missing"; an empty one that is not nil would get this node disconnected.
 func (m *Manager) LoadSnapshotChunk(_ context.Context, req *abci.RequestLoadSnapshotChunk) (*abci.ResponseLoadSnapshotChunk, error) {
 	if req.Format != Format {
 		return &abci.ResponseLoadSnapshotChunk{}, nil

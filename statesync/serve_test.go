@@ -61,7 +61,7 @@ func TestPinsTheNewestAtMultiples(t *testing.T) {
 func TestSnapshotsThatAreAskedForStay(t *testing.T) {
 	v := randomTree(t, newRNG(t, 3), 50, 200)
 	now := time.Unix(1_700_000_000, 0)
-	m := NewManager(Options{Interval: 1, Keep: 2, Hold: time.Minute, Now: func() time.Time { return now }})
+	m := NewManager(Options{Interval: 1, Keep: 2, Hold: time.Minute, now: func() time.Time { return now }})
 	commit := func(from, to int64) {
 		for h := from; h <= to; h++ {
 			m.Committed(h, v)
@@ -122,7 +122,7 @@ func TestServedSnapshots(t *testing.T) {
 	require.Empty(t, NewManager(Options{}).List())
 }
 
-// With one leaf to a chunk, a manifest grows by some 70 bytes for each key.
+// With one leaf to a chunk, a manifest grows by about 70 bytes for each key.
 func TestTooLargeSnapshotsAreNotOffered(t *testing.T) {
 	v, err := avlstar.Empty(1)
 	require.NoError(t, err)
@@ -163,7 +163,7 @@ func TestMetricsAndProgress(t *testing.T) {
 	target := &fakeTarget{t: t}
 	m := NewManager(Options{
 		Target: target, Interval: interval, Keep: 1, Logger: log.NewTMLogger(&lines),
-		Metrics: NewMetrics("starling", registry), ProgressEvery: time.Millisecond,
+		Metrics: NewMetrics("starling", registry), progressEvery: time.Millisecond,
 	})
 	NewMetrics("starling", registry) // shared, not refused
 	require.Equal(t, offerAccept, offer(t, m, offerOf(t, serverOf(t, v, 10))))

@@ -7,14 +7,15 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Served is a snapshot that somebody is served from over our own transport (package fastsync). It stays as it is until Release, whatever
-// the chain does meanwhile.
+// Served is a snapshot that somebody is served from over our own transport (package fastsync). It
+// stays as it is until Release, whatever the chain does meanwhile.
 type Served struct {
 	m *Manager
 	p *pin
 }
 
-// Serve returns the snapshot of a height, if it is there. Only a chunk of it marks it as asked for: see Options.Hold. The caller releases it.
+// Serve returns the snapshot of a height, if it is there. Only a chunk of it marks it as asked for:
+// see Options.Hold. The caller releases it.
 func (m *Manager) Serve(height int64) (*Served, bool) {
 	if height <= 0 {
 		return nil, false
@@ -26,8 +27,8 @@ func (m *Manager) Serve(height int64) (*Served, bool) {
 	return &Served{m, p}, true
 }
 
-// Heights returns the heights of all snapshots that can be served, ascending: also those that are only held because somebody asks for them,
-// and those too large for CometBFT's messages.
+// Heights returns the heights of all snapshots that can be served, ascending: also those that are
+// only held because somebody asks for them, and those too large for CometBFT's messages.
 func (m *Manager) Heights() []int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -50,8 +51,8 @@ func (s *Served) Commitment() avlstar.Commitment { return s.p.commitment() }
 // Manifest is encoded; it must not be modified.
 func (s *Served) Manifest() []byte { return s.p.manifest() }
 
-// Chunk returns chunk k, which is the caller's. An index that is not there is an error; so is a snapshot on disk that turns out to be damaged,
-// which is not served any more.
+// Chunk returns chunk k, which is the caller's. An index that is not there is an error; so is a
+// snapshot on disk that turns out to be damaged, which is not served any more.
 func (s *Served) Chunk(k uint32) ([]byte, error) {
 	if err := s.check(k); err != nil {
 		return nil, err

@@ -12,8 +12,9 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// session is one sync under way, from an accepted offer to the last chunk: it keeps in step with CometBFT's chunk queue, which
-// it sees only through the chunks that are presented and the indices that it asks for again.
+// session is one sync under way, from an accepted offer to the last chunk: it keeps in step with
+// CometBFT's chunk queue, which it sees only through the chunks that are presented and the indices
+// that it names to be fetched again.
 //
 //	          presented            verified
 //	absent ─────────────► pending ──────────► there, for good
@@ -44,11 +45,10 @@ type session struct {
 	}
 }
 
-// presence is what we know about a chunk of the queue.
+// presence is what we know about a chunk of the queue. Whether it is there, the restorer knows.
 type presence struct {
 	presented bool
 	pending   uint32 // copies being verified
-	verified  bool
 }
 
 type job struct {
@@ -84,7 +84,7 @@ func (m *Manager) newSession(r *Restorer) *session {
 	for range m.opts.Workers {
 		s.wg.Go(s.work)
 	}
-	s.wg.Go(func() { s.report(m.opts.ProgressEvery) })
+	s.wg.Go(func() { s.report(m.opts.progressEvery) })
 	s.log.Info("State sync: restoring", "height", r.height, "chunks", len(s.mu.chunks), "bytes", s.mu.progress.totalBytes)
 	return s
 }
@@ -122,12 +122,9 @@ func (s *session) done(j job, fresh bool, err error) {
 		s.found(j, err)
 	case err != nil:
 		s.mu.failed = err
-	default:
-		c.verified = true
-		if fresh {
-			s.mu.progress.verified(len(j.data))
-			s.metrics.chunkVerified(len(j.data))
-		}
+	case fresh:
+		s.mu.progress.verified(len(j.data))
+		s.metrics.chunkVerified(len(j.data))
 	}
 	s.mu.changed.Broadcast()
 }
@@ -140,8 +137,9 @@ func (s *session) found(j job, err error) {
 	s.log.Info("State sync: bad chunk", "chunk", j.index, "sender", j.sender, "err", err)
 }
 
-// present takes a chunk and says what to answer. It returns at once, unless the pool is full or this was the last chunk that the
-// queue had: its answer is the last chance to name bad ones, so it waits for the pool.
+// present takes a chunk and says what to answer. It returns at once, unless the pool is full or
+// this was the last chunk that the queue had: its answer is the last chance to name bad ones, so it
+// waits for the pool.
 func (s *session) present(ctx context.Context, j job) (answer, error) {
 	if int64(j.index) >= int64(len(s.mu.chunks)) {
 		// CometBFT refuses such chunks itself. There is nothing that it could fetch again.
@@ -188,10 +186,18 @@ func (s *session) retract(j job) {
 	c := &s.mu.chunks[j.index]
 	c.pending--
 	s.mu.inFlight--
-	if c.presented && c.pending == 0 && !c.verified {
+	if s.lost(j.index) {
 		c.presented = false
 		s.mu.presented--
 	}
+}
+
+// lost reports whether no copy of a chunk that was presented is there, or being verified. The
+// caller holds s.mu.
+func (s *session) lost(k uint32) bool {
+	_, missing := s.restorer.Want(k)
+	c := &s.mu.chunks[k]
+	return c.presented && c.pending == 0 && missing
 }
 
 func (s *session) answer(ctx context.Context) (answer, error) {
@@ -227,9 +233,10 @@ func (s *session) name() (a answer) {
 		if f.sender != "" && !slices.Contains(a.reject, f.sender) {
 			a.reject = append(a.reject, f.sender)
 		}
-		// Not where another copy is there, or is being verified: if that one is bad too, it has a finding of its own.
-		if c := &s.mu.chunks[f.index]; c.presented && c.pending == 0 && !c.verified {
-			c.presented = false
+		// Not where another copy is there, or is being verified: if that one is bad too, it has a
+		// finding of its own.
+		if s.lost(f.index) {
+			s.mu.chunks[f.index].presented = false
 			s.mu.presented--
 			a.refetch = append(a.refetch, f.index)
 		}

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// world is a joining node in a network: CometBFT's chunk queue and fetchers on one side, honest and lying peers on the other.
+// world is a joining node in a network: CometBFT's chunk queue and fetchers on one side, honest and
+// lying peers on the other.
 type world struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -25,7 +26,7 @@ type world struct {
 	races   int               // chunks that liars may still push unasked
 	guilty  map[string]bool   // senders of bad bytes that were presented
 	seen    map[uint32]bool   // indices whose good bytes were presented
-	wrong   map[uint32]bool   // indices whose bad bytes were presented and not yet asked for again
+	wrong   map[uint32]bool   // indices whose bad bytes were presented and not yet re-requested
 	refetch int
 }
 
@@ -169,8 +170,9 @@ func (w *world) run() {
 	require.Equal(w.t, w.guilty, w.banned)
 }
 
-// Whatever lying peers send, and however arrivals, presentations and verdicts interleave: the sync ends with the right state,
-// no verified chunk is asked for again, no honest sender is rejected, each one that was caught is.
+// Whatever lying peers send, and however arrivals, presentations and verdicts interleave: the sync
+// ends with the right state, no verified chunk is re-requested, no honest sender is rejected,
+// each one that was caught is.
 func TestSimulatedSyncsEndWithTheRightState(t *testing.T) {
 	worlds := 150
 	if testing.Short() {
@@ -195,7 +197,8 @@ func TestSimulatedSyncsEndWithTheRightState(t *testing.T) {
 	t.Logf("%d worlds, %d chunks, %d refetched", worlds, chunks, refetched)
 }
 
-// Beyond what CometBFT does: any index at any time, also again, also while a copy of it is being verified.
+// Beyond what CometBFT does: any index at any time, also again, also while a copy of it is being
+// verified.
 func TestAnyPresentation(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := newRNG(t, seed)

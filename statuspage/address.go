@@ -9,14 +9,16 @@ import (
 	"strings"
 )
 
-// ErrNotLoopback: an address that others can reach, without the permission to be.
-var ErrNotLoopback = errors.New("others could reach it there")
+// ErrNotLoopback is returned for an address that other machines can reach, without permission for
+// that.
+var ErrNotLoopback = errors.New("other machines could reach it there")
 
-// CheckAddress checks an address to listen on, host:port. One that is no loopback address needs public.
+// CheckAddress checks an address to listen on, host:port. An address that is not a loopback address
+// needs public.
 func CheckAddress(address string, public bool) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("%q is no address such as 127.0.0.1:26680: %w", address, err)
+		return fmt.Errorf("%q is not an address such as 127.0.0.1:26680: %w", address, err)
 	}
 	if !public && !isLoopback(host) {
 		return fmt.Errorf("%q: %w", address, ErrNotLoopback)
@@ -24,7 +26,8 @@ func CheckAddress(address string, public bool) error {
 	return nil
 }
 
-// isLoopback says that a host is certainly this machine. Names but localhost may change their mind.
+// isLoopback reports whether a host is certainly this machine. Names other than localhost can
+// change their meaning.
 func isLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
@@ -33,9 +36,10 @@ func isLoopback(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// allowed says whether a request may name this host. A site that has its own name lead to 127.0.0.1 (DNS rebinding) names itself, so
-// a name must be one that the operator gave; an address is always this node's, or the request would not be here. What names nothing
-// (HTTP/1.0, as load balancers check health) is no browser.
+// allowed reports whether a request may name this host. A site that makes its own name lead to
+// 127.0.0.1 (DNS rebinding) names itself, so a name must be one that the operator configured. An
+// address is always this node's, or the request would not have arrived here. A request without a
+// host (HTTP/1.0, as load balancers use for health checks) does not come from a browser.
 func (s *Server) allowed(host string) bool {
 	if host == "" {
 		return true

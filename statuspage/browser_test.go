@@ -52,7 +52,8 @@ func (l large) Status() statuspage.Status {
 	return s
 }
 
-// The largest map that has a cell for each chunk, and one with more chunks than cells, both among peers whose names are markup.
+// The largest map that has a cell for each chunk, and one with more chunks than cells, both among
+// peers whose names are markup.
 func TestLargeMapInABrowser(t *testing.T) {
 	chromium, found := browser.Path()
 	if !found {

@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// fresh is how old an answer may be: the Source is asked so often at most.
+	// fresh is the maximum age of an answer, so the Source is asked at most this often.
 	fresh = 250 * time.Millisecond
 	// eventsEvery is the time between two events.
 	eventsEvery = time.Second
 
 	maxConns   = 64
-	localConns = 8  // of these, for this machine only: so that nobody else can keep out its supervisor's health checks
+	localConns = 8  // of these, reserved for this machine, for its supervisor's health checks
 	maxEvents  = 16 // connections of /events
 
 	readTimeout  = 5 * time.Second
-	writeTimeout = 10 * time.Second // for an answer, and for each event
+	writeTimeout = 10 * time.Second // for each answer and each event
 	idleTimeout  = 30 * time.Second
 	maxHeader    = 8 << 10
 )
@@ -37,22 +37,22 @@ const (
 type Options struct {
 	Logger log.Logger
 	Source Source
-	Public bool     // addresses beside loopback may be listened on, and named by requests
-	Hosts  []string // names that requests may call this node by, beside localhost
-	// Mount adds what else is served here; nil: nothing.
+	Public bool     // allows listening on, and requests that name, other than loopback addresses
+	Hosts  []string // names besides localhost by which requests may call this node
+	// Mount adds further handlers; nil: none.
 	Mount func(*http.ServeMux)
 }
 
-// Server serves the page, from Listen to Close.
+// Server serves the page, from Listen until Close.
 type Server struct {
 	o        Options
 	listener net.Listener
 	http     *http.Server
 	mux      *http.ServeMux
 	serving  sync.WaitGroup
-	events   chan struct{} // a place for each connection of /events
+	events   chan struct{} // one slot for each connection of /events
 
-	mu struct { // of what the Source is asked for
+	mu struct { // guards the answers of the Source, and is held while it is asked
 		sync.Mutex
 		closed bool
 		status answer
@@ -60,11 +60,11 @@ type Server struct {
 	}
 	conns struct {
 		sync.Mutex
-		open map[net.Conn]struct{}
+		open map[net.Conn]struct{} // those that count against maxConns
 	}
 }
 
-// answer is one that all who ask share.
+// answer is an answer that all clients share.
 type answer struct {
 	at    time.Time
 	body  []byte
@@ -75,7 +75,7 @@ type answer struct {
 //go:embed assets
 var assets embed.FS
 
-// Listen begins to serve.
+// Listen starts serving on an address, host:port. The caller must Close the Server.
 func Listen(ctx context.Context, address string, o Options) (*Server, error) {
 	if err := CheckAddress(address, o.Public); err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func Listen(ctx context.Context, address string, o Options) (*Server, error) {
 // Addr is where it listens, as host:port.
 func (s *Server) Addr() string { return s.listener.Addr().String() }
 
-// Close ends all connections. The Source is not asked any more.
+// Close ends all connections. The Source is not asked after it returns.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.mu.closed = true
@@ -125,7 +125,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-// connState bounds the connections: one too many is closed at once.
+// connState limits the connections: one too many is closed at once.
 func (s *Server) connState(c net.Conn, state http.ConnState) {
 	s.conns.Lock()
 	defer s.conns.Unlock()
@@ -136,7 +136,7 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 			places -= localConns
 		}
 		if len(s.conns.open) >= places {
-			_ = c.Close() // who is refused finds out by himself
+			_ = c.Close() // the client notices by itself
 			return
 		}
 		s.conns.open[c] = struct{}{}
@@ -145,7 +145,8 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// securityHeaders let the page load and ask this server only, and nobody put it into a frame or read it from elsewhere.
+// securityHeaders let the page load from and ask this server only, and forbid other sites to frame
+// or read it.
 var securityHeaders = map[string]string{
 	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -157,7 +158,8 @@ var securityHeaders = map[string]string{
 	"Cache-Control":                "no-store",
 }
 
-// ServeHTTP is that of http.Handler.
+// ServeHTTP implements http.Handler: it refuses foreign host names and every method that could
+// write.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	closed := s.mu.closed
@@ -175,23 +177,23 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case !s.allowed(r.Host):
-		http.Error(w, "this node is not called by that name: use its address, or name it in status.hosts of app.toml", http.StatusMisdirectedRequest)
+		http.Error(w, "this node does not answer to that name: use its address, or add the name to status.hosts in app.toml", http.StatusMisdirectedRequest)
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "this page can only be read", http.StatusMethodNotAllowed)
+		http.Error(w, "this page is read-only", http.StatusMethodNotAllowed)
 	default:
 		s.mux.ServeHTTP(w, r)
 	}
 }
 
-// send sends an answer whole. Where the browser is gone there is nobody to tell.
+// send sends a whole answer. It ignores errors: if the browser is gone, nobody can be told.
 func send(w http.ResponseWriter, kind string, body []byte) {
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	_, _ = w.Write(body)
 }
 
-// status returns the Status as JSON, at most fresh old.
+// status returns the Status as JSON, no older than fresh.
 func (s *Server) status() ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,7 +209,7 @@ func (s *Server) status() ([]byte, error) {
 	return body, nil
 }
 
-// chunks returns the Map, compressed, at most fresh old.
+// chunks returns the Map, compressed, no older than fresh.
 func (s *Server) chunks() ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,7 +246,7 @@ func (s *Server) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	send(w, "application/json", body)
 }
 
-// serveChunks sends the Map, compressed, as every browser takes it.
+// serveChunks sends the Map, compressed with gzip, which every browser accepts.
 func (s *Server) serveChunks(w http.ResponseWriter, _ *http.Request) {
 	body, err := s.chunks()
 	if err != nil {
@@ -255,14 +257,15 @@ func (s *Server) serveChunks(w http.ResponseWriter, _ *http.Request) {
 	send(w, "application/octet-stream", body)
 }
 
-// serveEvents sends a Status now and then, until the browser goes, or takes one too slowly. One that finds no place asks /status.json.
+// serveEvents sends a Status every eventsEvery until the browser disconnects or reads one too
+// slowly. A browser that is not admitted polls /status.json.
 func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	select {
 	case s.events <- struct{}{}:
 		defer func() { <-s.events }()
 	default:
 		w.Header().Set("Retry-After", "10")
-		http.Error(w, "too many browsers watch already", http.StatusServiceUnavailable)
+		http.Error(w, "too many browsers are watching", http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -270,7 +273,8 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	control := http.NewResponseController(w)
-	if err := control.SetReadDeadline(time.Time{}); err != nil { // that of the request would end the answer, too
+	// the request's deadline would end the answer, too
+	if err := control.SetReadDeadline(time.Time{}); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -288,7 +292,7 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 			err = control.Flush()
 		}
 		if err != nil {
-			s.o.Logger.Debug("A browser does not watch the status page any more", "err", strings.TrimSpace(err.Error()))
+			s.o.Logger.Debug("A browser stopped watching the status page", "err", strings.TrimSpace(err.Error()))
 			return
 		}
 		select {

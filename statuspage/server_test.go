@@ -76,9 +76,9 @@ func ask(t *testing.T, s *Server, method, path, host string) (answered, []byte) 
 func TestAddressMustBeLoopbackUnlessPublic(t *testing.T) {
 	for address, want := range map[string]string{
 		"127.0.0.1:1": "", "127.9.9.9:1": "", "[::1]:1": "", "localhost:1": "", "[::ffff:127.0.0.1]:1": "",
-		"0.0.0.0:1": "others could reach it", "[::]:1": "others could reach it", ":1": "others could reach it",
-		"192.0.2.1:1": "others could reach it", "example.org:1": "others could reach it", "localhost.example.org:1": "others could reach it",
-		"127.0.0.1": "no address such as", "": "no address such as",
+		"0.0.0.0:1": "other machines could reach it", "[::]:1": "other machines could reach it", ":1": "other machines could reach it",
+		"192.0.2.1:1": "other machines could reach it", "example.org:1": "other machines could reach it", "localhost.example.org:1": "other machines could reach it",
+		"127.0.0.1": "is not an address such as", "": "not an address such as",
 	} {
 		err := CheckAddress(address, false)
 		if want == "" {
@@ -93,7 +93,8 @@ func TestAddressMustBeLoopbackUnlessPublic(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotLoopback)
 }
 
-// A site that has its own name lead to this machine is refused; so are methods that could change something.
+// A site that has its own name lead to this machine is refused; so are methods that could change
+// something.
 func TestRequestsThatAreRefused(t *testing.T) {
 	private, public := serve(t, Options{Hosts: []string{"node.example.org"}}), serve(t, Options{Public: true})
 	for _, c := range []struct {
@@ -141,7 +142,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
-// The page loads nothing from elsewhere, has no script or style inside, and its script makes no markup of what it is told.
+// The page loads nothing from elsewhere, has no script or style inside, and its script makes no
+// markup of what it is told.
 func TestAssets(t *testing.T) {
 	s := serve(t, Options{Mount: func(mux *http.ServeMux) {
 		mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "alive") })
@@ -263,7 +265,7 @@ func TestEvents(t *testing.T) {
 			return
 		}
 	}
-	t.Fatal("events go on after Close")
+	t.Fatal("events continue after Close")
 }
 
 // Connections that nobody needs are not kept, and do not keep others out for good.

@@ -5,14 +5,15 @@ import (
 	"time"
 )
 
-// Source is what is shown. Its methods are called one at a time, and not after Server.Close; they must not wait for the network.
+// Source supplies what is shown. Its methods are called one at a time, and not after Server.Close;
+// they must not wait for the network.
 type Source interface {
 	Status() Status
-	// Map returns the chunks of the join that is under way or was last, in at most MaxCells cells.
+	// Map returns the chunks of the current or last join, in at most MaxCells cells.
 	Map() Map
 }
 
-// Status is what the page shows in text, and /status.json.
+// Status is what the page shows as text, and the content of /status.json.
 type Status struct {
 	Time      time.Time `json:"time"`
 	Phase     string    `json:"phase"` // one of the phases below
@@ -22,63 +23,64 @@ type Status struct {
 	Caches    []Cache   `json:"caches"` // one for each zone
 	Flusher   Flusher   `json:"flusher"`
 	Disk      Disk      `json:"disk"`
-	Snapshots []int64   `json:"snapshots"` // heights of those that others can join from
+	Snapshots []int64   `json:"snapshots"` // heights that other nodes can join from
 	Join      *Join     `json:"join"`      // nil: this process has not joined over the transport
 }
 
 // The phases of a node.
 const (
-	PhaseStarting   = "starting"    // it opens its databases, or executes blocks that it has
+	PhaseStarting   = "starting"    // opens its databases, or executes blocks that it has
 	PhaseJoining    = "joining"     // over the transport, see Join
 	PhaseStateSync  = "state_sync"  // CometBFT's own state sync is under way
-	PhaseCatchingUp = "catching_up" // it fetches and executes blocks
-	PhaseRunning    = "running"     // it takes part in consensus, or follows it
+	PhaseCatchingUp = "catching_up" // fetches and executes blocks
+	PhaseRunning    = "running"     // takes part in consensus, or follows it
 )
 
-// Node is who the node is.
+// Node identifies the node and its program.
 type Node struct {
 	Moniker    string `json:"moniker"`
 	ID         string `json:"id"`
 	ChainID    string `json:"chain_id"`
 	Version    string `json:"version"`
 	CometBFT   string `json:"cometbft_version"`
-	AppVersion uint64 `json:"app_version"` // of the rules by which blocks are executed
+	AppVersion uint64 `json:"app_version"` // the rules by which blocks are executed
 }
 
-// Chain is where the node stands.
+// Chain is the node's position in the chain.
 type Chain struct {
 	Height       int64     `json:"height"`   // of the state
 	AppHash      string    `json:"app_hash"` // after that block
 	BlockTime    time.Time `json:"block_time"`
-	BlockSeconds float64   `json:"block_seconds"` // between two of the last blocks, on average; 0: not known
+	BlockSeconds float64   `json:"block_seconds"` // mean time between recent blocks; 0: unknown
 	Peers        int       `json:"peers"`         // of CometBFT
 	CatchingUp   bool      `json:"catching_up"`
 }
 
-// Tree is the state.
+// Tree describes the state.
 type Tree struct {
 	Keys        int64  `json:"keys"`
 	Bytes       uint64 `json:"bytes"` // of the leaf records
 	Height      int    `json:"height"`
 	Chunks      uint32 `json:"chunks"`
 	MemoryBytes uint64 `json:"memory_bytes"`
-	HeldNodes   uint64 `json:"held_nodes"` // that only older versions have
+	HeldNodes   uint64 `json:"held_nodes"` // nodes that only older versions have
 	Versions    int    `json:"versions"`
 }
 
-// Cache is what a zone has of the shared cache.
+// Cache describes one zone's part of the shared cache.
 type Cache struct {
-	Zone        string `json:"zone"`
-	Hits        uint64 `json:"hits"`
-	Misses      uint64 `json:"misses"`
-	GhostHits   uint64 `json:"ghost_hits"` // of the misses, those that a larger cache would have had
+	Zone   string `json:"zone"`
+	Hits   uint64 `json:"hits"`
+	Misses uint64 `json:"misses"`
+	// those of the misses that a larger share would have avoided
+	GhostHits   uint64 `json:"ghost_hits"`
 	Entries     int    `json:"entries"`
 	Bytes       int64  `json:"bytes"`
 	TargetBytes int64  `json:"target_bytes"`
 	DiskBytes   uint64 `json:"disk_bytes"` // of the zone
 }
 
-// Flusher is how far the state on disk is behind the one in memory.
+// Flusher is how far the state on disk lags behind the one in memory.
 type Flusher struct {
 	SafeHeight int64   `json:"safe_height"`
 	LagBlocks  int     `json:"lag_blocks"`
@@ -86,14 +88,14 @@ type Flusher struct {
 	LagSeconds float64 `json:"lag_seconds"`
 }
 
-// Disk is the disk of the node's data that has least room.
+// Disk is the disk of the node's data with the least free space.
 type Disk struct {
-	Known        bool   `json:"known"` // the file system says it
+	Known        bool   `json:"known"` // the file system reports it
 	FreeBytes    uint64 `json:"free_bytes"`
-	MinFreeBytes int64  `json:"min_free_bytes"` // below that the node stops; 0: it does not look
+	MinFreeBytes int64  `json:"min_free_bytes"` // the node stops below this; 0: it does not check
 }
 
-// Join is a join over the transport.
+// Join describes a join over the transport.
 type Join struct {
 	Phase       string  `json:"phase"` // looking, verifying, fetching, writing, done
 	Height      int64   `json:"height"`
@@ -101,27 +103,27 @@ type Join struct {
 	ChunksDone  int     `json:"chunks_done"`
 	Bytes       uint64  `json:"bytes"`
 	BytesDone   uint64  `json:"bytes_done"`
-	ReusedBytes uint64  `json:"reused_bytes"` // of BytesDone: what was here already
-	WastedBytes uint64  `json:"wasted_bytes"` // what came for nothing
+	ReusedBytes uint64  `json:"reused_bytes"` // those of BytesDone that were already present
+	WastedBytes uint64  `json:"wasted_bytes"` // lies, second copies, cancelled answers
 	Rejected    int     `json:"rejected"`     // answers that proved a lie
 	Refetched   int     `json:"refetched"`
-	Connected   int     `json:"connected"` // peers
-	Banned      int     `json:"banned"`    // peers
+	Connected   int     `json:"connected"` // number of peers
+	Banned      int     `json:"banned"`    // number of peers
 	Retargets   int     `json:"retargets"`
 	Rate        uint64  `json:"rate"` // bytes a second
 	Seconds     float64 `json:"seconds"`
-	SecondsLeft float64 `json:"seconds_left"` // 0: not known
-	// MapVersion changes when the Map does.
+	SecondsLeft float64 `json:"seconds_left"` // 0: unknown
+	// MapVersion changes whenever the Map does.
 	MapVersion uint64 `json:"map_version"`
-	Peers      []Peer `json:"peers"` // at most MaxPeers, those that gave most, and those that were banned
+	Peers      []Peer `json:"peers"` // at most MaxPeers: those that gave most, and banned ones
 }
 
-// MaxPeers is how many peers a Status lists.
+// MaxPeers is the maximum number of peers in a Status.
 const MaxPeers = 200
 
-// Peer is one that a state is fetched from.
+// Peer is a node from which the state is fetched.
 type Peer struct {
-	Index     uint16  `json:"index"` // what cells call it; 0: no cell does
+	Index     uint16  `json:"index"` // how cells refer to it; 0: no cell does
 	ID        string  `json:"id"`
 	Address   string  `json:"address"` // empty: not connected
 	State     string  `json:"state"`   // new, proven, late, waiting, down, banned
@@ -129,41 +131,41 @@ type Peer struct {
 	Rate      uint64  `json:"rate"`    // bytes a second
 	RoundTrip float64 `json:"round_trip_seconds"`
 	InFlight  int     `json:"in_flight"`
-	Chunks    int     `json:"chunks"` // answers of it that were verified
-	Bytes     uint64  `json:"bytes"`  // of these
+	Chunks    int     `json:"chunks"` // its answers that were verified
+	Bytes     uint64  `json:"bytes"`  // of those answers
 	Wasted    uint64  `json:"wasted_bytes"`
 }
 
-// MaxCells is how many cells a Map has at most: above that one cell stands for several chunks.
+// MaxCells is the maximum number of cells in a Map: with more chunks, a cell stands for several.
 const MaxCells = 1 << 16
 
-// Map is what becomes of the chunks of a snapshot.
+// Map is the state of the chunks of a snapshot.
 type Map struct {
 	Version uint64
 	Height  int64
 	Chunks  int
-	PerCell int // chunks that a cell stands for; the last may stand for fewer
+	PerCell int // chunks per cell; the last cell may stand for fewer
 	Cells   []Cell
 }
 
-// Cell is what is known of a chunk, or of PerCell chunks in a row.
+// Cell is the state of a chunk, or of PerCell chunks in a row.
 type Cell struct {
 	State CellState
-	Lied  bool   // somebody sent something else instead
-	Peer  uint16 // Peer.Index of who is asked or has sent it last; 0: nobody
+	Lied  bool   // a peer sent false data instead
+	Peer  uint16 // Peer.Index of the peer that was asked or sent it last; 0: none
 }
 
-// CellState is what becomes of a chunk. The numbers are those of /chunks.
+// CellState is the state of a chunk. The numbers are those in /chunks.
 type CellState uint8
 
 // The states of a chunk.
 const (
-	CellWaiting  CellState = 0 // to be asked for
-	CellAsked    CellState = 1
-	CellChecking CellState = 2 // it came, and is being verified
+	CellWaiting  CellState = 0 // not requested yet
+	CellAsked    CellState = 1 // requested
+	CellChecking CellState = 2 // received, being verified
 	CellStored   CellState = 3 // verified and written
-	CellHere     CellState = 4 // it was here already
-	CellPartly   CellState = 5 // of a cell for several chunks: some are stored, the rest wait
+	CellHere     CellState = 4 // already present
+	CellPartly   CellState = 5 // for a cell of several chunks: some are stored, the others wait
 )
 
 const (
@@ -171,9 +173,10 @@ const (
 	liedBit   = 0x80
 )
 
-// encode returns the Map as /chunks has it, all numbers big-endian:
+// encode returns the Map as served at /chunks, all numbers big-endian:
 //
-//	format = 1 : u8 ‖ version : u64 ‖ height : u64 ‖ chunks : u32 ‖ chunks per cell : u32 ‖ (state, and 0x80 if somebody lied : u8 ‖ peer : u16) × cells
+//	format = 1 : u8 ‖ version : u64 ‖ height : u64 ‖ chunks : u32 ‖ chunks per cell : u32
+//	‖ (state, and 0x80 if a peer lied : u8 ‖ peer : u16) × cells
 func (m Map) encode() []byte {
 	b := make([]byte, 0, 25+3*len(m.Cells))
 	b = append(b, mapFormat)

@@ -7,26 +7,30 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 const benchKeys = 200_000
 
-// benchKey returns one of benchKeys keys of 20 bytes in random order; those of following numbers are far apart.
+// benchKey returns one of benchKeys keys of 20 bytes in random order; those of following numbers
+// are far apart.
 func benchKey(n uint64) []byte {
 	key := make([]byte, 20)
 	binary.BigEndian.PutUint64(key, (n%benchKeys)*0x9E3779B97F4A7C15)
 	return key
 }
 
-// benchBlock puts 1,000 leaves with values of 100 bytes and renews the heights of 10,000 inner nodes.
+// benchBlock puts 1,000 leaves with values of 100 bytes and renews the heights of 10,000 inner
+// nodes.
 func benchBlock(height int64, value []byte) Block {
 	b := Block{Meta: testMeta(height)}
 	for i := range uint64(1000) {
-		b.Puts = append(b.Puts, Leaf{Key: benchKey(uint64(height)*1000 + i), Value: value})
+		b.Puts = append(b.Puts, record.Leaf{Key: benchKey(uint64(height)*1000 + i), Value: value})
 	}
-	b.Heights = func(yield func(Height) bool) {
+	b.Heights = func(yield func([]byte, uint8) bool) {
 		for i := range uint64(10_000) {
-			if !yield(Height{b.Puts[i%1000].Key, uint8(1 + i%20)}) {
+			if !yield(b.Puts[i%1000].Key, uint8(1+i%20)) {
 				return
 			}
 		}
@@ -34,7 +38,7 @@ func benchBlock(height int64, value []byte) Block {
 	return b
 }
 
-func benchZone(b *testing.B, opts Options) *State {
+func benchZone(b *testing.B, opts Options) *Zone {
 	s, err := Open(b.TempDir(), opts)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close()) })
@@ -47,13 +51,13 @@ func benchZone(b *testing.B, opts Options) *State {
 	slices.SortFunc(keys, slices.Compare)
 	value := newRNG(1)
 	for run := range slices.Chunk(keys, 5000) {
-		require.NoError(b, r.Add(RunID(run[0]), func(yield func(Leaf) bool) {
+		require.NoError(b, r.Add(RunID(run[0]), func(yield func(record.Leaf) bool) {
 			v := make([]byte, 100)
 			for i, k := range run {
 				for j := 0; j+8 <= len(v); j += 8 {
 					binary.BigEndian.PutUint64(v[j:], value.Uint64())
 				}
-				if !yield(Leaf{k, v, uint8(i%18) + 1}) {
+				if !yield(record.Leaf{Key: k, Value: v, Height: uint8(i%18) + 1}) {
 					return
 				}
 			}

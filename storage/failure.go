@@ -10,12 +10,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// failure is the first thing that went wrong for good: after it nothing is written any more.
+// failure is the first error that cannot be recovered from: after it, nothing is written.
 type failure struct {
 	once sync.Once
-	err  error
-	done chan struct{} // closed when it failed
-	dead atomic.Bool   // Pebble ended in Fatalf, and may hold its locks for ever
+	err  error         // set once, before done is closed
+	done chan struct{} // closed by fail, after err is set
+	dead atomic.Bool   // Pebble called Fatalf, and may hold its locks forever
 }
 
 func (f *failure) fail(err error) {
@@ -25,7 +25,7 @@ func (f *failure) fail(err error) {
 	})
 }
 
-// get returns nil if nothing went wrong.
+// get returns the error, nil if there is none.
 func (f *failure) get() error {
 	select {
 	case <-f.done:
@@ -35,42 +35,43 @@ func (f *failure) get() error {
 	}
 }
 
-// gatePause is between two attempts of Pebble, which makes none itself.
-const gatePause = 100 * time.Millisecond
+// guardPause is the time between two attempts of Pebble, which itself does not pause.
+const guardPause = 100 * time.Millisecond
 
-var errGate = errors.New("the zone has failed, it writes nothing any more")
+var errGuard = errors.New("the zone has failed: nothing is written any more")
 
-// gate is a file system on which no table can be begun after a failure: Pebble repeats a flush that failed until it succeeds. So
-// the disk stays at the safe height. And Pebble removes the names under which tables were handed to it: a restore's stay.
-type gate struct {
+// guard is the zone's file system. After a failure it refuses to create tables: Pebble repeats a
+// failed flush until it succeeds, and the disk is to stay at the safe height. It also keeps the
+// files of a restore, whose names Pebble removes once it has ingested them.
+type guard struct {
 	vfs.FS
 	failure *failure
 	closing chan struct{}
 	dir     string      // of the zone
-	keep    atomic.Bool // the database must not remove the tables of a restore, to which it has made links
+	keep    atomic.Bool // the tables of a restore, which the database has linked, are not removed
 }
 
-func (g *gate) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+func (g *guard) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	if strings.HasSuffix(name, ".sst") && g.failure.get() != nil {
 		select {
 		case <-g.closing:
-		case <-time.After(gatePause):
+		case <-time.After(guardPause):
 		}
-		return nil, errGate
+		return nil, errGuard
 	}
 	return g.FS.Create(name, category)
 }
 
-func (g *gate) Remove(name string) error {
+func (g *guard) Remove(name string) error {
 	if dir := g.PathDir(name); g.keep.Load() && g.PathBase(dir) == restoreName && g.PathDir(dir) == g.dir {
 		return nil
 	}
 	return g.FS.Remove(name)
 }
 
-func (g *gate) Unwrap() vfs.FS { return g.FS }
+func (g *guard) Unwrap() vfs.FS { return g.FS }
 
-// users counts who uses the database, so that Close waits for them.
+// users counts the calls that use the database, so that Close can wait for them.
 type users struct {
 	mu struct {
 		sync.Mutex
@@ -80,7 +81,7 @@ type users struct {
 	}
 }
 
-// enter returns false once close was called. Else the caller must leave.
+// enter returns false once close was called. Otherwise the caller must call leave.
 func (u *users) enter() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -99,7 +100,7 @@ func (u *users) leave() {
 	}
 }
 
-// close lets nobody in any more, and waits until all have left.
+// close lets no more calls enter, and waits until all have left. It is called once.
 func (u *users) close() {
 	u.mu.Lock()
 	u.mu.closed, u.mu.idle = true, make(chan struct{})

@@ -8,8 +8,9 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// maxL0 is how many layers of new tables may wait to be compacted before the next flush waits. Pebble's own bound would stop
-// the commit of a batch, out of reach of a failure.
+// maxL0 is the maximum number of layers of new tables that wait to be compacted: beyond it, the
+// next flush waits. Pebble's own limit would block the commit of a batch, where a failure cannot
+// interrupt it.
 const maxL0 = 20
 
 // waiting is a block that no flush has taken yet.
@@ -19,9 +20,10 @@ type waiting struct {
 	since time.Time
 }
 
-func (w waiting) pins() bool { return w.Pin != nil || w.PinData != nil }
+func (w waiting) pins() bool { return w.PinData != nil }
 
-// bytesOf is what a block counts against the bounds: its keys and values, and a little for each.
+// bytesOf is what a block counts toward the limits, in bytes: its keys and values, and an overhead
+// for each.
 func bytesOf(b Block) int64 {
 	n := int64(64 + 16*(len(b.Puts)+len(b.Deletes)))
 	for _, l := range b.Puts {
@@ -33,9 +35,10 @@ func bytesOf(b Block) int64 {
 	return n
 }
 
-// Write hands a block over, and returns before it is durable: see Safe and Flush. It waits as long as the disk is too far
-// behind. Heights must rise, so only one Write at a time makes sense.
-func (s *State) Write(b Block) error {
+// Write hands a block over, and returns before it is durable: see Safe and Flush. While the backlog
+// is at its limit (Options.MaxLagBlocks, MaxLagBytes) it waits. Heights must rise, so only one
+// Write at a time makes sense. Errors: ErrClosed, ErrRestoring, the zone's failure.
+func (s *Zone) Write(b Block) error {
 	if s.opts.ReadOnly {
 		return fmt.Errorf("state folder %s: write: open for reading only", s.dir)
 	}
@@ -56,8 +59,8 @@ func (s *State) Write(b Block) error {
 	}
 }
 
-// enqueue returns a channel to wait for, if the block must.
-func (s *State) enqueue(w waiting, waited bool) (<-chan struct{}, error) {
+// enqueue queues the block, or returns a channel to wait on before the next attempt.
+func (s *Zone) enqueue(w waiting, waited bool) (<-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch err := s.failure.get(); {
@@ -89,8 +92,9 @@ func (s *State) enqueue(w waiting, waited bool) (<-chan struct{}, error) {
 	return nil, nil
 }
 
-// Flush returns when all blocks written so far are durable, and the pins among them made.
-func (s *State) Flush() error {
+// Flush returns once all blocks written so far are durable, and their pins made. It returns the
+// zone's failure, if there is one.
+func (s *Zone) Flush() error {
 	s.mu.Lock()
 	height := s.mu.last
 	s.mu.wanted = max(s.mu.wanted, height)
@@ -105,7 +109,7 @@ func (s *State) Flush() error {
 			return nil
 		}
 		if err := s.failure.get(); err != nil {
-			return err // which comes before what waits is dropped
+			return err // set before the waiting blocks are dropped
 		}
 		if !behind {
 			return nil // nothing was written, or the zone was emptied
@@ -117,26 +121,26 @@ func (s *State) Flush() error {
 	}
 }
 
-// behind tells whether a block up to height is not durable yet. The caller holds s.mu.
-func (s *State) behind(height int64) bool {
+// behind reports whether a block up to height is not durable yet. The caller holds s.mu.
+func (s *Zone) behind(height int64) bool {
 	return s.mu.flushing > 0 && s.mu.flushingFrom <= height || len(s.mu.waiting) > 0 && s.mu.waiting[0].Meta.Height <= height
 }
 
-func (s *State) wakeFlusher() {
+func (s *Zone) wakeFlusher() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // it will look anyway
+	default: // a wake-up is pending already
 	}
 }
 
-// moved wakes all who wait for the lag to change. The caller holds s.mu.
-func (s *State) moved() {
+// moved wakes everything that waits for the backlog to change. The caller holds s.mu.
+func (s *Zone) moved() {
 	close(s.mu.moved)
 	s.mu.moved = make(chan struct{})
 }
 
 // flusher makes blocks durable, many at a time, until the zone is closed or fails.
-func (s *State) flusher() {
+func (s *Zone) flusher() {
 	defer close(s.flusherDone)
 	for {
 		group, ok := s.next()
@@ -159,7 +163,7 @@ func (s *State) flusher() {
 		}
 	}
 	if err := s.failure.get(); err != nil {
-		s.log.Error("the state on disk stays behind", "folder", s.dir, "height", s.Safe(), "err", err)
+		s.log.Error("the state on disk is written no more", "folder", s.dir, "height", s.Safe(), "err", err)
 		s.opts.Failed(err)
 	}
 	s.mu.Lock()
@@ -176,16 +180,18 @@ func (w waiting) done() {
 	}
 }
 
-// dropWaiting takes away what waits. The caller holds s.mu, and calls done of each without it.
-func (s *State) dropWaiting() []waiting {
+// dropWaiting empties the queue and returns what was in it. The caller holds s.mu, and calls done
+// of each block after releasing it.
+func (s *Zone) dropWaiting() []waiting {
 	left := s.mu.waiting
 	s.mu.waiting, s.mu.waitingBytes = nil, 0
 	s.moved()
 	return left
 }
 
-// next waits until a flush is due, and takes its blocks; false: there will be none any more.
-func (s *State) next() ([]waiting, bool) {
+// next waits until a flush is due, and takes its blocks. It returns false once there will be no
+// more.
+func (s *Zone) next() ([]waiting, bool) {
 	for {
 		s.mu.Lock()
 		if s.failure.get() != nil || s.mu.closed && len(s.mu.waiting) == 0 {
@@ -211,8 +217,9 @@ func (s *State) next() ([]waiting, bool) {
 	}
 }
 
-// due tells whether a flush is, or else after which time it will be (0: nothing waits). The caller holds s.mu.
-func (s *State) due() (bool, time.Duration) {
+// due reports whether a flush is due; if not, after what time it will be (0: nothing waits). The
+// caller holds s.mu.
+func (s *Zone) due() (bool, time.Duration) {
 	if len(s.mu.waiting) == 0 {
 		return false, 0
 	}
@@ -222,8 +229,9 @@ func (s *State) due() (bool, time.Duration) {
 		s.mu.waitingBytes >= s.opts.FlushBytes || after <= 0, max(after, 1)
 }
 
-// take takes all that waits, or up to the first block that pins. The caller holds s.mu.
-func (s *State) take() []waiting {
+// take takes all waiting blocks, up to and including the first one that pins. The caller holds
+// s.mu.
+func (s *Zone) take() []waiting {
 	n := len(s.mu.waiting)
 	for i, w := range s.mu.waiting {
 		if w.pins() {
@@ -242,8 +250,9 @@ func (s *State) take() []waiting {
 	return group
 }
 
-// flush makes the blocks durable, all or none of them, and then the state after the last one the state of the zone.
-func (s *State) flush(group []waiting) error {
+// flush makes the blocks durable, all or none of them. Then the state after the last one is the
+// state of the zone.
+func (s *Zone) flush(group []waiting) error {
 	started := time.Now()
 	m, last := newMerger(), group[len(group)-1]
 	for _, w := range group {
@@ -259,18 +268,18 @@ func (s *State) flush(group []waiting) error {
 	if err := s.commit(batch); err != nil {
 		return err
 	}
-	// Nobody else writes, so this is the state after the last block.
+	// Only this goroutine writes, so this is the state after the last block.
 	g := newGeneration(last.Meta.Height, s.db.NewSnapshot())
 	if last.pins() {
 		s.pin(last)
 	}
 	s.generations.push(g, s.opts.Generations)
 	if s.interrupted.Load() {
-		s.forgetRestore() // blocks have taken its place
+		s.forgetRestore() // blocks have replaced it
 	}
 	s.mu.Lock()
 	s.setSafe(last.Meta)
-	s.mu.flushes++ // whoever is told that a block is durable finds the flush counted
+	s.mu.flushes++ // before Done, so that whoever hears of a durable block finds the flush counted
 	s.mu.flushTime += time.Since(started)
 	s.mu.flushedBytes += uint64(s.mu.flushingBytes)
 	s.mu.flushing, s.mu.flushingBytes = 0, 0
@@ -283,8 +292,8 @@ func (s *State) flush(group []waiting) error {
 	return nil
 }
 
-// commit makes a batch durable: there is no log of writes, so that takes a flush.
-func (s *State) commit(batch *pebble.Batch) error {
+// commit makes a batch durable. There is no log of writes, so that takes a flush of Pebble's.
+func (s *Zone) commit(batch *pebble.Batch) error {
 	defer batch.Close()
 	if err := batch.Commit(pebble.NoSync); err != nil {
 		return s.folder.Err("write", err)
@@ -296,18 +305,19 @@ func (s *State) commit(batch *pebble.Batch) error {
 	select {
 	case <-flushed:
 		return nil
-	case <-s.failure.done: // Pebble goes on trying
+	case <-s.failure.done: // Pebble keeps trying
 	}
 	select {
-	case <-flushed: // it was another thing that failed
+	case <-flushed: // something else has failed
 		return nil
 	default:
 		return s.failure.err
 	}
 }
 
-// waitForCompactions returns when there are not too many new tables for the next.
-func (s *State) waitForCompactions() error {
+// waitForCompactions returns once there are few enough new tables for another flush, or the zone's
+// failure.
+func (s *Zone) waitForCompactions() error {
 	for s.db.Metrics().Levels[0].Sublevels > maxL0 {
 		select {
 		case <-s.compacted:
@@ -320,9 +330,9 @@ func (s *State) waitForCompactions() error {
 	return s.failure.get()
 }
 
-// background is told by Pebble, which holds its locks, of what failed in one of its goroutines.
-func (s *State) background(err error) {
-	if !errors.Is(err, errGate) {
+// background is called by Pebble, which holds its locks, with what failed in one of its goroutines.
+func (s *Zone) background(err error) {
+	if !errors.Is(err, errGuard) {
 		s.failure.fail(err)
 	}
 }

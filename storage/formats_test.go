@@ -1,15 +1,20 @@
 package storage
 
 import (
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/atomicfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// refusesNewer opens the zone, twice since a failed Open must let go of the lock, and expects it to name both numbers and the way out.
+// refusesNewer opens the zone, twice since a failed Open must let go of the lock, and expects it to
+// name both numbers and the way out.
 func refusesNewer(t *testing.T, fs vfs.FS, what string) {
 	t.Helper()
 	for range 2 {
@@ -47,7 +52,7 @@ func TestRestoreOfANewerFormatIsRefused(t *testing.T) {
 	s := openZone(t, fs)
 	restore, err := s.BeginRestore([]byte("label"))
 	require.NoError(t, err)
-	require.NoError(t, restore.Add("run", func(yield func(Leaf) bool) { yield(Leaf{Key: []byte("k"), Value: []byte("v")}) }))
+	require.NoError(t, restore.Add("run", func(yield func(record.Leaf) bool) { yield(record.Leaf{Key: []byte("k"), Value: []byte("v")}) }))
 	require.NoError(t, s.Close())
 	for _, file := range []struct {
 		name, what string
@@ -68,4 +73,59 @@ func TestRestoreOfANewerFormatIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []RunID{"run"}, again.Runs())
 	require.NoError(t, s.Close())
+}
+
+// A pin of version 1 had its description in an envelope of its own; without a description it had
+// one envelope only.
+func TestPinsOfVersion1AreRead(t *testing.T) {
+	fs := vfs.NewMem()
+	s := openZone(t, fs)
+	for i, data := range []string{"", "description"} {
+		height := int64(i + 1)
+		b := blockOf(height, "a", fmt.Sprint(height))
+		b.PinData = withPin(data)
+		write(t, s, b)
+	}
+	require.NoError(t, s.Close())
+	old := map[int64][]byte{1: nil, 2: version1(2, []byte("description"))}
+	for height, data := range old {
+		require.NoError(t, writeSynced(fs, fs.PathJoin(s.pinPath("", height), pinDescription), version1(height, data)))
+	}
+	s = openZone(t, fs)
+	require.Equal(t, []PinInfo{{1, []byte{}}, {2, []byte("description")}}, s.Pins())
+	pin, err := s.OpenPin(2)
+	require.NoError(t, err)
+	require.NoError(t, pin.Close())
+	require.NoError(t, s.Close())
+
+	// What is not whole in either envelope is removed; a newer one stays, unread.
+	for name, c := range map[string]struct {
+		file []byte
+		err  error
+	}{
+		"no second envelope":    {version1(2, []byte("description")), ErrCorrupt},
+		"another height within": {version1(2, version1(1, []byte("description"))), ErrCorrupt},
+		"a newer one within":    {version1(2, sealPin(3, 2, []byte("description"))), ErrCorrupt},
+		"another height":        {sealPin(2, 1, []byte("description")), ErrCorrupt},
+		"flipped bit":           {append(sealPin(2, 2, nil)[:12], 0), ErrCorrupt},
+		"version 0":             {sealPin(0, 2, nil), ErrNewerFormat},
+		"version 3":             {sealPin(3, 2, nil), ErrNewerFormat},
+		"version 3, other form": {sealPin(3, 7, nil), ErrNewerFormat},
+	} {
+		require.NoError(t, writeSynced(fs, "PIN", c.file))
+		_, err := readPinDescription(fs, "PIN", 2)
+		require.ErrorIs(t, err, c.err, name)
+	}
+	other, err := readAll(fs, fs.PathJoin(s.pinPath("", 1), pinDescription), 1<<20)
+	require.NoError(t, err)
+	require.NoError(t, writeSynced(fs, fs.PathJoin(s.pinPath("", 2), pinDescription), other))
+	s = openZone(t, fs)
+	require.Equal(t, []PinInfo{{1, []byte{}}}, s.Pins(), "that of another height is removed")
+	require.NoError(t, s.Close())
+}
+
+// version1 is the envelope as version 1 wrote it.
+func version1(height int64, data []byte) []byte {
+	b := append(binary.BigEndian.AppendUint64([]byte{1}, uint64(height)), data...)
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }

@@ -6,6 +6,8 @@ import (
 	"iter"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 // Level is one level of the zone's LSM tree.
@@ -15,7 +17,7 @@ type Level struct {
 }
 
 // Levels are the levels of the zone's LSM tree, from the newest data down.
-func (s *State) Levels() []Level {
+func (s *Zone) Levels() []Level {
 	if !s.users.enter() {
 		return nil
 	}
@@ -27,9 +29,9 @@ func (s *State) Levels() []Level {
 	return levels
 }
 
-// EstimateKeys is about how many keys the durable state has: what was overwritten or deleted and lies in newer tables than what
-// replaces it is counted, too.
-func (s *State) EstimateKeys() (uint64, error) {
+// EstimateKeys estimates the number of keys of the durable state. Keys that were overwritten or
+// deleted since the last compaction may be counted more than once.
+func (s *Zone) EstimateKeys() (uint64, error) {
 	if !s.users.enter() {
 		return 0, s.closedErr("count keys")
 	}
@@ -47,11 +49,12 @@ func (s *State) EstimateKeys() (uint64, error) {
 			}
 		}
 	}
-	// A deletion stands beside what it deletes. n keys have a leaf each and n-1 heights, and there is meta.
+	// A deletion stands beside what it deletes. n keys have a leaf each and n-1 heights, and there
+	// is meta.
 	return max(entries-min(entries, 2*deletions), 1) / 2, nil
 }
 
-// Meta says which state the pin holds.
+// Meta describes the state that the pin holds.
 func (p *Pin) Meta() (Meta, error) {
 	if p.closed.Load() {
 		return Meta{}, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed)
@@ -66,25 +69,25 @@ func (p *Pin) Meta() (Meta, error) {
 	return m, p.folder.Err("read", err)
 }
 
-// Scan yields all leaves of the pin as State.Scan does. The pin must not be closed meanwhile.
-func (p *Pin) Scan() iter.Seq2[Leaf, error] {
-	return func(yield func(Leaf, error) bool) {
+// Scan yields all leaves of the pin as Zone.Scan does. The pin must not be closed meanwhile.
+func (p *Pin) Scan() iter.Seq2[record.Leaf, error] {
+	return func(yield func(record.Leaf, error) bool) {
 		if p.closed.Load() {
-			yield(Leaf{}, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed))
+			yield(record.Leaf{}, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed))
 			return
 		}
 		p.g.refs.Add(1) // scan releases it
 		stopped := false
-		err := scan(p.g, nil, func(l Leaf) bool {
+		err := scan(p.g, nil, func(l record.Leaf) bool {
 			stopped = !yield(l, nil)
 			return !stopped
 		})
 		switch {
 		case err == nil || stopped:
 		case errors.Is(err, errOrphan):
-			yield(Leaf{}, p.folder.Corrupt(err))
+			yield(record.Leaf{}, p.folder.Corrupt(err))
 		default:
-			yield(Leaf{}, p.folder.Err("read", err))
+			yield(record.Leaf{}, p.folder.Err("read", err))
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 func TestInspect(t *testing.T) {
@@ -18,13 +20,13 @@ func TestInspect(t *testing.T) {
 	require.Zero(t, keys)
 
 	const n = 1000
-	block := Block{Meta: Meta{Height: 1, AppHash: make([]byte, 32), ChunkBytes: 4096, ChainID: "c"}, Pin: []byte("pin")}
+	block := Block{Meta: Meta{Height: 1, AppHash: make([]byte, 32), ChunkBytes: 4096, ChainID: "c"}, PinData: withPin("pin")}
 	for i := range n {
-		block.Puts = append(block.Puts, Leaf{Key: fmt.Appendf(nil, "key-%04d", i), Value: []byte("value")})
+		block.Puts = append(block.Puts, record.Leaf{Key: fmt.Appendf(nil, "key-%04d", i), Value: []byte("value")})
 	}
-	block.Heights = func(yield func(Height) bool) {
+	block.Heights = func(yield func([]byte, uint8) bool) {
 		for _, l := range block.Puts[1:] {
-			if !yield(Height{l.Key, 7}) {
+			if !yield(l.Key, 7) {
 				return
 			}
 		}

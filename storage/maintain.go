@@ -10,12 +10,14 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// compactStep is about how many bytes of tables are compacted between two calls of progress.
+// compactStep is the approximate number of bytes of tables that are compacted between two calls of
+// progress.
 const compactStep = 64 << 20
 
-// Compact rewrites the tables so that nothing that was overwritten or deleted takes room, as far as no kept state needs it. It
-// may be broken off by ctx at any time. progress may be nil; done and total are bytes of tables.
-func (s *State) Compact(ctx context.Context, progress func(done, total uint64)) error {
+// Compact rewrites the tables to free the space of what was overwritten or deleted, as far as no
+// kept state needs it. Ending ctx ends it at any time. progress may be nil; done and total are
+// bytes of tables.
+func (s *Zone) Compact(ctx context.Context, progress func(done, total uint64)) error {
 	if s.opts.ReadOnly {
 		return fmt.Errorf("state folder %s: compact: open for reading only", s.dir)
 	}
@@ -70,8 +72,8 @@ func (s *State) Compact(ctx context.Context, progress func(done, total uint64)) 
 	return nil
 }
 
-// DiskBytes is what the zone takes on disk, without its pins.
-func (s *State) DiskBytes() uint64 {
+// DiskBytes returns the bytes that the zone occupies on disk, without its pins.
+func (s *Zone) DiskBytes() uint64 {
 	if !s.users.enter() {
 		return 0
 	}
@@ -82,15 +84,15 @@ func (s *State) DiskBytes() uint64 {
 // Metrics of the zone since it was opened.
 type Metrics struct {
 	SafeHeight         int64
-	LagBlocks          int // that are not durable yet
+	LagBlocks          int // not durable yet
 	LagBytes           int64
-	LagSeconds         float64 // that the oldest of these blocks waits
+	LagSeconds         float64 // age of the oldest of these blocks
 	Flushes            int64
 	FlushSeconds       float64 // spent in flushes
 	FlushedBytes       uint64  // of keys and values in blocks that became durable
-	WaitSeconds        float64 // that Write waited for the disk
+	WaitSeconds        float64 // time that Write waited for the disk
 	CompactionBytes    uint64  // written by compactions
-	WrittenBytes       uint64  // of tables written in all: by flushes, compactions, restores
+	WrittenBytes       uint64  // of all tables written: by flushes, compactions, restores
 	WriteAmplification float64 // WrittenBytes for each byte that was handed over
 	DiskBytes          uint64
 	Generations        int   // kept states
@@ -102,7 +104,7 @@ type Metrics struct {
 }
 
 // Metrics returns zeros when the zone is closed.
-func (s *State) Metrics() Metrics {
+func (s *Zone) Metrics() Metrics {
 	if !s.users.enter() {
 		return Metrics{}
 	}

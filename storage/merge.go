@@ -14,12 +14,13 @@ import (
 // maxBatchBytes is below what Pebble takes as one batch (4 GiB).
 const maxBatchBytes = 4<<30 - 64<<20
 
-// merger joins the changes of many blocks: of each key, the last one counts. Slices are the blocks' own, nothing is copied
-// before the batch is filled.
+// merger joins the changes of many blocks: of each key, the last one counts. Slices are the blocks'
+// own, nothing is copied before the batch is filled.
 type merger struct {
 	seed    maphash.Seed
 	changes []change
-	slots   []uint32 // open addressing by hash: 1 + index of a change, 0: empty; their number is a power of two
+	// open addressing by hash: 1 + index of a change, 0: empty; their number is a power of two
+	slots []uint32
 }
 
 type change struct {
@@ -52,9 +53,9 @@ func (m *merger) add(b Block) {
 		c.leaf, c.value = leafPut, l.Value
 	}
 	if b.Heights != nil {
-		for h := range b.Heights {
-			c := m.at(h.Key)
-			c.setHeight, c.height = true, h.Height
+		for key, height := range b.Heights {
+			c := m.at(key)
+			c.setHeight, c.height = true, height
 		}
 	}
 }
@@ -133,7 +134,8 @@ func (m *merger) sorted() []uint32 {
 	return order
 }
 
-// batch returns all changes and meta as one batch, in the order of the keys on disk, which Pebble takes in fastest.
+// batch returns all changes and meta as one batch, in the order of the keys on disk, which Pebble
+// takes in fastest.
 func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 	size := 1 << 10
 	for _, c := range m.changes {

@@ -8,10 +8,12 @@ import (
 	"math"
 )
 
-// FormatVersion is the layout of the data that this package writes. Data of a later version is refused.
+// FormatVersion is the layout of the data that this package writes. Data of a later version is
+// refused.
 const FormatVersion = 1
 
-// maxMetaField bounds the variable fields of meta: a hash has 32 bytes, CometBFT's chain ids at most 50.
+// maxMetaField bounds the variable fields of meta: a hash has 32 bytes, CometBFT's chain ids at
+// most 50.
 const maxMetaField = 255
 
 // Meta says which state the zone holds.
@@ -20,7 +22,8 @@ type Meta struct {
 	AppHash    []byte // of that state
 	ChunkBytes uint64 // chunk limit of the tree
 	ChainID    string
-	// Restored: a restore brought this state and no block was written on it since. Set by Restore.Commit, cleared by Write.
+	// Restored: a restore brought this state and no block was written on it since. Set by
+	// Restore.Commit, cleared by Write.
 	Restored bool
 }
 
@@ -77,8 +80,8 @@ func decodeMeta(b []byte) (Meta, error) {
 	if crc32.Checksum(body, castagnoli) != sum {
 		return Meta{}, fmt.Errorf("%w: wrong checksum", errMetaForm)
 	}
-	// The version is looked at after the checksum, so that a flipped bit is not mistaken for a newer format: every format
-	// begins with the version and ends with the checksum.
+	// The version is looked at after the checksum, so that a flipped bit is not mistaken for a
+	// newer format: every format begins with the version and ends with the checksum.
 	switch {
 	case body[0] > FormatVersion:
 		return Meta{}, newerMeta(body[0])

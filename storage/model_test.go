@@ -9,9 +9,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// model is the reference: a state as plain maps. A model is never changed once it stands in a history.
+// model is the reference: a state as plain maps. A model is never changed once it stands in a
+// history.
 type model struct {
 	meta    Meta
 	leaves  map[string]string
@@ -39,21 +42,21 @@ func (m model) apply(b Block) model {
 	if b.Heights == nil {
 		return n
 	}
-	for h := range b.Heights {
-		if h.Height == 0 {
-			delete(n.heights, string(h.Key))
+	for key, height := range b.Heights {
+		if height == 0 {
+			delete(n.heights, string(key))
 		} else {
-			n.heights[string(h.Key)] = h.Height
+			n.heights[string(key)] = height
 		}
 	}
 	return n
 }
 
 // list returns the leaves as Scan yields them.
-func (m model) list() []Leaf {
-	var leaves []Leaf
+func (m model) list() []record.Leaf {
+	var leaves []record.Leaf
 	for _, k := range slices.Sorted(maps.Keys(m.leaves)) {
-		leaves = append(leaves, Leaf{[]byte(k), []byte(m.leaves[k]), m.heights[k]})
+		leaves = append(leaves, record.Leaf{Key: []byte(k), Value: []byte(m.leaves[k]), Height: m.heights[k]})
 	}
 	return leaves
 }
@@ -69,18 +72,18 @@ func (m model) records(first, after []byte) []byte {
 	return b
 }
 
-func scanAll(t *testing.T, s *State) []Leaf {
+func scanAll(t *testing.T, s *Zone) []record.Leaf {
 	t.Helper()
-	var leaves []Leaf
+	var leaves []record.Leaf
 	for leaf, err := range s.Scan() {
 		require.NoError(t, err)
-		leaves = append(leaves, Leaf{append([]byte{}, leaf.Key...), append([]byte{}, leaf.Value...), leaf.Height})
+		leaves = append(leaves, record.Leaf{Key: append([]byte{}, leaf.Key...), Value: append([]byte{}, leaf.Value...), Height: leaf.Height})
 	}
 	return leaves
 }
 
 // read returns what s holds as a model.
-func read(t *testing.T, s *State) model {
+func read(t *testing.T, s *Zone) model {
 	t.Helper()
 	m := emptyModel()
 	m.meta, _ = s.Meta()
@@ -93,7 +96,7 @@ func read(t *testing.T, s *State) model {
 	return m
 }
 
-func (m model) requireIn(t *testing.T, s *State) {
+func (m model) requireIn(t *testing.T, s *Zone) {
 	t.Helper()
 	meta, ok := s.Meta()
 	require.Equal(t, m.meta.Height > 0, ok)
@@ -106,10 +109,11 @@ func testMeta(height int64) Meta {
 	return Meta{Height: height, AppHash: []byte(fmt.Sprintf("app hash after block %11d", height)), ChunkBytes: 1 << 20, ChainID: "test"}
 }
 
-// randomBlock changes some of m's keys, all drawn from few, so that they are put, deleted and put again.
+// randomBlock changes some of m's keys, all drawn from few, so that they are put, deleted and put
+// again.
 func randomBlock(rng *rand.Rand, m model, height int64) Block {
 	b := Block{Meta: testMeta(height)}
-	var heights []Height
+	var heights []keyHeight
 	touched := map[string]bool{}
 	for range rng.IntN(20) {
 		key := fmt.Sprintf("%0*d", 1+rng.IntN(3), rng.IntN(50))
@@ -123,21 +127,21 @@ func randomBlock(rng *rand.Rand, m model, height int64) Block {
 			b.Deletes = append(b.Deletes, []byte(key))
 		case 1:
 			if there {
-				heights = append(heights, Height{[]byte(key), uint8(rng.IntN(5))})
+				heights = append(heights, keyHeight{[]byte(key), uint8(rng.IntN(5))})
 			}
 		default:
 			value := make([]byte, 1+rng.IntN(3000))
 			for i := range value {
 				value[i] = byte(rng.Uint32())
 			}
-			b.Puts = append(b.Puts, Leaf{Key: []byte(key), Value: value})
+			b.Puts = append(b.Puts, record.Leaf{Key: []byte(key), Value: value})
 			if rng.IntN(2) == 0 {
-				heights = append(heights, Height{[]byte(key), uint8(rng.IntN(5))})
+				heights = append(heights, keyHeight{[]byte(key), uint8(rng.IntN(5))})
 			}
 		}
 	}
 	if len(heights) > 0 {
-		b.Heights = slices.Values(heights)
+		b.Heights = each(heights...)
 	}
 	return b
 }

@@ -8,52 +8,56 @@ import (
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// Errors of both zones.
+// Errors of both zones, found by errors.Is.
 var (
 	// ErrLocked: another process has the folder open.
 	ErrLocked = engine.ErrLocked
-	// ErrCorrupt: what is on disk cannot be read as a state. The message names the file where it is known.
+	// ErrCorrupt: what is on disk cannot be read as a state. The message names the file where it is
+	// known.
 	ErrCorrupt = engine.ErrCorrupt
 	// ErrNewerFormat: a later version of this program wrote the data.
 	ErrNewerFormat = engine.ErrNewerFormat
 	// ErrClosed: the zone or the restore is closed.
 	ErrClosed = engine.ErrClosed
-	// ErrDiskFull: no space, or the quota is used up.
+	// ErrDiskFull: there is no space, or the quota is used up.
 	ErrDiskFull = engine.ErrDiskFull
 )
 
 // DatabaseFormat is the format major version of Pebble that both zones write.
 const DatabaseFormat = uint64(engine.Format)
 
-// Logger takes what the zone and the database under it have to say, as a message with pairs of keys and values. *slog.Logger
-// and CometBFT's logger are ones. It is called concurrently.
+// Logger takes the messages of the zone and of the database under it, each with pairs of keys and
+// values. *slog.Logger and CometBFT's logger implement it. It is called concurrently.
 type Logger = engine.Logger
 
 // Options of a state zone; the zero value is usable.
 type Options struct {
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
-	// Fatal is called, after the error was logged, when the database cannot go on (its list of files cannot be written: a full
-	// or broken disk). It must not return. Default: end the process with exit status 1; nothing durable is lost by that.
+	// Fatal is called, after the error was logged, when the database cannot continue: its list of
+	// files cannot be written, since the disk is full or broken. It must not return. Default: end
+	// the process with exit status 1, which loses nothing durable.
 	Fatal func(error)
-	// Failed is told once, from a goroutine of the zone, when changes could not be made durable. Every later Write and Flush
-	// returns that error, and nothing is written any more: the disk keeps the state of the safe height.
+	// Failed is called once, by a goroutine of the zone, when changes could not be made durable.
+	// Every later Write and Flush returns that error, and nothing more is written: the disk keeps
+	// the state of the safe height. Default: nothing is called.
 	Failed func(error)
 
 	CacheBytes int64 // of the database's block cache, default 8 MiB
 
-	FlushBlocks   int           // a flush begins when so many blocks wait (default 50) ...
-	FlushBytes    int64         // ... or so many bytes of keys and values (default 16 MiB) ...
-	FlushInterval time.Duration // ... or one has waited so long (default 5 s)
-	// So far the disk may fall behind, then Write waits.
+	FlushBlocks   int           // a flush begins when this many blocks wait (default 50) ...
+	FlushBytes    int64         // ... or this many bytes of keys and values (default 16 MiB) ...
+	FlushInterval time.Duration // ... or one has waited this long (default 5 s)
+	// Maximum backlog of the flusher, in blocks and in bytes: beyond it, Write waits.
 	MaxLagBlocks int   // default 200
 	MaxLagBytes  int64 // default 64 MiB
 
-	Generations bool   // keep the states of past flushes readable for Page, until Trim
+	Generations bool   // keep the states of past flushes readable by Page, until Trim
 	PinDir      string // where pins lie; default: the zone's folder with "-pins" behind it
-	ReadOnly    bool   // look at what is there: nothing is written, removed or compacted
+	ReadOnly    bool   // nothing is written, removed or compacted
 
-	// MemTableBytes is how much the database collects in memory before it writes a table; default 4 MiB. Flushes begin one, too.
+	// MemTableBytes is the size at which the database writes what it collected in memory as a
+	// table; default 4 MiB. A flush writes it earlier.
 	MemTableBytes uint64
 }
 
@@ -74,7 +78,7 @@ func (o Options) withDefaults(dir string) Options {
 	setDefault(&o.MaxLagBlocks, 200)
 	setDefault(&o.MaxLagBytes, 64<<20)
 	setDefault(&o.MemTableBytes, 4<<20)
-	// What waits for a flush to begin must not make Write wait.
+	// Blocks that wait for a flush to become due must not make Write wait.
 	o.MaxLagBlocks, o.MaxLagBytes = max(o.MaxLagBlocks, o.FlushBlocks), max(o.MaxLagBytes, o.FlushBytes)
 	if o.PinDir == "" {
 		o.PinDir = dir + "-pins"

@@ -2,7 +2,6 @@ package storage
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +9,8 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 // ErrNoPage: no state that is kept has what is asked for.
@@ -18,16 +19,19 @@ var ErrNoPage = errors.New("no kept state has this page")
 // maxIdle is how many pairs of iterators of a generation are kept for the next reader.
 const maxIdle = 16
 
-// generation is the state after a flush, or of a pin, as long as somebody refers to it.
+// generation is the state after a flush, or of a pin, for as long as it is referred to.
 type generation struct {
-	height  int64
-	reader  pebble.Reader
-	refs    atomic.Int64
-	revoked atomic.Bool // the zone was emptied: an iterator made from now on may see nothing
+	height int64
+	reader pebble.Reader
+	refs   atomic.Int64
+	// the zone was emptied: an iterator that is made from now on may see nothing
+	revoked atomic.Bool
 
 	mu struct {
 		sync.Mutex
-		old  bool // not the newest any more: its iterators would keep obsolete tables on disk, so none are kept
+		// not the newest any more: its iterators would keep obsolete tables on disk, so none are
+		// kept
+		old  bool
 		idle []*cursor
 	}
 }
@@ -94,8 +98,9 @@ func (c *cursor) close() error { return errors.Join(c.leaves.Close(), c.heights.
 // errOrphan is for a height that has no leaf.
 var errOrphan = errors.New("a height without its leaf")
 
-// read calls take for each leaf in key order. Slices are valid during the call. Every height belongs to a leaf, so the second
-// iterator never runs ahead of the first. Both iterators have been positioned; after bounds them, nil: what bounds they have.
+// read calls take for each leaf in key order. Slices are valid during the call. Every height
+// belongs to a leaf, so the second iterator never runs ahead of the first. Both iterators have been
+// positioned; after bounds them, nil: what bounds they have.
 func (c *cursor) read(after []byte, take func(key, value []byte, height uint8) bool) error {
 	for ; c.leaves.Valid(); c.leaves.Next() {
 		key := c.leaves.Key()[1:]
@@ -153,9 +158,7 @@ func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte,
 	c.leaves.SeekGE(append(append(seek[:0], kindLeaf), first...))
 	c.heights.SeekGE(append(append(seek[:0], kindHeight), first...))
 	err = c.read(after, func(key, value []byte, height uint8) bool {
-		buf = append(buf, height)
-		buf = append(binary.AppendUvarint(buf, uint64(len(key))), key...)
-		buf = append(binary.AppendUvarint(buf, uint64(len(value))), value...)
+		buf = record.Append(buf, record.Leaf{Key: key, Value: value, Height: height})
 		return uint64(len(buf)) < enough
 	})
 	g.mu.Lock()
@@ -170,7 +173,8 @@ func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte,
 	return buf, err
 }
 
-// generations are those that are kept, each with one reference, in ascending order of their heights.
+// generations are those that are kept, each with one reference, in ascending order of their
+// heights.
 type generations struct {
 	hits, misses atomic.Int64
 	mu           struct {
@@ -191,7 +195,7 @@ func (gs *generations) push(g *generation, keep bool) {
 	gs.mu.Unlock()
 	for _, o := range old {
 		if keep {
-			_ = o.closeIdle() // an iterator's error was told to who used it
+			_ = o.closeIdle() // an iterator's error was returned where it was used
 		} else {
 			_ = o.release()
 		}
@@ -262,14 +266,13 @@ func (gs *generations) count() int {
 
 var pageBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 32<<10); return &b }}
 
-// Page reads leaves that begin with key first, below after (nil: open), from the newest kept state first, as records
-//
-//	height:u8 ‖ uvarint(len key) ‖ key ‖ uvarint(len value) ‖ value
-//
-// in key order that are size bytes together, until accept likes what it is given; accept may use records during the call only.
-// What follows them below after is not looked at: of a state older than the page's, that may have been deleted. Where first is nil, it
-// may also come before them; then accept is shown what follows after one leaf, after two, and so on. ErrNoPage if accept likes nothing.
-func (s *State) Page(first, after []byte, size uint64, accept func(records []byte) bool) error {
+// Page reads the leaves with keys in [first, after), nil: open, as records (package avlstar/record)
+// in key order, size bytes in all. It tries the kept states, newest first, until accept returns
+// true; accept may use records only during the call. Leaves beyond size bytes are ignored: the page
+// may be newer than the state, and they deleted since. Where first is nil, such leaves may also
+// come before the page; accept is then offered what follows after one leaf, after two, and so on.
+// Errors: ErrNoPage if accept returned true for none, and those of reading.
+func (s *Zone) Page(first, after []byte, size uint64, accept func(records []byte) bool) error {
 	if !s.users.enter() {
 		return s.closedErr("read a page")
 	}
@@ -300,7 +303,7 @@ func (s *State) Page(first, after []byte, size uint64, accept func(records []byt
 }
 
 // pageOf releases g.
-func (s *State) pageOf(g *generation, first, after []byte, size uint64, accept func(records []byte) bool) (found bool, err error) {
+func (s *Zone) pageOf(g *generation, first, after []byte, size uint64, accept func(records []byte) bool) (found bool, err error) {
 	defer func() { _ = g.release() }()
 	buf := pageBuffers.Get().(*[]byte)
 	defer pageBuffers.Put(buf)
@@ -315,7 +318,7 @@ func (s *State) pageOf(g *generation, first, after []byte, size uint64, accept f
 	case err != nil:
 		return false, s.readErr(err)
 	}
-	for rest := *buf; uint64(len(rest)) >= size; rest = rest[recordBytes(rest):] {
+	for rest := *buf; uint64(len(rest)) >= size; rest = rest[record.Size(rest):] {
 		if endsAt(rest, size) && accept(rest[:size]) {
 			s.generations.hits.Add(1)
 			return true, nil
@@ -327,44 +330,38 @@ func (s *State) pageOf(g *generation, first, after []byte, size uint64, accept f
 	return false, nil
 }
 
-// maxBefore bounds what is looked through of deleted leaves before a page that nothing comes before.
+// maxBefore is the maximum of bytes of deleted leaves to look through before a page whose first is
+// nil.
 const maxBefore = 8 << 20
 
-// recordBytes is the length of the record at the beginning of b, which Page wrote.
-func recordBytes(b []byte) int {
-	key, n := binary.Uvarint(b[1:])
-	at := 1 + n + int(key)
-	value, n := binary.Uvarint(b[at:])
-	return at + n + int(value)
-}
-
-// endsAt says whether a record ends at b[:size].
+// endsAt reports whether b[:size] ends with a whole record.
 func endsAt(b []byte, size uint64) bool {
 	at := uint64(0)
 	for at < size {
-		at += uint64(recordBytes(b[at:]))
+		at += uint64(record.Size(b[at:]))
 	}
 	return at == size
 }
 
-// readErr is for what a reader met: damage, or a file that cannot be read.
-func (s *State) readErr(err error) error {
+// readErr is the error of a read: damage, or a file that cannot be read.
+func (s *Zone) readErr(err error) error {
 	if errors.Is(err, errOrphan) {
 		return s.folder.Corrupt(err)
 	}
 	return s.folder.Err("read", err)
 }
 
-// Trim drops kept states: what stays is the newest, those above oldest and the newest of the others, and of each pinned height the
-// newest that is not above it. Pins on disk stay only if they are of pinned heights; the flusher removes the others after its next flush.
-// It does no I/O.
-func (s *State) Trim(oldest int64, pinned []int64) {
+// Trim drops kept states. These stay: the newest; those above oldest, and the newest of the others;
+// and for each pinned height, the newest state that is not above it. Pins on disk stay only if they
+// are of pinned heights: the flusher removes the others after its next flush. Trim does no I/O.
+func (s *Zone) Trim(oldest int64, pinned []int64) {
 	if !s.users.enter() {
 		return
 	}
 	defer s.users.leave()
 	gs := s.generations.all()
-	// upTo is the greatest height of a kept state that is not above a height: what a version of that height reads its pages from.
+	// upTo is the greatest height of a kept state that is not above a height: a version of that
+	// height reads its pages from that state.
 	upTo := func(height int64) (found int64) {
 		for _, g := range gs {
 			if g.height <= height {
@@ -387,7 +384,7 @@ func (s *State) Trim(oldest int64, pinned []int64) {
 }
 
 // removeUnpinned removes the pins on disk that the last Trim did not name.
-func (s *State) removeUnpinned() {
+func (s *Zone) removeUnpinned() {
 	s.mu.Lock()
 	pinned, trimmed, upTo := s.mu.pinned, s.mu.trimmed, s.mu.trimmedTo
 	s.mu.trimmed = false

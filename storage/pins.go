@@ -23,8 +23,8 @@ import (
 // ErrNoPin: no state of that height is kept on disk.
 var ErrNoPin = errors.New("no such pin")
 
-// A pin is a folder with a whole database: links to the zone's tables, which never change, and a list of its own. It gets its
-// name last, and loses it first:
+// A pin is a folder with a whole database: links to the zone's tables, which never change, and a
+// list of its own. It gets its name last, and loses it first:
 //
 //	made-1000000 ──rename──► 1000000 ──rename──► gone-1000000 ──► removed
 //	 database, description    whole
@@ -36,34 +36,38 @@ const (
 	// pinDescription is the file with
 	//
 	//	version:u8 ‖ height:u64be ‖ data ‖ CRC-32C of all before:u32be
+	//
+	// In version 1 the data, where there were any, stood in a second envelope of the same form.
 	pinDescription = "PIN"
-	pinVersion     = 1
+	pinVersion     = 2
 )
 
 // PinInfo says which state a pin is.
 type PinInfo struct {
 	Height int64
-	Data   []byte // what Block.Pin or PinData gave
+	Data   []byte // what Block.PinData gave
 }
 
 type pins struct {
 	mu struct {
 		sync.Mutex
-		whole map[int64]*pinEntry
+		whole map[int64]*pinEntry // by height
 	}
 }
 
 type pinEntry struct {
-	data []byte
-	mu   sync.Mutex // held while the pin is opened, closed, removed
-	open *generation
-	uses int
-	gone bool // it is removed once nobody uses it
+	data []byte // immutable
+	mu   struct {
+		sync.Mutex             // held while the pin is opened, closed or removed
+		open       *generation // nil: closed; open exactly while uses > 0
+		uses       int
+		dropped    bool // out of pins.mu.whole: its last user removes the files
+	}
 }
 
 // Pin is a state that is kept on disk, open for reading.
 type Pin struct {
-	s      *State
+	s      *Zone
 	height int64
 	entry  *pinEntry
 	g      *generation
@@ -71,23 +75,19 @@ type Pin struct {
 	closed atomic.Bool
 }
 
-func (s *State) pinPath(prefix string, height int64) string {
+func (s *Zone) pinPath(prefix string, height int64) string {
 	return s.opts.FS.PathJoin(s.opts.PinDir, prefix+strconv.FormatInt(height, 10))
 }
 
-// pin keeps the state on disk, which is the one after w. The state itself is durable: that a pin cannot be made is no failure
-// of the zone.
-func (s *State) pin(w waiting) {
-	data := w.Pin
-	if w.PinData != nil {
-		data = w.PinData()
-	}
-	if err := s.makePin(w.Meta.Height, data); err != nil {
+// pin keeps the state on disk, which is the one after w. The state itself is durable: that a pin
+// cannot be made is no failure of the zone.
+func (s *Zone) pin(w waiting) {
+	if err := s.makePin(w.Meta.Height, w.PinData()); err != nil {
 		s.log.Error("cannot keep a snapshot", "folder", s.opts.PinDir, "height", w.Meta.Height, "err", err)
 	}
 }
 
-func (s *State) makePin(height int64, data []byte) error {
+func (s *Zone) makePin(height int64, data []byte) error {
 	fs, made, whole := s.opts.FS, s.pinPath(pinMade, height), s.pinPath("", height)
 	if err := fs.RemoveAll(made); err != nil {
 		return err
@@ -115,9 +115,7 @@ func (s *State) makePin(height int64, data []byte) error {
 }
 
 func writePinDescription(fs vfs.FS, path string, height int64, data []byte) error {
-	b := append(make([]byte, 0, 1+8+len(data)+4), pinVersion)
-	b = append(binary.BigEndian.AppendUint64(b, uint64(height)), data...)
-	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	b := sealPin(pinVersion, height, data)
 	file, err := fs.Create(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
@@ -140,23 +138,46 @@ func readPinDescription(fs vfs.FS, path string, height int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(b) < 1+8+4 {
-		return nil, fmt.Errorf("%s: %d bytes: %w", path, len(b), ErrCorrupt)
+	version, data, err := unsealPin(b, height)
+	if err == nil && version == 1 && len(data) > 0 {
+		if version, data, err = unsealPin(data, height); err == nil && version != 1 {
+			err = fmt.Errorf("version %d within version 1", version)
+		}
 	}
-	body := b[:len(b)-4]
 	switch {
-	case crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]):
-		return nil, fmt.Errorf("%s: wrong checksum: %w", path, ErrCorrupt)
-	case body[0] != pinVersion:
-		return nil, fmt.Errorf("%s: version %d: %w", path, body[0], ErrNewerFormat)
-	case binary.BigEndian.Uint64(body[1:]) != uint64(height):
-		return nil, fmt.Errorf("%s: it is of height %d: %w", path, binary.BigEndian.Uint64(body[1:]), ErrCorrupt)
+	case err != nil:
+		return nil, fmt.Errorf("%q: %w: %w", path, err, ErrCorrupt)
+	case version == 0 || version > pinVersion:
+		return nil, fmt.Errorf("%q: version %d: %w", path, version, ErrNewerFormat)
 	}
-	return body[1+8:], nil
+	return data, nil
 }
 
-// loadPins finds the pins on disk. Those that are not whole, or of heights that the zone does not reach, are removed.
-func (s *State) loadPins() error {
+func sealPin(version byte, height int64, data []byte) []byte {
+	b := append(make([]byte, 0, 1+8+len(data)+4), version)
+	b = append(binary.BigEndian.AppendUint64(b, uint64(height)), data...)
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// unsealPin is the inverse of sealPin. The version is whatever stands there.
+func unsealPin(b []byte, height int64) (version byte, data []byte, err error) {
+	if len(b) < 1+8+4 {
+		return 0, nil, fmt.Errorf("%d bytes", len(b))
+	}
+	body := b[:len(b)-4]
+	if crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]) {
+		return 0, nil, errors.New("wrong checksum")
+	}
+	// A newer version may have another layout behind its first byte.
+	if at := binary.BigEndian.Uint64(body[1:]); body[0] <= pinVersion && at != uint64(height) {
+		return 0, nil, fmt.Errorf("it is of height %d", at)
+	}
+	return body[0], body[1+8:], nil
+}
+
+// loadPins finds the pins on disk. Those that are not whole, or of heights that the zone does not
+// reach, are removed.
+func (s *Zone) loadPins() error {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
 	s.pins.mu.whole = map[int64]*pinEntry{}
@@ -172,7 +193,8 @@ func (s *State) loadPins() error {
 		path := s.opts.FS.PathJoin(s.opts.PinDir, name)
 		height, err := strconv.ParseInt(name, 10, 64)
 		if err != nil || height <= 0 || strconv.FormatInt(height, 10) != name {
-			if strings.HasPrefix(name, pinMade) || strings.HasPrefix(name, pinGone) { // else it is not ours
+			// else it is not ours
+			if strings.HasPrefix(name, pinMade) || strings.HasPrefix(name, pinGone) {
 				s.removeRest(path)
 			}
 			continue
@@ -195,7 +217,7 @@ func (s *State) loadPins() error {
 	return nil
 }
 
-func (s *State) removeRest(path string) {
+func (s *Zone) removeRest(path string) {
 	if s.opts.ReadOnly {
 		return
 	}
@@ -205,7 +227,7 @@ func (s *State) removeRest(path string) {
 }
 
 // discardPin takes the name from a pin, durably, and then removes it.
-func (s *State) discardPin(height int64) error {
+func (s *Zone) discardPin(height int64) error {
 	gone := s.pinPath(pinGone, height)
 	if err := s.opts.FS.RemoveAll(gone); err != nil {
 		return err
@@ -221,7 +243,7 @@ func (s *State) discardPin(height int64) error {
 }
 
 // Pins lists the pins in ascending order of their heights.
-func (s *State) Pins() []PinInfo {
+func (s *Zone) Pins() []PinInfo {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
 	infos := make([]PinInfo, 0, len(s.pins.mu.whole))
@@ -233,11 +255,11 @@ func (s *State) Pins() []PinInfo {
 }
 
 // DropPin removes a pin, once nobody has it open. It does nothing if there is none.
-func (s *State) DropPin(height int64) error {
+func (s *Zone) DropPin(height int64) error {
 	return s.folder.Err("remove a snapshot", s.removePins(func(h int64) bool { return h == height }))
 }
 
-func (s *State) removePins(which func(height int64) bool) error {
+func (s *Zone) removePins(which func(height int64) bool) error {
 	s.pins.mu.Lock()
 	found := map[int64]*pinEntry{}
 	for height, e := range s.pins.mu.whole {
@@ -250,8 +272,8 @@ func (s *State) removePins(which func(height int64) bool) error {
 	var errs error
 	for height, e := range found {
 		e.mu.Lock()
-		e.gone = true
-		if e.uses == 0 {
+		e.mu.dropped = true
+		if e.mu.uses == 0 {
 			errs = errors.Join(errs, s.discardPin(height))
 		}
 		e.mu.Unlock()
@@ -260,7 +282,7 @@ func (s *State) removePins(which func(height int64) bool) error {
 }
 
 // OpenPin opens the state that is kept of a height. The caller closes it.
-func (s *State) OpenPin(height int64) (*Pin, error) {
+func (s *Zone) OpenPin(height int64) (*Pin, error) {
 	if !s.users.enter() {
 		return nil, s.closedErr("open a snapshot")
 	}
@@ -277,10 +299,10 @@ func (s *State) OpenPin(height int64) (*Pin, error) {
 	}.WithDefaults()}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.gone {
+	if e.mu.dropped {
 		return nil, fmt.Errorf("state folder %s: height %d: %w", s.dir, height, ErrNoPin)
 	}
-	if e.open == nil {
+	if e.mu.open == nil {
 		db, err := p.folder.Open(&pebble.Options{Cache: s.cache, ReadOnly: true})
 		if err != nil {
 			return nil, err
@@ -292,15 +314,15 @@ func (s *State) OpenPin(height int64) (*Pin, error) {
 		if err != nil {
 			return nil, errors.Join(p.folder.Err("open", err), db.Close())
 		}
-		e.open = newGeneration(height, db)
+		e.mu.open = newGeneration(height, db)
 	}
-	e.uses++
-	p.g = e.open
+	e.mu.uses++
+	p.g = e.mu.open
 	return p, nil
 }
 
-// Range reads the leaves with keys in [first, after), nil: open, as records in the form of State.Page. ErrNoPage if they take
-// more than limit bytes.
+// Range reads the leaves with keys in [first, after), nil: open, as records in the form of
+// Zone.Page. ErrNoPage if they take more than limit bytes.
 func (p *Pin) Range(first, after []byte, limit uint64) ([]byte, error) {
 	if p.closed.Load() {
 		return nil, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed)
@@ -325,20 +347,20 @@ func (p *Pin) Close() error {
 	e := p.entry
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.uses--; e.uses > 0 {
+	if e.mu.uses--; e.mu.uses > 0 {
 		return nil
 	}
-	err := e.open.release()
-	e.open = nil
-	if e.gone {
+	err := e.mu.open.release()
+	e.mu.open = nil
+	if e.mu.dropped {
 		err = errors.Join(err, p.s.discardPin(p.height))
 	}
 	return p.folder.Err("close", err)
 }
 
-// RollbackToPin makes the state of a pin the state of the zone, which nobody has open. It is copied into new tables, every
-// checksum verified, and takes the place of the old one in a single step: a crash leaves the one or the other. Pins above it
-// are removed.
+// RollbackToPin makes the state of a pin the state of the zone, which nobody has open. It is copied
+// into new tables, every checksum verified, and takes the place of the old one in a single step: a
+// crash leaves the one or the other. Pins above it are removed.
 func RollbackToPin(dir string, height int64, opts Options) error {
 	opts.ReadOnly = false
 	s, err := open(dir, opts)
@@ -349,7 +371,7 @@ func RollbackToPin(dir string, height int64, opts Options) error {
 	return errors.Join(s.rollback(height), s.Close())
 }
 
-func (s *State) rollback(height int64) error {
+func (s *Zone) rollback(height int64) error {
 	p, err := s.OpenPin(height)
 	if err != nil {
 		return err

@@ -12,61 +12,67 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
 var (
 	// ErrNoRun: a restore has no run of that id.
 	ErrNoRun = errors.New("no such run")
-	// ErrRunExists: a restore has a run of that id, or is being given one.
+	// ErrRunExists: a restore has a run of that id. Whoever adds runs adds each once.
 	ErrRunExists = errors.New("the run is there already")
 	// ErrNoRestore: there is no interrupted restore.
 	ErrNoRestore = errors.New("no restore was interrupted")
 )
 
-// Restore writes a whole new state run by run. Until Commit returns, the zone is empty for everybody, also after a crash; then the
-// restore can go on with the runs that it has.
+// Restore writes a whole new state run by run. Until Commit returns, the zone is empty for all
+// readers, also after a crash; the restore can then be resumed with the runs that it has.
 //
 //	Add(run) ──► two tables: leaves, heights ──► a line in the journal        a kill leaves what is there
 //	   …                     └──► syncers, behind
 //	Commit: the rest synced ──► links to all tables ingested at once ──► meta ──► folder removed
 //
-// A table goes to its place in the database as it is: nothing is inserted key by key, or written twice. What is read back from a
-// restore that was interrupted is to be verified by who knows what it should be.
+// A table goes to its place in the database as it is: nothing is inserted key by key, or written
+// twice. Whoever resumes a restore verifies what it reads back: only the caller knows what it
+// should be. So does the caller know which runs it adds; the restore only refuses to add one twice.
 type Restore struct {
-	s      *State
+	s      *Zone
 	number atomic.Uint64 // of the table made last
 	syncer *syncer
 
-	// life is held for reading while the restore is used, for writing to change what can be done with it.
+	// life is held for reading while the restore is used, and for writing to change what can be
+	// done with it. See "Lock order" in doc.go.
 	life struct {
 		sync.RWMutex
 		over     bool
-		readable bool // the tables are in the database; nothing can be added any more
+		readable bool // the tables are in the database; no run can be added or removed
 	}
+	// journal is held while a line is written and takes effect on mu.runs, so that the file and the
+	// runs agree.
 	journal struct {
-		sync.Mutex          // held while a line is written and takes effect
-		file       vfs.File // nil: the end of the file is not known
+		sync.Mutex
+		file vfs.File // nil: the end of the file is not known
 	}
-	label sync.Mutex // held while it is replaced
+	label sync.Mutex // guards the file of the label, while it is replaced
 	mu    struct {
 		sync.Mutex
-		runs    map[RunID]run
-		adding  map[RunID]struct{}
-		closed  map[uint64]struct{} // tables from before an interruption, which nobody has synced since
-		failure error               // runs that were added are lost
+		runs map[RunID]run // changed with journal held, too
+		// tables from before an interruption, not synced since
+		closed  map[uint64]struct{}
+		failure error // runs that were added are lost
 	}
 }
 
-func (s *State) newRestore() *Restore {
+func (s *Zone) newRestore() *Restore {
 	r := &Restore{s: s}
-	r.mu.runs, r.mu.adding, r.mu.closed = map[RunID]run{}, map[RunID]struct{}{}, map[uint64]struct{}{}
+	r.mu.runs, r.mu.closed = map[RunID]run{}, map[uint64]struct{}{}
 	return r
 }
 
-// BeginRestore empties the zone, durably, and begins to restore what label (at most MaxLabel bytes) says. A restore that was under
-// way, or interrupted, is over; blocks that wait are dropped, pins removed.
-func (s *State) BeginRestore(label []byte) (*Restore, error) {
+// BeginRestore empties the zone, durably, and begins to restore the state that label describes, in
+// at most MaxLabel bytes. It ends a restore that is under way or was interrupted, drops waiting
+// blocks, and removes the pins.
+func (s *Zone) BeginRestore(label []byte) (*Restore, error) {
 	if len(label) > MaxLabel {
 		return nil, fmt.Errorf("state folder %s: restore: label of %d bytes, want at most %d", s.dir, len(label), MaxLabel)
 	}
@@ -78,7 +84,7 @@ func (s *State) BeginRestore(label []byte) (*Restore, error) {
 }
 
 // Interrupted returns the label of the restore that a kill or Close left, if there is one.
-func (s *State) Interrupted() (label []byte, ok bool) {
+func (s *Zone) Interrupted() (label []byte, ok bool) {
 	if !s.interrupted.Load() || !s.users.enter() {
 		return nil, false
 	}
@@ -87,8 +93,8 @@ func (s *State) Interrupted() (label []byte, ok bool) {
 	return label, err == nil
 }
 
-// ResumeRestore goes on with the restore that was interrupted: ErrNoRestore if there is none.
-func (s *State) ResumeRestore() (*Restore, error) {
+// ResumeRestore resumes the restore that was interrupted: ErrNoRestore if there is none.
+func (s *Zone) ResumeRestore() (*Restore, error) {
 	if s.opts.ReadOnly {
 		return nil, fmt.Errorf("state folder %s: restore: open for reading only", s.dir)
 	}
@@ -116,7 +122,7 @@ func (s *State) ResumeRestore() (*Restore, error) {
 }
 
 // resumes makes r the restore that is under way, if one can be resumed.
-func (s *State) resumes(r *Restore) bool {
+func (s *Zone) resumes(r *Restore) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.safe != nil || s.mu.last > 0 || s.mu.restore != nil || s.mu.emptying || !s.interrupted.Load() {
@@ -149,12 +155,12 @@ func (r *Restore) start() error {
 	if err := r.renewJournal(); err != nil {
 		return err
 	}
-	r.s.gate.keep.Store(true)
+	r.s.guard.keep.Store(true)
 	r.syncer = newSyncer()
 	return nil
 }
 
-// end lets nothing begin any more, and waits for what is under way. What was added stays on disk.
+// end ends the restore, after the calls under way. What was added stays on disk.
 func (r *Restore) end() {
 	r.life.Lock()
 	defer r.life.Unlock()
@@ -172,7 +178,7 @@ func (r *Restore) endLocked() {
 	r.journal.Lock()
 	defer r.journal.Unlock()
 	if r.journal.file != nil {
-		_ = r.journal.file.Close() // its lines are of no use, or will be checked
+		_ = r.journal.file.Close() // its lines are useless, or will be checked
 		r.journal.file = nil
 	}
 }
@@ -218,18 +224,19 @@ func (r *Restore) enterToChange() error {
 	return err
 }
 
-// Runs lists the runs that are there, in ascending order. What is in them was not looked at.
+// Runs lists the runs that are there, in ascending order. Their contents were not looked at.
 func (r *Restore) Runs() []RunID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Sorted(maps.Keys(r.mu.runs))
 }
 
-// Add writes one run of leaves with their heights, in ascending order of their keys, with no key of another run among them. It
-// may be called concurrently, and waits while the disk is too far behind. Once it has returned, the run is there after a kill; after
-// a loss of power, only once Commit has returned, too. ErrRunExists if there is one of that id. After an error of another kind than
-// that, or than a wrong order, the restore can go on if the disk does.
-func (r *Restore) Add(id RunID, leaves iter.Seq[Leaf]) error {
+// Add writes one run of leaves with their heights, in ascending order of their keys, with no key of
+// another run in between. It may be called concurrently, once per id, and waits while the backlog
+// of syncs is at its limit. Once it has returned, the run survives a kill; it survives a loss of
+// power once Commit has returned. Errors: ErrRunExists if there is a run of that id, one for keys
+// out of order, and those of the disk, after which the restore can continue if the disk can.
+func (r *Restore) Add(id RunID, leaves iter.Seq[record.Leaf]) error {
 	if len(id) > MaxRunID {
 		return fmt.Errorf("state folder %s: restore: run id of %d bytes, want at most %d", r.s.dir, len(id), MaxRunID)
 	}
@@ -237,18 +244,13 @@ func (r *Restore) Add(id RunID, leaves iter.Seq[Leaf]) error {
 		return err
 	}
 	defer r.leave()
-	if err := r.claim(id); err != nil {
+	if err := r.free(id); err != nil { // before all the work
 		return err
 	}
-	defer func() {
-		r.mu.Lock()
-		delete(r.mu.adding, id)
-		r.mu.Unlock()
-	}()
 	w := runWriter{r: r}
 	err := w.write(leaves)
 	if err == nil {
-		err = r.note(appendAdded(nil, id, w.tables), func() { r.mu.runs[id] = w.tables })
+		err = r.note(appendAdded(nil, id, w.tables), func() error { return r.free(id) }, func() { r.mu.runs[id] = w.tables })
 	}
 	if err != nil {
 		w.discard()
@@ -264,25 +266,27 @@ func (r *Restore) Add(id RunID, leaves iter.Seq[Leaf]) error {
 	return nil
 }
 
-func (r *Restore) claim(id RunID) error {
+// free returns an error where a run of that id cannot be added.
+func (r *Restore) free(id RunID) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, adding := r.mu.adding[id]
-	_, there := r.mu.runs[id]
-	switch {
-	case r.mu.failure != nil:
+	if r.mu.failure != nil {
 		return r.mu.failure
-	case adding || there:
+	}
+	if _, there := r.mu.runs[id]; there {
 		return fmt.Errorf("state folder %s: restore: run %x: %w", r.s.dir, string(id), ErrRunExists)
 	}
-	r.mu.adding[id] = struct{}{}
 	return nil
 }
 
-// note writes a line to the journal; then apply is called with r.mu held.
-func (r *Restore) note(line []byte, apply func()) error {
+// note writes a line to the journal, unless check returns an error; then apply is called with r.mu
+// held. The runs do not change in between: all of that goes through note.
+func (r *Restore) note(line []byte, check func() error, apply func()) error {
 	r.journal.Lock()
 	defer r.journal.Unlock()
+	if err := check(); err != nil {
+		return err
+	}
 	if r.journal.file == nil {
 		if err := r.renewJournal(); err != nil {
 			return err
@@ -299,7 +303,8 @@ func (r *Restore) note(line []byte, apply func()) error {
 	return nil
 }
 
-// renewJournal replaces the journal by one with the runs that are there. The caller holds r.journal.
+// renewJournal replaces the journal by one with the runs that are there. The caller holds
+// r.journal.
 func (r *Restore) renewJournal() error {
 	journal := []byte{journalVersion}
 	r.mu.Lock()
@@ -329,7 +334,8 @@ func (r *Restore) renewJournal() error {
 	return nil
 }
 
-// lose takes a run away that could not be made durable: what the system still shows of it may not be on the disk.
+// lose removes a run that could not be made durable: what the system still shows of it may not be
+// on the disk.
 func (r *Restore) lose(id RunID, err error) {
 	r.mu.Lock()
 	if r.mu.failure == nil {
@@ -352,19 +358,23 @@ func (r *Restore) Remove(id RunID) error {
 
 func (r *Restore) drop(id RunID) error {
 	var tables run
-	there := false
-	err := r.note(appendRemoved(nil, id), func() {
-		tables, there = r.mu.runs[id]
+	there := func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if _, is := r.mu.runs[id]; !is {
+			return r.noRunErr(id)
+		}
+		return nil
+	}
+	err := r.note(appendRemoved(nil, id), there, func() {
+		tables = r.mu.runs[id]
 		delete(r.mu.runs, id)
 		for _, t := range tables {
 			delete(r.mu.closed, t.number)
 		}
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !there:
-		return r.noRunErr(id)
 	}
 	for _, t := range tables {
 		if err2 := r.s.opts.FS.Remove(r.s.tablePath(t.number)); err == nil {
@@ -374,7 +384,7 @@ func (r *Restore) drop(id RunID) error {
 	return err
 }
 
-// SetLabel replaces the label, durably: after a crash there is the one or the other.
+// SetLabel replaces the label, durably: after a crash there is the old one or the new one.
 func (r *Restore) SetLabel(label []byte) error {
 	if len(label) > MaxLabel {
 		return fmt.Errorf("state folder %s: restore: label of %d bytes, want at most %d", r.s.dir, len(label), MaxLabel)
@@ -388,7 +398,8 @@ func (r *Restore) SetLabel(label []byte) error {
 	return r.s.folder.Err("restore", r.s.writeLabel(label))
 }
 
-// Readable ends the adding: what was added can be read, by Scan and Page, though none of it is durable before Commit.
+// Readable ends the adding of runs: Scan and Page can read them now, though none of it is durable
+// before Commit.
 func (r *Restore) Readable() error {
 	s := r.s
 	if !s.users.enter() {
@@ -459,8 +470,9 @@ func (r *Restore) syncJournal() error {
 	return errors.Join(r.journal.file.Sync(), engine.SyncDir(r.s.opts.FS, r.s.inZone(restoreName)))
 }
 
-// Commit makes the restored state the state of the zone, durably. Meta is written when all else is durable, so a meta that is
-// there after a crash has all leaves before it. After an error the restore may be aborted, or closed and resumed.
+// Commit makes the restored state the state of the zone, durably. Meta is written once all else is
+// durable, so a zone that has it after a crash has all leaves. After an error the restore can be
+// aborted, or closed and resumed.
 func (r *Restore) Commit(m Meta) error {
 	s := r.s
 	if err := m.validate(); err != nil {
@@ -491,7 +503,7 @@ func (r *Restore) Commit(m Meta) error {
 		return s.folder.Err("restore", errors.Join(err, batch.Close()))
 	}
 	if err := s.commit(batch); err != nil {
-		s.failure.fail(err) // meta may have got to the disk, or may yet
+		s.failure.fail(err) // meta may have reached the disk, or may yet reach it
 		return err
 	}
 	r.endLocked()
@@ -504,16 +516,18 @@ func (r *Restore) Commit(m Meta) error {
 	return nil
 }
 
-// forgetRestore removes the folder of a restore beside a state that is durable. If it cannot, the next Open will.
-func (s *State) forgetRestore() {
-	s.gate.keep.Store(false)
+// forgetRestore removes the folder of a restore beside a state that is durable. If it cannot, the
+// next Open will.
+func (s *Zone) forgetRestore() {
+	s.guard.keep.Store(false)
 	s.interrupted.Store(false)
 	if err := s.discardRestore(); err != nil {
 		s.log.Error("cannot remove the files of a restore", "folder", s.inZone(restoreName), "err", err)
 	}
 }
 
-// Abort empties the zone again. After Commit or Close, or when another restore has begun, it does nothing.
+// Abort empties the zone again. After Commit or Close, or when another restore has begun, it does
+// nothing.
 func (r *Restore) Abort() error {
 	r.s.mu.Lock()
 	current := r.s.mu.restore == r
@@ -524,8 +538,8 @@ func (r *Restore) Abort() error {
 	return r.s.restart(nil, nil)
 }
 
-// Close interrupts the restore: the zone is empty, and ResumeRestore goes on with what was added. After Commit or Abort it does
-// nothing.
+// Close interrupts the restore: the zone is empty, and ResumeRestore continues with what was added.
+// After Commit or Abort it does nothing.
 func (r *Restore) Close() {
 	s := r.s
 	if !s.users.enter() {

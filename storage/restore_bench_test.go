@@ -14,10 +14,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// benchRuns returns a million leaves with keys of 20 bytes and values of 100 as 190 runs, about as long as chunks are.
-func benchRuns() [][]Leaf {
+// benchRuns returns a million leaves with keys of 20 bytes and values of 100 as 190 runs, about as
+// long as chunks are.
+func benchRuns() [][]record.Leaf {
 	const leaves, runs = 1_000_000, 190
 	rng := newRNG(1)
 	keys := make([][]byte, leaves)
@@ -25,11 +28,12 @@ func benchRuns() [][]Leaf {
 		keys[i] = randomBytes(rng, 20)
 	}
 	slices.SortFunc(keys, slices.Compare)
-	data, all := make([]byte, 0, 120*leaves), make([]Leaf, leaves) // the records of a chunk lie side by side
+	// the records of a chunk lie side by side
+	data, all := make([]byte, 0, 120*leaves), make([]record.Leaf, leaves)
 	for i, key := range keys {
 		at := len(data)
 		data = append(append(data, key...), randomBytes(rng, 100)...)
-		all[i] = Leaf{Key: data[at : at+20 : at+20], Value: data[at+20 : at+120 : at+120], Height: uint8(1 + i%20)}
+		all[i] = record.Leaf{Key: data[at : at+20 : at+20], Value: data[at+20 : at+120 : at+120], Height: uint8(1 + i%20)}
 	}
 	return slices.Collect(slices.Chunk(all, (leaves+runs-1)/runs))
 }
@@ -73,7 +77,8 @@ func BenchmarkRestore(b *testing.B) {
 		add, commit = add+added.Sub(began), commit+time.Since(added)
 		used.user, used.system = used.user+after.user-before.user, used.system+after.system-before.system
 		require.NoError(b, s.Close())
-		// The next round writes to memory that the system has in hand. (Removed, the files would slow down the making of new ones on ext4.)
+		// The next round writes to memory that the system has in hand. (Removed, the files would
+		// slow down the making of new ones on ext4.)
 		tables, err := filepath.Glob(filepath.Join(dir, "*.sst"))
 		require.NoError(b, err)
 		for _, table := range tables {
@@ -89,7 +94,7 @@ func BenchmarkRestore(b *testing.B) {
 	b.ReportMetric(used.system.Seconds()/n, "system-s/op")
 }
 
-func benchAdd(b *testing.B, r *Restore, runs iter.Seq[[]Leaf]) {
+func benchAdd(b *testing.B, r *Restore, runs iter.Seq[[]record.Leaf]) {
 	next, stop := iter.Pull(runs)
 	defer stop()
 	var mu sync.Mutex

@@ -11,33 +11,34 @@ import (
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// A restore lies in a folder of the zone's, where Pebble leaves it alone. As pins do, it gets its name last, and loses it first:
+// A restore lies in a folder within the zone's, which Pebble ignores. Like a pin, it gets its name
+// last, and loses it first:
 //
 //	restore-made ──rename──► restore ──rename──► restore-gone ──► removed
 //	                         LABEL, JOURNAL, 000001.sst, …
 //
-// So what is named restore has a label, and what lies in it was added to that restore.
+// So a folder named restore has a label, and what lies in it was added to that restore.
 const (
 	restoreName   = "restore"
 	restoreMade   = "restore-made"
 	restoreGone   = "restore-gone"
 	labelFile     = "LABEL"
 	journalFile   = "JOURNAL"
-	newSuffix     = ".new" // of a label or journal that is to take the place of the other
+	newSuffix     = ".new" // of a label or journal that is about to replace the old one
 	tableSuffix   = ".sst"
 	tableNameForm = "%06d" + tableSuffix
 )
 
-func (s *State) inZone(name string) string { return s.opts.FS.PathJoin(s.dir, name) }
+func (s *Zone) inZone(name string) string { return s.opts.FS.PathJoin(s.dir, name) }
 
-func (s *State) inRestore(name string) string { return s.opts.FS.PathJoin(s.dir, restoreName, name) }
+func (s *Zone) inRestore(name string) string { return s.opts.FS.PathJoin(s.dir, restoreName, name) }
 
-func (s *State) tablePath(number uint64) string {
+func (s *Zone) tablePath(number uint64) string {
 	return s.inRestore(fmt.Sprintf(tableNameForm, number))
 }
 
 // makeRestore makes the folder of a restore without runs, durably. There must be none.
-func (s *State) makeRestore(label []byte) error {
+func (s *Zone) makeRestore(label []byte) error {
 	fs, made := s.opts.FS, s.inZone(restoreMade)
 	err := errors.Join(fs.RemoveAll(made), fs.MkdirAll(made, 0o755))
 	if err == nil {
@@ -55,8 +56,9 @@ func (s *State) makeRestore(label []byte) error {
 	return err
 }
 
-// discardRestore removes the folder of a restore, if there is one. After a crash it is there as a whole, or not at all.
-func (s *State) discardRestore() error {
+// discardRestore removes the folder of a restore, if there is one. After a crash it is there whole,
+// or not at all.
+func (s *Zone) discardRestore() error {
 	vfs, gone := s.opts.FS, s.inZone(restoreGone)
 	if err := vfs.RemoveAll(gone); err != nil {
 		return err
@@ -73,8 +75,9 @@ func (s *State) discardRestore() error {
 	return vfs.RemoveAll(gone)
 }
 
-// loadRestore looks for a restore that can go on, when the zone is opened, and removes what else there may be.
-func (s *State) loadRestore(hasState bool) error {
+// loadRestore, when the zone is opened, looks for a restore that can be resumed, and removes any
+// other remains.
+func (s *Zone) loadRestore(hasState bool) error {
 	if !s.opts.ReadOnly {
 		for _, name := range []string{restoreMade, restoreGone} {
 			if err := s.opts.FS.RemoveAll(s.inZone(name)); err != nil {
@@ -98,21 +101,22 @@ func (s *State) loadRestore(hasState bool) error {
 			}
 			return err
 		}
-		if newer := newerRestore(0); errors.As(err, &newer) { // what it has fetched may be worth hours
+		// what it has fetched may have taken hours
+		if newer := newerRestore(0); errors.As(err, &newer) {
 			return s.folder.Newer("interrupted join of format", uint64(newer), labelVersion)
 		}
 		if !errors.Is(err, ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		s.log.Error("an interrupted restore cannot go on", "folder", s.inZone(restoreName), "err", err)
+		s.log.Error("an interrupted restore cannot be resumed", "folder", s.inZone(restoreName), "err", err)
 	}
 	if s.opts.ReadOnly {
 		return nil
 	}
-	return s.discardRestore() // it was committed, or is of no use
+	return s.discardRestore() // it was committed, or is useless
 }
 
-func (s *State) readLabel() ([]byte, error) {
+func (s *Zone) readLabel() ([]byte, error) {
 	b, err := readAll(s.opts.FS, s.inRestore(labelFile), 1+MaxLabel+4)
 	if err != nil {
 		return nil, err
@@ -120,12 +124,12 @@ func (s *State) readLabel() ([]byte, error) {
 	return decodeLabel(b)
 }
 
-// writeLabel replaces the label, durably: after a crash there is the one or the other.
-func (s *State) writeLabel(label []byte) error {
+// writeLabel replaces the label, durably: after a crash there is the old one or the new one.
+func (s *Zone) writeLabel(label []byte) error {
 	return s.replaceInRestore(labelFile, encodeLabel(label))
 }
 
-func (s *State) replaceInRestore(name string, b []byte) error {
+func (s *Zone) replaceInRestore(name string, b []byte) error {
 	fs, path := s.opts.FS, s.inRestore(name)
 	if err := writeSynced(fs, path+newSuffix, b); err != nil {
 		return errors.Join(err, fs.Remove(path+newSuffix))
@@ -136,8 +140,9 @@ func (s *State) replaceInRestore(name string, b []byte) error {
 	return engine.SyncDir(fs, s.inZone(restoreName))
 }
 
-// loadRuns returns the runs whose tables are all there, and have the right lengths. Files that are of none of them are removed.
-func (s *State) loadRuns() (map[RunID]run, error) {
+// loadRuns returns the runs whose tables are all there, with the right lengths. Files that belong
+// to none of them are removed.
+func (s *Zone) loadRuns() (map[RunID]run, error) {
 	vfs, runs := s.opts.FS, map[RunID]run{}
 	switch journal, err := readAll(vfs, s.inRestore(journalFile), maxJournalBytes); {
 	case err == nil && len(journal) > 0 && journal[0] > journalVersion:
@@ -183,7 +188,7 @@ func (s *State) loadRuns() (map[RunID]run, error) {
 	return runs, nil
 }
 
-func (s *State) hasBytes(t runTable) bool {
+func (s *Zone) hasBytes(t runTable) bool {
 	info, err := s.opts.FS.Stat(s.tablePath(t.number))
 	return err == nil && !info.IsDir() && info.Size() == int64(t.bytes)
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// RunID names a run of leaves, wherever in the state it lies: at most MaxRunID bytes that the caller chooses.
+// RunID names a run of leaves, wherever in the state it lies: at most MaxRunID bytes of the
+// caller's choice.
 type RunID string
 
 // MaxRunID is the greatest length of a RunID.
@@ -19,7 +20,7 @@ const MaxRunID = 200
 // MaxLabel is the greatest length of a restore's label.
 const MaxLabel = 64 << 20
 
-// run is what the tables of a run are; without a leaf there are none.
+// run lists the tables of a run; a run without leaves has none.
 type run []runTable
 
 type runTable struct {
@@ -36,13 +37,14 @@ type runTable struct {
 //	body    = 'a' ‖ len:u8 ‖ id ‖ (kind:u8 ‖ number:u64be ‖ bytes:u64be ‖ CRC-32C:u32be) × tables     added
 //	        | 'r' ‖ len:u8 ‖ id                                                                       removed
 //
-// It ends before the first record that is not whole: a kill tears the last one, and what follows damage is forgotten.
+// It ends before the first record that is not whole: a kill tears the last record, and whatever
+// follows damage is ignored.
 const (
 	journalVersion  = 1
 	journalAdded    = 'a'
 	journalRemoved  = 'r'
 	runTableBytes   = 1 + 8 + 8 + 4
-	maxJournalBytes = 1 << 30 // a longer one is none of ours: millions of runs
+	maxJournalBytes = 1 << 30 // more than any restore needs: millions of runs
 )
 
 // appendAdded appends the record that a run is there.
@@ -58,7 +60,7 @@ func appendAdded(journal []byte, id RunID, r run) []byte {
 	return endRecord(journal, at)
 }
 
-// appendRemoved appends the record that a run is not there any more.
+// appendRemoved appends the record that a run was removed.
 func appendRemoved(journal []byte, id RunID) []byte {
 	at := len(journal)
 	return endRecord(append(append(journal, 0, 0, 0, 0, journalRemoved, byte(len(id))), id...), at)
@@ -69,7 +71,8 @@ func endRecord(journal []byte, at int) []byte {
 	return binary.BigEndian.AppendUint32(journal, crc32.Checksum(journal[at:], castagnoli))
 }
 
-// decodeJournal returns the runs that are listed, and how many bytes of the journal are whole. A table that two runs claim is in neither.
+// decodeJournal returns the runs that are listed, and how many bytes of the journal are whole. Runs
+// that claim the same table are left out.
 func decodeJournal(journal []byte) (runs map[RunID]run, whole int) {
 	runs = map[RunID]run{}
 	if len(journal) == 0 || journal[0] != journalVersion {

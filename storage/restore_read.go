@@ -11,18 +11,21 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/objstorage"
 	"github.com/cockroachdb/pebble/v2/sstable"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// Read yields the leaves of a run with their heights, as they were added; Key and Value are valid until the next one is asked for. An
-// error is the last thing that it yields: ErrNoRun, or ErrCorrupt where a file is not the one that was written. It holds two tables
-// in memory at a time, and may be broken off.
-func (r *Restore) Read(id RunID) iter.Seq2[Leaf, error] {
-	return func(yield func(Leaf, error) bool) {
+// Read yields the leaves of a run with their heights, as they were added. Key and Value are valid
+// until the next leaf is asked for. An error is yielded last: ErrNoRun, or ErrCorrupt where a file
+// is not the one that was written. At most two tables are in memory at a time. The loop may be left
+// early.
+func (r *Restore) Read(id RunID) iter.Seq2[record.Leaf, error] {
+	return func(yield func(record.Leaf, error) bool) {
 		r.mu.Lock()
 		found, ok := r.mu.runs[id]
 		r.mu.Unlock()
 		if !ok {
-			yield(Leaf{}, r.noRunErr(id))
+			yield(record.Leaf{}, r.noRunErr(id))
 			return
 		}
 		c := newRunCursor(r, found)
@@ -30,7 +33,7 @@ func (r *Restore) Read(id RunID) iter.Seq2[Leaf, error] {
 		for {
 			leaf, ok, err := c.next()
 			if err != nil {
-				yield(Leaf{}, r.s.folder.Err("restore: read a run", err))
+				yield(record.Leaf{}, r.s.folder.Err("restore: read a run", err))
 				return
 			}
 			if !ok || !yield(leaf, nil) {
@@ -54,36 +57,37 @@ func newRunCursor(r *Restore, tables run) *runCursor {
 }
 
 // next returns false after the last leaf.
-func (c *runCursor) next() (_ Leaf, ok bool, err error) {
+func (c *runCursor) next() (_ record.Leaf, ok bool, err error) {
 	defer func() {
-		if p := recover(); p != nil { // files have their checksums, so this is not damage but forged
+		// checksums were right, so the file was forged rather than damaged
+		if p := recover(); p != nil {
 			err = fmt.Errorf("a table cannot be read: %v: %w", p, ErrCorrupt)
 		}
 	}()
 	key, value, ok, err := c.leaves.next()
 	if err != nil {
-		return Leaf{}, false, err
+		return record.Leaf{}, false, err
 	}
 	at, height, more, err := c.heights.peek()
 	switch {
 	case err != nil:
-		return Leaf{}, false, err
+		return record.Leaf{}, false, err
 	case more && (!ok || bytes.Compare(at, key) < 0):
-		return Leaf{}, false, fmt.Errorf("%w, key %x: %w", errOrphan, at, ErrCorrupt)
+		return record.Leaf{}, false, fmt.Errorf("%w, key %x: %w", errOrphan, at, ErrCorrupt)
 	case !ok:
-		return Leaf{}, false, nil
+		return record.Leaf{}, false, nil
 	case !more || !bytes.Equal(at, key):
-		return Leaf{Key: key, Value: value}, true, nil
+		return record.Leaf{Key: key, Value: value}, true, nil
 	case len(height) != 1:
-		return Leaf{}, false, fmt.Errorf("height of key %x has %d bytes, want 1: %w", key, len(height), ErrCorrupt)
+		return record.Leaf{}, false, fmt.Errorf("height of key %x has %d bytes, want 1: %w", key, len(height), ErrCorrupt)
 	}
 	c.heights.ready = false
-	return Leaf{Key: key, Value: value, Height: height[0]}, true, nil
+	return record.Leaf{Key: key, Value: value, Height: height[0]}, true, nil
 }
 
 func (c *runCursor) close() {
 	defer func() { _ = recover() }() // see next
-	_ = c.leaves.end()               // what was read was read
+	_ = c.leaves.end()               // errors are of no interest: what was read was verified
 	_ = c.heights.end()
 }
 
@@ -96,7 +100,7 @@ type tableCursor struct {
 	reader     *sstable.Reader
 	it         sstable.Iterator
 	begun      bool // it has been positioned
-	ready      bool // the record below was peeked at
+	ready      bool // peek has returned the record below, next has not
 	key, value []byte
 }
 
@@ -174,7 +178,7 @@ func (c *tableCursor) end() error {
 	return err
 }
 
-// readTable returns a file that is as it was written.
+// readTable returns a file's contents, which are as they were written: ErrCorrupt otherwise.
 func (r *Restore) readTable(t runTable) ([]byte, error) {
 	if err := r.enter(); err != nil {
 		return nil, err

@@ -8,15 +8,17 @@ import (
 )
 
 const (
-	syncers     = 16 // goroutines that sync: a file system makes several files durable at the price of one
+	// goroutines that sync: a file system makes several files durable at the cost of one
+	syncers     = 16
 	syncBacklog = 32
 )
 
-// syncer makes files durable behind the backs of those who wrote them.
+// syncer makes files durable in the background.
 //
 //	Add ──file, open──► backlog ──► syncers ──► synced, closed
 //
-// A file is synced by the handle that wrote it: an error of the disk in between reaches no other for sure.
+// A file is synced through the handle that wrote it: only there is an earlier error of the disk
+// sure to be reported.
 type syncer struct {
 	backlog chan unsynced
 	workers sync.WaitGroup
@@ -41,7 +43,8 @@ func newSyncer() *syncer {
 	return s
 }
 
-// add hands a file over; done hears of it.
+// add hands over a file, which is synced and closed; done is called with the result. It blocks
+// while the backlog is full.
 func (s *syncer) add(file vfs.File, done func(error)) {
 	s.pending.Add(1)
 	s.backlog <- unsynced{file, done}
@@ -50,7 +53,7 @@ func (s *syncer) add(file vfs.File, done func(error)) {
 // wait returns when all files are synced. No add may be under way.
 func (s *syncer) wait() { s.pending.Wait() }
 
-// stop syncs what is left. There must be no add any more.
+// stop syncs what is left. No add may follow.
 func (s *syncer) stop() {
 	close(s.backlog)
 	s.workers.Wait()

@@ -12,10 +12,18 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/rowtable"
+)
+
+// The footer of a table as internal/rowtable writes it.
+const (
+	tableMagic  = "\xf0\x9f\xaa\xb3\xf0\x9f\xaa\xb3"
+	footerBytes = 53
 )
 
 // restoredSmall is as restored, with values of which many go into a block.
@@ -28,8 +36,8 @@ func restoredSmall() model {
 }
 
 // testRuns cuts a state into runs.
-func testRuns(m model, each int) map[RunID][]Leaf {
-	runs := map[RunID][]Leaf{}
+func testRuns(m model, each int) map[RunID][]record.Leaf {
+	runs := map[RunID][]record.Leaf{}
 	for piece := range slices.Chunk(m.list(), each) {
 		runs[RunID(fmt.Sprintf("run %04d", len(runs)))] = piece
 	}
@@ -45,24 +53,24 @@ func idsOf[V any](runs map[RunID]V) []RunID {
 	return ids
 }
 
-func addRuns(t *testing.T, r *Restore, runs map[RunID][]Leaf, ids ...RunID) {
+func addRuns(t *testing.T, r *Restore, runs map[RunID][]record.Leaf, ids ...RunID) {
 	t.Helper()
 	for _, id := range ids {
 		require.NoError(t, r.Add(id, slices.Values(runs[id])))
 	}
 }
 
-func readRun(r *Restore, id RunID) (leaves []Leaf, err error) {
+func readRun(r *Restore, id RunID) (leaves []record.Leaf, err error) {
 	for l, err := range r.Read(id) {
 		if err != nil {
 			return nil, err
 		}
-		leaves = append(leaves, Leaf{bytes.Clone(l.Key), append([]byte{}, l.Value...), l.Height})
+		leaves = append(leaves, record.Leaf{Key: bytes.Clone(l.Key), Value: append([]byte{}, l.Value...), Height: l.Height})
 	}
 	return leaves, nil
 }
 
-func requireRuns(t *testing.T, r *Restore, want map[RunID][]Leaf) {
+func requireRuns(t *testing.T, r *Restore, want map[RunID][]record.Leaf) {
 	t.Helper()
 	require.Equal(t, idsOf(want), append([]RunID{}, r.Runs()...))
 	for id, leaves := range want {
@@ -72,7 +80,7 @@ func requireRuns(t *testing.T, r *Restore, want map[RunID][]Leaf) {
 	}
 }
 
-func requireInterrupted(t *testing.T, s *State, label string) {
+func requireInterrupted(t *testing.T, s *Zone, label string) {
 	t.Helper()
 	got, ok := s.Interrupted()
 	require.True(t, ok)
@@ -82,7 +90,7 @@ func requireInterrupted(t *testing.T, s *State, label string) {
 	require.Empty(t, scanAll(t, s))
 }
 
-func requireNoRestore(t *testing.T, s *State) {
+func requireNoRestore(t *testing.T, s *Zone) {
 	t.Helper()
 	_, ok := s.Interrupted()
 	require.False(t, ok)
@@ -167,10 +175,10 @@ func TestRunsChange(t *testing.T) {
 	require.Error(t, err)
 	r, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.Error(t, r.Add(RunID(strings.Repeat("x", MaxRunID+1)), slices.Values([]Leaf(nil))))
+	require.Error(t, r.Add(RunID(strings.Repeat("x", MaxRunID+1)), slices.Values([]record.Leaf(nil))))
 	require.Error(t, r.SetLabel(make([]byte, MaxLabel+1)))
 	longest := RunID(strings.Repeat("\xff", MaxRunID))
-	require.NoError(t, r.Add(longest, slices.Values([]Leaf(nil))))
+	require.NoError(t, r.Add(longest, slices.Values([]record.Leaf(nil))))
 	addRuns(t, r, runs, ids...)
 	require.ErrorIs(t, r.Add(ids[0], slices.Values(runs[ids[0]])), ErrRunExists)
 	require.NoError(t, r.Remove(ids[0]))
@@ -196,7 +204,7 @@ func TestRunsChange(t *testing.T) {
 	require.NoError(t, r.Readable())
 	require.NoError(t, r.Readable())
 	require.Equal(t, want.list(), scanAll(t, s))
-	require.Error(t, r.Add("more", slices.Values([]Leaf(nil))))
+	require.Error(t, r.Add("more", slices.Values([]record.Leaf(nil))))
 	require.Error(t, r.Remove(ids[0]))
 	requireRuns(t, r, runs)
 	r.Close() // what could be read is gone again
@@ -214,16 +222,16 @@ func TestRunsChange(t *testing.T) {
 func TestInterruptedRestoreIsDropped(t *testing.T) {
 	want := restoredSmall()
 	runs := testRuns(want, 50)
-	for name, drop := range map[string]func(t *testing.T, s *State){
-		"reset": func(t *testing.T, s *State) { require.NoError(t, s.Reset()) },
-		"another": func(t *testing.T, s *State) {
+	for name, drop := range map[string]func(t *testing.T, s *Zone){
+		"reset": func(t *testing.T, s *Zone) { require.NoError(t, s.Reset()) },
+		"another": func(t *testing.T, s *Zone) {
 			r, err := s.BeginRestore([]byte("2"))
 			require.NoError(t, err)
 			require.Empty(t, r.Runs())
 			require.NoError(t, r.Abort())
 		},
-		"block": func(t *testing.T, s *State) { write(t, s, blockOf(1, "a", "1")) },
-		"aborted": func(t *testing.T, s *State) {
+		"block": func(t *testing.T, s *Zone) { write(t, s, blockOf(1, "a", "1")) },
+		"aborted": func(t *testing.T, s *Zone) {
 			r, err := s.ResumeRestore()
 			require.NoError(t, err)
 			require.NoError(t, r.Abort())
@@ -318,13 +326,13 @@ func TestOverlappingRuns(t *testing.T) {
 func TestRunOfManyTables(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	rng := newRNG(3)
-	var leaves []Leaf
+	var leaves []record.Leaf
 	for i := range 36 {
-		leaves = append(leaves, Leaf{fmt.Appendf(nil, "%03d", i), randomBytes(rng, 1<<20), uint8(i % 3)})
+		leaves = append(leaves, record.Leaf{Key: fmt.Appendf(nil, "%03d", i), Value: randomBytes(rng, 1<<20), Height: uint8(i % 3)})
 	}
 	r, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.ErrorIs(t, r.Add("1", slices.Values(append(slices.Clone(leaves[:30]), leaves[3]))), errOrder)
+	require.ErrorIs(t, r.Add("1", slices.Values(append(slices.Clone(leaves[:30]), leaves[3]))), rowtable.ErrOrder)
 	require.NoError(t, r.Add("1", slices.Values(leaves)))
 	require.GreaterOrEqual(t, len(r.mu.runs["1"]), 1+36/17)
 	got, err := readRun(r, "1")
@@ -334,13 +342,13 @@ func TestRunOfManyTables(t *testing.T) {
 	require.True(t, slices.EqualFunc(leaves, scanAll(t, s), equalLeaves))
 }
 
-func equalLeaves(a, b Leaf) bool {
+func equalLeaves(a, b record.Leaf) bool {
 	return bytes.Equal(a.Key, b.Key) && bytes.Equal(a.Value, b.Value) && a.Height == b.Height
 }
 
 // randomLeaves returns leaves whose keys share beginnings of all lengths.
-func randomLeaves(rng *rand.Rand, n int) []Leaf {
-	var leaves []Leaf
+func randomLeaves(rng *rand.Rand, n int) []record.Leaf {
+	var leaves []record.Leaf
 	for range n {
 		var key []byte
 		if len(leaves) > 0 && rng.IntN(2) == 0 {
@@ -362,60 +370,10 @@ func randomLeaves(rng *rand.Rand, n int) []Leaf {
 		if rng.IntN(50) == 0 {
 			size = rng.IntN(100_000)
 		}
-		leaves = append(leaves, Leaf{key, randomBytes(rng, size), uint8(rng.IntN(3))})
+		leaves = append(leaves, record.Leaf{Key: key, Value: randomBytes(rng, size), Height: uint8(rng.IntN(3))})
 	}
-	slices.SortFunc(leaves, func(a, b Leaf) int { return bytes.Compare(a.Key, b.Key) })
-	return slices.CompactFunc(leaves, func(a, b Leaf) bool { return bytes.Equal(a.Key, b.Key) })
-}
-
-// Pebble reads in our tables what was written, in any order, and every checksum is right.
-func TestTablesArePebbles(t *testing.T) {
-	for seed := range uint64(30) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			rng, fs := newRNG(seed), vfs.NewMem()
-			leaves := randomLeaves(rng, 1+rng.IntN(3000))
-			file, err := fs.Create("table", vfs.WriteCategoryUnspecified)
-			require.NoError(t, err)
-			w := newTableWriter(file)
-			for _, l := range leaves {
-				require.NoError(t, w.add(kindLeaf, l.Key, l.Value))
-			}
-			require.ErrorIs(t, w.add(kindLeaf, leaves[len(leaves)-1].Key, nil), errOrder)
-			require.ErrorIs(t, w.add(kindLeaf, leaves[rng.IntN(len(leaves))].Key, nil), errOrder)
-			size, _, err := w.finish(kindLeaf)
-			require.NoError(t, err)
-			w.recycle()
-			require.NoError(t, file.Close())
-			b, err := readAll(fs, "table", 1<<40)
-			require.NoError(t, err)
-			require.Len(t, b, int(size))
-			reader, err := sstable.NewReader(t.Context(), memTable{b}, sstable.ReaderOptions{})
-			require.NoError(t, err)
-			require.NoError(t, reader.ValidateBlockChecksums())
-			properties, err := reader.ReadPropertiesBlock(t.Context(), nil)
-			require.NoError(t, err)
-			require.EqualValues(t, len(leaves), properties.NumEntries)
-			require.Positive(t, properties.NumDataBlocks)
-			require.Less(t, properties.DataSize, size)
-			format, err := reader.TableFormat()
-			require.NoError(t, err)
-			require.Equal(t, sstable.TableFormatPebblev1, format)
-			it, err := reader.NewIter(sstable.NoTransforms, nil, nil, sstable.AssertNoBlobHandles)
-			require.NoError(t, err)
-			kv := it.Last()
-			for _, l := range slices.Backward(leaves) {
-				require.NotNil(t, kv)
-				require.Equal(t, string(l.Key), string(kv.K.UserKey[1:]))
-				value, _, err := kv.Value(nil)
-				require.NoError(t, err)
-				require.Equal(t, string(l.Value), string(value))
-				kv = it.Prev()
-			}
-			require.Nil(t, kv)
-			require.NoError(t, it.Close())
-			require.NoError(t, reader.Close())
-		})
-	}
+	slices.SortFunc(leaves, func(a, b record.Leaf) int { return bytes.Compare(a.Key, b.Key) })
+	return slices.CompactFunc(leaves, func(a, b record.Leaf) bool { return bytes.Equal(a.Key, b.Key) })
 }
 
 // A state of our tables reads as any other: by scan, by page, compacted, pinned.
@@ -453,7 +411,7 @@ func TestRestoredStateReads(t *testing.T) {
 			require.Equal(t, m.list(), scanAll(t, s))
 			requirePages()
 			b := blockOf(6, "new", "1")
-			b.Deletes, b.Pin = [][]byte{leaves[len(leaves)/2].Key}, []byte("pin")
+			b.Deletes, b.PinData = [][]byte{leaves[len(leaves)/2].Key}, withPin("pin")
 			write(t, s, b)
 			m = m.apply(b)
 			leaves = m.list()
@@ -465,7 +423,8 @@ func TestRestoredStateReads(t *testing.T) {
 	}
 }
 
-// A disk that fills up: Add says so and leaves nothing behind, and with room the restore goes on.
+// A disk that fills up: Add says so and leaves nothing behind, and the restore continues once there
+// is space.
 func TestRestoreOnAFullDisk(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -517,7 +476,8 @@ func TestRestoreOnAFullDisk(t *testing.T) {
 	}
 }
 
-// A run that cannot be synced is lost: the restore tells, and goes on without it when it is resumed.
+// A run that cannot be synced is lost: the restore reports it, and continues without it when it is
+// resumed.
 func TestRunThatCannotBeSynced(t *testing.T) {
 	var broken atomic.Bool
 	fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -551,7 +511,8 @@ func TestRunThatCannotBeSynced(t *testing.T) {
 	want.requireIn(t, s)
 }
 
-// One byte flipped anywhere: a run is missing, or cannot be read, or is what was added. Nothing is left half removed.
+// One byte flipped anywhere: a run is missing, or cannot be read, or is what was added. Nothing is
+// left half removed.
 func TestDamagedRestore(t *testing.T) {
 	mem := vfs.NewMem()
 	want := restoredSmall()
@@ -636,25 +597,25 @@ func TestForgedRuns(t *testing.T) {
 	s := openZone(t, fs)
 	r, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	forge := func(id RunID, tables ...[]Leaf) {
+	forge := func(id RunID, tables ...[]record.Leaf) {
 		var forged run
 		for i, records := range tables {
 			number := r.number.Add(1)
 			file, err := fs.Create(s.tablePath(number), vfs.WriteCategoryUnspecified)
 			require.NoError(t, err)
-			w := newTableWriter(file)
 			kind := []byte{kindLeaf, kindHeight}[i%2]
+			w := rowtable.New(file, kind)
 			for _, l := range records {
-				require.NoError(t, w.add(kind, l.Key, l.Value))
+				require.NoError(t, w.Add(l.Key, l.Value))
 			}
-			size, crc, err := w.finish(kind)
+			size, crc, err := w.Finish()
 			require.NoError(t, err)
 			require.NoError(t, file.Close())
 			forged = append(forged, runTable{kind, number, size, crc})
 		}
 		r.mu.runs[id] = forged
 	}
-	one := func(key, value string) []Leaf { return []Leaf{{Key: []byte(key), Value: []byte(value)}} }
+	one := func(key, value string) []record.Leaf { return []record.Leaf{{Key: []byte(key), Value: []byte(value)}} }
 	forge("height without a leaf", one("b", "1"), one("a", "\x01"))
 	forge("height after the last leaf", one("b", "1"), one("c", "\x01"))
 	forge("long height", one("b", "1"), one("b", "\x01\x02"))
@@ -679,7 +640,8 @@ func TestForgedRuns(t *testing.T) {
 	}
 }
 
-// A random life of a restore: killed, closed, resumed, aimed at another state; whatever it had said to have is there.
+// A random life of a restore: killed, closed, resumed, aimed at another state; whatever it had said
+// to have is there.
 func TestRandomRestores(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -691,7 +653,7 @@ func TestRandomRestores(t *testing.T) {
 			require.NoError(t, err)
 			r, err := s.BeginRestore([]byte("0"))
 			require.NoError(t, err)
-			there, label := map[RunID][]Leaf{}, "0"
+			there, label := map[RunID][]record.Leaf{}, "0"
 			resume := func() {
 				requireInterrupted(t, s, label)
 				r, err = s.ResumeRestore()
@@ -823,8 +785,9 @@ func TestForgedJournal(t *testing.T) {
 	require.Zero(t, whole)
 }
 
-// Bytes of a restored table flipped: the state is read as it was, or not at all. What says which version of the format a table has is
-// the one thing in it without a checksum of its own: values that begin one byte late are for who knows their hashes.
+// Bytes of a restored table flipped: the state is read as it was, or not at all. What says which
+// version of the format a table has is the one thing in it without a checksum of its own: values
+// that begin one byte late are for who knows their hashes.
 func TestDamagedRestoredTables(t *testing.T) {
 	mem := vfs.NewMem()
 	want := restoredSmall()
@@ -840,7 +803,7 @@ func TestDamagedRestoredTables(t *testing.T) {
 	rng, found, unread := newRNG(1), 0, 0
 	for _, name := range names {
 		b, err := readAll(mem, "zone/"+name, 1<<40)
-		if !strings.HasSuffix(name, ".sst") || err != nil || !bytes.Equal(b[len(b)-12:], append([]byte{tableVersion, 0, 0, 0}, tableMagic...)) {
+		if !strings.HasSuffix(name, ".sst") || err != nil || !bytes.Equal(b[len(b)-12:], append([]byte{1, 0, 0, 0}, tableMagic...)) {
 			continue
 		}
 		offsets := rng.Perm(len(b) - footerBytes)[:20]
@@ -862,10 +825,10 @@ func TestDamagedRestoredTables(t *testing.T) {
 			if err != nil {
 				failure = err
 			} else {
-				var got []Leaf
+				var got []record.Leaf
 				for l, err := range s.Scan() {
 					if failure = err; err == nil {
-						got = append(got, Leaf{bytes.Clone(l.Key), append([]byte{}, l.Value...), l.Height})
+						got = append(got, record.Leaf{Key: bytes.Clone(l.Key), Value: append([]byte{}, l.Value...), Height: l.Height})
 					}
 				}
 				if failure == nil {

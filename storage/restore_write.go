@@ -6,18 +6,21 @@ import (
 	"iter"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/rowtable"
 )
 
 // runWriter writes the tables of a run.
 type runWriter struct {
 	r      *Restore
-	tables run        // when it is done
-	files  []vfs.File // all, open; who takes them closes them
+	tables run        // once write has returned
+	files  []vfs.File // all tables, open; whoever takes them closes them
 	begun  []uint64   // numbers of all
 }
 
-// write leaves the tables complete, though not durable. After an error discard must follow.
-func (w *runWriter) write(leaves iter.Seq[Leaf]) error {
+// write completes the tables, but does not make them durable. After an error, discard must follow.
+func (w *runWriter) write(leaves iter.Seq[record.Leaf]) error {
 	values, heights := series{w: w, kind: kindLeaf}, series{w: w, kind: kindHeight}
 	defer values.release()
 	defer heights.release()
@@ -42,7 +45,8 @@ func (w *runWriter) write(leaves iter.Seq[Leaf]) error {
 	return nil
 }
 
-// discard removes what was written. What cannot be removed is when the restore is resumed, or ends.
+// discard removes what was written. What cannot be removed now is removed when the restore is
+// resumed, or ends.
 func (w *runWriter) discard() {
 	for _, f := range w.files {
 		_ = f.Close()
@@ -57,9 +61,9 @@ func (w *runWriter) discard() {
 type series struct {
 	w    *runWriter
 	kind byte
-	out  *tableWriter
+	out  *rowtable.Writer
 	done run
-	// lastKey is of the table before: order holds beyond tables.
+	// lastKey is the last key of the table before: keys ascend across tables.
 	lastKey []byte
 	number  uint64
 }
@@ -67,16 +71,16 @@ type series struct {
 func (s *series) add(key, value []byte) error {
 	if s.out == nil {
 		if s.lastKey != nil && bytes.Compare(key, s.lastKey) <= 0 {
-			return fmt.Errorf("key %x after %x: %w", key, s.lastKey, errOrder)
+			return fmt.Errorf("key %x after %x: %w", key, s.lastKey, rowtable.ErrOrder)
 		}
 		if err := s.begin(); err != nil {
 			return err
 		}
 	}
-	if err := s.out.add(s.kind, key, value); err != nil {
+	if err := s.out.Add(key, value); err != nil {
 		return err
 	}
-	if s.out.size() >= tableBytes {
+	if s.out.Size() >= tableBytes {
 		return s.finish()
 	}
 	return nil
@@ -84,12 +88,12 @@ func (s *series) add(key, value []byte) error {
 
 func (s *series) begin() error {
 	s.number = s.w.r.number.Add(1)
-	file, err := s.w.r.s.gate.Create(s.w.r.s.tablePath(s.number), vfs.WriteCategoryUnspecified)
+	file, err := s.w.r.s.guard.Create(s.w.r.s.tablePath(s.number), vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
 	s.w.begun, s.w.files = append(s.w.begun, s.number), append(s.w.files, file)
-	s.out = newTableWriter(file)
+	s.out = rowtable.New(file, s.kind)
 	return nil
 }
 
@@ -98,8 +102,8 @@ func (s *series) finish() error {
 	if s.out == nil {
 		return nil
 	}
-	s.lastKey = bytes.Clone(s.out.last)
-	size, crc, err := s.out.finish(s.kind)
+	s.lastKey = bytes.Clone(s.out.LastKey())
+	size, crc, err := s.out.Finish()
 	s.release()
 	if err != nil {
 		return err
@@ -110,7 +114,7 @@ func (s *series) finish() error {
 
 func (s *series) release() {
 	if s.out != nil {
-		s.out.recycle()
+		s.out.Recycle()
 		s.out = nil
 	}
 }

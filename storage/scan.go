@@ -5,6 +5,8 @@ import (
 	"iter"
 	"runtime"
 	"slices"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 const (
@@ -14,16 +16,17 @@ const (
 	maxScanners  = 4
 )
 
-// Scan yields all leaves of the durable state in key order with the heights of their inner nodes. Key and Value are valid until
-// the next one is asked for. An error is the last thing that it yields. It may be broken off.
+// Scan yields all leaves of the durable state in key order with the heights of their inner nodes.
+// Key and Value are valid until the next one is asked for. An error is the last thing that it
+// yields. It may be broken off.
 //
 //	tables' bounds ──► part 0  part 1  part 2 …       read in parallel, a few ahead,
 //	                     │       │       │            each into a queue of pieces
 //	yield   ◄────────────┴───────┴───────┘            in order
-func (s *State) Scan() iter.Seq2[Leaf, error] {
-	return func(yield func(Leaf, error) bool) {
+func (s *Zone) Scan() iter.Seq2[record.Leaf, error] {
+	return func(yield func(record.Leaf, error) bool) {
 		if !s.users.enter() {
-			yield(Leaf{}, s.closedErr("scan"))
+			yield(record.Leaf{}, s.closedErr("scan"))
 			return
 		}
 		defer s.users.leave()
@@ -34,22 +37,22 @@ func (s *State) Scan() iter.Seq2[Leaf, error] {
 		cuts, err := s.cuts()
 		if err != nil {
 			_ = g.release()
-			yield(Leaf{}, s.readErr(err))
+			yield(record.Leaf{}, s.readErr(err))
 			return
 		}
 		stopped := false
-		err = scan(g, cuts, func(l Leaf) bool {
+		err = scan(g, cuts, func(l record.Leaf) bool {
 			stopped = !yield(l, nil)
 			return !stopped
 		})
 		if err != nil && !stopped {
-			yield(Leaf{}, s.readErr(err))
+			yield(record.Leaf{}, s.readErr(err))
 		}
 	}
 }
 
 // cuts returns keys at which the state falls into parts of about the same size, in ascending order.
-func (s *State) cuts() ([][]byte, error) {
+func (s *Zone) cuts() ([][]byte, error) {
 	levels, err := s.db.SSTables()
 	if err != nil {
 		return nil, err
@@ -97,7 +100,7 @@ type segment struct {
 }
 
 // scan releases g.
-func scan(g *generation, cuts [][]byte, yield func(Leaf) bool) error {
+func scan(g *generation, cuts [][]byte, yield func(record.Leaf) bool) error {
 	segments := make([]segment, len(cuts)+1)
 	for i := range segments {
 		segments[i].pieces = make(chan *piece, piecesAhead)
@@ -152,7 +155,7 @@ func scan(g *generation, cuts [][]byte, yield func(Leaf) bool) error {
 			at := uint32(0)
 			for _, l := range p.ends {
 				// Full slices, so that who appends does not write over the next one.
-				if !yield(Leaf{p.data[at:l.key:l.key], p.data[l.key:l.value:l.value], l.height}) {
+				if !yield(record.Leaf{Key: p.data[at:l.key:l.key], Value: p.data[l.key:l.value:l.value], Height: l.height}) {
 					return nil
 				}
 				at = l.value

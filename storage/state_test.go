@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"iter"
 	"os"
 	"os/exec"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
@@ -28,19 +30,35 @@ func testOptions(fs vfs.FS) Options {
 }
 
 // write writes a block and waits until it is durable.
-func write(t *testing.T, s *State, b Block) {
+func write(t *testing.T, s *Zone, b Block) {
 	t.Helper()
 	require.NoError(t, s.Write(b))
 	require.NoError(t, s.Flush())
 }
 
-func appendRecord(b []byte, l Leaf) []byte {
+// keyHeight is what Block.Heights yields.
+type keyHeight struct {
+	key    []byte
+	height uint8
+}
+
+func each(heights ...keyHeight) iter.Seq2[[]byte, uint8] {
+	return func(yield func([]byte, uint8) bool) {
+		for _, h := range heights {
+			if !yield(h.key, h.height) {
+				return
+			}
+		}
+	}
+}
+
+func appendRecord(b []byte, l record.Leaf) []byte {
 	b = append(b, l.Height)
 	b = append(binary.AppendUvarint(b, uint64(len(l.Key))), l.Key...)
 	return append(binary.AppendUvarint(b, uint64(len(l.Value))), l.Value...)
 }
 
-func openZone(t *testing.T, fs vfs.FS) *State {
+func openZone(t *testing.T, fs vfs.FS) *Zone {
 	t.Helper()
 	s, err := Open("zone", testOptions(fs))
 	require.NoError(t, err)
@@ -77,16 +95,17 @@ func TestRandomBlocksEqualTheModel(t *testing.T) {
 	}
 }
 
-// A key that is the beginning of another, and bytes at the edges of the ranges: order on disk is order of keys.
+// A key that is the beginning of another, and bytes at the edges of the ranges: order on disk is
+// order of keys.
 func TestScanOrder(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	var b Block
-	var heights []Height
+	var heights []keyHeight
 	for i, key := range []string{"\xff\xff", "a", "", "ab", "\x00", "k", "h", "m", "\xff"} {
-		b.Puts = append(b.Puts, Leaf{Key: []byte(key), Value: []byte(key + "!")})
-		heights = append(heights, Height{[]byte(key), uint8(i)})
+		b.Puts = append(b.Puts, record.Leaf{Key: []byte(key), Value: []byte(key + "!")})
+		heights = append(heights, keyHeight{[]byte(key), uint8(i)})
 	}
-	b.Meta, b.Heights = testMeta(1), slices.Values(heights)
+	b.Meta, b.Heights = testMeta(1), each(heights...)
 	write(t, s, b)
 	emptyModel().apply(b).requireIn(t, s)
 
@@ -103,8 +122,8 @@ func TestScanRefusesAHeightWithoutLeaf(t *testing.T) {
 	for _, orphan := range []string{"a", "k", "z"} {
 		s := openZone(t, vfs.NewMem())
 		write(t, s, Block{
-			Meta: testMeta(1), Puts: []Leaf{{Key: []byte("b")}, {Key: []byte("l")}},
-			Heights: slices.Values([]Height{{[]byte(orphan), 1}, {[]byte("l"), 2}}),
+			Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("b")}, {Key: []byte("l")}},
+			Heights: each(keyHeight{[]byte(orphan), 1}, keyHeight{[]byte("l"), 2}),
 		})
 		var last error
 		for _, err := range s.Scan() {
@@ -116,7 +135,7 @@ func TestScanRefusesAHeightWithoutLeaf(t *testing.T) {
 
 func TestWriteRefusals(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
-	write(t, s, Block{Meta: testMeta(5), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}})
+	write(t, s, Block{Meta: testMeta(5), Puts: []record.Leaf{{Key: []byte("a"), Value: []byte("1")}}})
 	want := read(t, s)
 	for name, meta := range map[string]Meta{
 		"same height": testMeta(5), "lower": testMeta(4), "zero": testMeta(0), "negative": testMeta(-1),
@@ -139,7 +158,7 @@ func TestWriteRefusals(t *testing.T) {
 func TestRestore(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
-	write(t, s, Block{Meta: testMeta(3), Puts: []Leaf{{Key: []byte("old"), Value: []byte("1")}}})
+	write(t, s, Block{Meta: testMeta(3), Puts: []record.Leaf{{Key: []byte("old"), Value: []byte("1")}}})
 
 	want := restored()
 	r, err := s.BeginRestore(nil)
@@ -175,10 +194,10 @@ func TestRestore(t *testing.T) {
 
 	first, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.NoError(t, first.Add("1", slices.Values([]Leaf{{Key: []byte("first")}})))
+	require.NoError(t, first.Add("1", slices.Values([]record.Leaf{{Key: []byte("first")}})))
 	second, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.ErrorIs(t, first.Add("2", slices.Values([]Leaf{{Key: []byte("late")}})), ErrClosed)
+	require.ErrorIs(t, first.Add("2", slices.Values([]record.Leaf{{Key: []byte("late")}})), ErrClosed)
 	require.NoError(t, first.Abort())
 	require.NoError(t, second.Add("all", slices.Values(want.list())))
 	require.NoError(t, second.Commit(want.meta))
@@ -279,7 +298,7 @@ func TestOpenRefusesADamagedDatabase(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir, Options{})
 	require.NoError(t, err)
-	write(t, s, Block{Meta: testMeta(1), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}})
+	write(t, s, Block{Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("a"), Value: []byte("1")}}})
 	require.NoError(t, s.Close())
 	tables, err := vfs.Default.List(dir)
 	require.NoError(t, err)
@@ -366,7 +385,7 @@ func TestOpensWhatHadALog(t *testing.T) {
 	for height := int64(1); height <= 3; height++ {
 		db, err := pebble.Open("zone", &pebble.Options{FS: fs, FormatMajorVersion: engine.Format})
 		require.NoError(t, err)
-		b := Block{Meta: testMeta(height), Puts: []Leaf{{Key: []byte{byte(height)}, Value: []byte("x")}}}
+		b := Block{Meta: testMeta(height), Puts: []record.Leaf{{Key: []byte{byte(height)}, Value: []byte("x")}}}
 		batch := db.NewBatch()
 		require.NoError(t, batch.Set([]byte{kindLeaf, byte(height)}, []byte("x"), nil))
 		require.NoError(t, batch.Set([]byte{kindMeta}, b.Meta.encode(), nil))

@@ -10,20 +10,21 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// ingestDir is where tables are written that take the place of the state at once. It lies in the zone's folder, where Pebble leaves
-// it alone.
-func (s *State) ingestDir() string { return s.opts.FS.PathJoin(s.dir, "ingest") }
+// ingestDir is the folder of tables that replace the state in one step. It lies in the zone's
+// folder, where Pebble ignores it.
+func (s *Zone) ingestDir() string { return s.opts.FS.PathJoin(s.dir, "ingest") }
 
-// tables writes records in ascending order of their keys into tables, and begins a new one when one is large.
+// tables writes records in ascending order of their keys into tables, and begins a new one when one
+// is large.
 type tables struct {
-	s      *State
+	s      *Zone
 	number *atomic.Int64
 	w      *sstable.Writer
 	path   string
 	done   []string // paths
 }
 
-func (s *State) newTables(number *atomic.Int64) *tables { return &tables{s: s, number: number} }
+func (s *Zone) newTables(number *atomic.Int64) *tables { return &tables{s: s, number: number} }
 
 func (t *tables) set(key, value []byte) error {
 	if t.w == nil {
@@ -41,7 +42,7 @@ func (t *tables) set(key, value []byte) error {
 }
 
 func (t *tables) begin() error {
-	fs, dir := t.s.gate, t.s.ingestDir()
+	fs, dir := t.s.guard, t.s.ingestDir()
 	if err := fs.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

@@ -16,11 +16,15 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/record"
 )
 
 // blockOf puts one leaf.
+func withPin(data string) func() []byte { return func() []byte { return []byte(data) } }
+
 func blockOf(height int64, key, value string) Block {
-	return Block{Meta: testMeta(height), Puts: []Leaf{{Key: []byte(key), Value: []byte(value)}}}
+	return Block{Meta: testMeta(height), Puts: []record.Leaf{{Key: []byte(key), Value: []byte(value)}}}
 }
 
 // Until a flush is due, nothing is written; then it is by number, by size, or by age.
@@ -32,7 +36,7 @@ func TestFlushIsDue(t *testing.T) {
 	}{
 		"blocks": {func(o *Options) { o.FlushBlocks = 3 }, []Block{blockOf(1, "a", "1"), blockOf(2, "a", "2")}, blockOf(3, "b", "3")},
 		"bytes":  {func(o *Options) { o.FlushBytes = 10000 }, []Block{blockOf(1, "a", "1")}, blockOf(2, "b", string(make([]byte, 10000)))},
-		"pin":    {func(o *Options) {}, []Block{blockOf(1, "a", "1")}, Block{Meta: testMeta(2), Pin: []byte{}}},
+		"pin":    {func(o *Options) {}, []Block{blockOf(1, "a", "1")}, Block{Meta: testMeta(2), PinData: withPin("")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			opts := testOptions(vfs.NewMem())
@@ -86,24 +90,25 @@ func TestCloseFlushes(t *testing.T) {
 
 // slowFS holds back the writing of tables.
 func slowFS(fs vfs.FS) (slow vfs.FS, hold func() (release func())) {
-	var gate atomic.Pointer[chan struct{}]
+	var guard atomic.Pointer[chan struct{}]
 	slow = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if g := gate.Load(); g != nil && op.Kind == errorfs.OpCreate && filepath.Ext(op.Path) == ".sst" {
+		if g := guard.Load(); g != nil && op.Kind == errorfs.OpCreate && filepath.Ext(op.Path) == ".sst" {
 			<-*g
 		}
 		return nil
 	}))
 	return slow, func() func() {
 		g := make(chan struct{})
-		gate.Store(&g)
+		guard.Store(&g)
 		return func() {
-			gate.Store(nil)
+			guard.Store(nil)
 			close(g)
 		}
 	}
 }
 
-// While the disk is slow, Write goes on up to the bounds, and then waits; blocks that are reset are given back.
+// While the disk is slow, Write goes on up to the bounds, and then waits; blocks that are reset are
+// given back.
 func TestLagIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		blocks int
@@ -168,7 +173,8 @@ func TestLagIsBounded(t *testing.T) {
 	}
 }
 
-// The last change of a key counts, whatever the blocks between; a deleted leaf takes its height with it.
+// The last change of a key counts, whatever the blocks between; a deleted leaf takes its height
+// with it.
 func TestMerging(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -263,7 +269,7 @@ func TestPins(t *testing.T) {
 	for _, b := range all {
 		switch height := b.Meta.Height; {
 		case height == 10:
-			b.Pin = []byte{} // an empty one is one
+			b.PinData = withPin("") // an empty one is one
 		case height%10 == 5:
 			b.PinData = func() []byte { return fmt.Appendf(nil, "height %d", height) }
 		}
@@ -271,7 +277,7 @@ func TestPins(t *testing.T) {
 	}
 	require.NoError(t, s.Flush())
 	want := []PinInfo{{5, []byte("height 5")}, {10, nil}, {15, []byte("height 15")}, {25, []byte("height 25")}, {35, []byte("height 35")}}
-	requirePins := func(s *State) {
+	requirePins := func(s *Zone) {
 		t.Helper()
 		got := s.Pins()
 		require.Len(t, got, len(want))
@@ -343,7 +349,7 @@ func TestPins(t *testing.T) {
 	s = openZone(t, fs)
 	history[5].requireIn(t, s)
 	requirePins(s)
-	for _, b := range all[5:] { // and goes on from there
+	for _, b := range all[5:] { // and continues from there
 		require.NoError(t, s.Write(b))
 	}
 	require.NoError(t, s.Flush())
@@ -362,7 +368,7 @@ func TestReadOnly(t *testing.T) {
 
 	s := openZone(t, fs)
 	all, history := randomHistory(newRNG(8), 10)
-	all[9].Pin = []byte("pin")
+	all[9].PinData = withPin("pin")
 	for _, b := range all {
 		require.NoError(t, s.Write(b))
 	}
@@ -428,13 +434,13 @@ func TestScanOfManyTables(t *testing.T) {
 	const runs, each = 60, 50
 	value := make([]byte, 4<<10)
 	for _, run := range newRNG(1).Perm(runs) {
-		require.NoError(t, r.Add(RunID(fmt.Sprint(run)), func(yield func(Leaf) bool) {
+		require.NoError(t, r.Add(RunID(fmt.Sprint(run)), func(yield func(record.Leaf) bool) {
 			for i := range each {
 				rng := newRNG(uint64(run*each + i)) // values that do not compress
 				for i := 0; i < len(value); i += 8 {
 					binary.BigEndian.PutUint64(value[i:], rng.Uint64())
 				}
-				if key := fmt.Appendf(nil, "%06d", run*each+i); !yield(Leaf{key, value, uint8(i % 5)}) {
+				if key := fmt.Appendf(nil, "%06d", run*each+i); !yield(record.Leaf{Key: key, Value: value, Height: uint8(i % 5)}) {
 					return
 				}
 			}
@@ -475,9 +481,9 @@ func TestRestoreRefusesDisorder(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	r, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.Error(t, r.Add("1", slices.Values([]Leaf{{Key: []byte("b")}, {Key: []byte("a")}})))
-	require.NoError(t, r.Add("1", slices.Values([]Leaf{{Key: []byte("a"), Value: []byte{}}})))
-	require.NoError(t, r.Add("2", slices.Values([]Leaf(nil))))
+	require.Error(t, r.Add("1", slices.Values([]record.Leaf{{Key: []byte("b")}, {Key: []byte("a")}})))
+	require.NoError(t, r.Add("1", slices.Values([]record.Leaf{{Key: []byte("a"), Value: []byte{}}})))
+	require.NoError(t, r.Add("2", slices.Values([]record.Leaf(nil))))
 	require.NoError(t, r.Commit(testMeta(3)))
 	require.Len(t, scanAll(t, s), 1)
 	write(t, s, blockOf(4, "c", "1"))
@@ -528,7 +534,8 @@ func TestConcurrency(t *testing.T) {
 			got = appendRecord(got, l)
 		}
 		to := s.Safe()
-		for height := from; height <= blocks; height++ { // the scan may have begun just before Safe rose
+		// the scan may have begun just before Safe rose
+		for height := from; height <= blocks; height++ {
 			if bytes.Equal(got, history[height].records(nil, nil)) {
 				return
 			}
@@ -557,7 +564,7 @@ func TestConcurrency(t *testing.T) {
 	})
 	for _, b := range all {
 		if b.Meta.Height%10 == 0 {
-			b.Pin = []byte("x")
+			b.PinData = withPin("x")
 		}
 		require.NoError(t, s.Write(b))
 		written.Store(b.Meta.Height)
@@ -572,9 +579,9 @@ func TestConcurrency(t *testing.T) {
 // A pin is not removed by the Trim of the block before, which could not name it.
 func TestTrimKeepsNewerPins(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
-	require.NoError(t, s.Write(Block{Meta: testMeta(1), Puts: []Leaf{{Key: []byte("a"), Value: []byte("1")}}}))
+	require.NoError(t, s.Write(Block{Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("a"), Value: []byte("1")}}}))
 	s.Trim(1, nil)
-	require.NoError(t, s.Write(Block{Meta: testMeta(2), Pin: []byte("snapshot")}))
+	require.NoError(t, s.Write(Block{Meta: testMeta(2), PinData: withPin("snapshot")}))
 	require.NoError(t, s.Flush())
 	s.Trim(2, []int64{2})
 	require.Len(t, s.Pins(), 1)

@@ -2,7 +2,7 @@ package tx
 
 import "unicode/utf8"
 
-// check holds a Body to the rules that need no state.
+// check checks the rules of a Body that need no state.
 func (b *Body) check() error {
 	if err := checkAccount("account", b.Account); err != nil {
 		return err
@@ -77,7 +77,7 @@ func (o *Operation) check() *Error {
 func (u *ScheduleUpgrade) check() *Error {
 	switch {
 	case u.Height == 0 && u.Info != "":
-		return Errorf(CodeMalformed, "an upgrade is taken back, by height 0, without an info")
+		return Errorf(CodeMalformed, "an upgrade is cancelled (height 0) without an info")
 	case len(u.Info) > MaxInfoBytes:
 		return Errorf(CodeTooLarge, "the info has %d bytes, at most %d are allowed", len(u.Info), MaxInfoBytes)
 	case !utf8.ValidString(u.Info):
@@ -105,7 +105,8 @@ func checkSize(what string, b []byte, least, most int) *Error {
 	return nil
 }
 
-// checkWrite holds a key that is written to its limits; the chain's own records are not for transactions to write.
+// checkWrite checks a key that is to be written: its length, and that it is none of the chain's own
+// records, which no transaction may write.
 func checkWrite(key []byte) *Error {
 	if err := checkSize("key", key, 1, MaxKeyBytes); err != nil {
 		return err
@@ -116,7 +117,8 @@ func checkWrite(key []byte) *Error {
 	return nil
 }
 
-// checkPrefix: nothing may be written under 0x00, so nothing is granted there.
+// checkPrefix checks the prefix of a grant. No transaction may write under 0x00, so no grant covers
+// it.
 func checkPrefix(prefix []byte) *Error {
 	if len(prefix) > 0 && prefix[0] == Reserved {
 		return Errorf(CodeReserved, "keys that start with byte 0x00 hold the chain's own records and cannot be granted")
@@ -124,7 +126,7 @@ func checkPrefix(prefix []byte) *Error {
 	return checkSize("prefix", prefix, 0, MaxPrefixBytes)
 }
 
-// checkAccount refuses the zero key as well: the records of grants use it for "everyone".
+// checkAccount also refuses the zero key, which stands for "everyone" in the records of grants.
 func checkAccount(what string, account []byte) *Error {
 	if len(account) != AccountBytes {
 		return Errorf(CodeMalformed, "the %s has %d bytes, an ed25519 public key has %d", what, len(account), AccountBytes)

@@ -5,7 +5,8 @@ import "fmt"
 // Codespace names the codes below in ABCI answers.
 const Codespace = "starling"
 
-// Code says why a transaction or a query was refused. The numbers are frozen (docs/spec/transactions.md).
+// Code is the reason why a transaction or a query was refused. The numbers are frozen
+// (docs/spec/transactions.md#codes).
 type Code uint32
 
 const (
@@ -17,9 +18,9 @@ const (
 	CodeUnauthorized  Code = 5  // no grant covers the key
 	CodeReserved      Code = 6  // a write to a key that starts with 0x00
 	CodeCompareFailed Code = 7  // compare-and-put found another value
-	CodeQuota         Code = 8  // the grant's quota would be passed
-	CodeTextClosed    Code = 9  // text transactions are not open on this chain, or a grant covers the key
-	CodeNotAdmin      Code = 10 // an admin's operation by somebody else
+	CodeQuota         Code = 8  // the write would exceed the grant's quota
+	CodeTextClosed    Code = 9  // the chain is closed to text, or a grant covers the key
+	CodeNotAdmin      Code = 10 // an operation for admins, by another account
 	CodeInvalidChange Code = 11 // validator, admin or grant change that cannot be made
 	CodeReadBudget    Code = 12 // the block's budget of read values is used up
 
@@ -56,13 +57,14 @@ func (c Code) String() string {
 	return fmt.Sprintf("code %d", uint32(c))
 }
 
-// Error is a refusal. errors.Is compares the code only, so &Error{Code: CodeBadNonce} finds every bad nonce.
+// Error is a refusal. errors.Is compares only the code: &Error{Code: CodeBadNonce} matches every
+// bad nonce.
 type Error struct {
 	Code   Code
 	Reason string // what is wrong and what to do
 }
 
-// Errorf is a refusal with a formatted reason.
+// Errorf returns a refusal with a formatted reason.
 func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Reason: fmt.Sprintf(format, args...)}
 }
@@ -74,7 +76,8 @@ func (e *Error) Error() string {
 	return e.Code.String() + ": " + e.Reason
 }
 
-// Is reports whether target is a refusal with the same code and, if target names a reason, the same reason.
+// Is reports whether target is a refusal with the same code and, if target names a reason, the same
+// reason.
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
 	return ok && t.Code == e.Code && (t.Reason == "" || t.Reason == e.Reason)

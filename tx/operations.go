@@ -10,7 +10,8 @@ func NewDelete(key []byte) Operation {
 	return Operation{Op: &Operation_Delete{Delete: &Delete{Key: key}}}
 }
 
-// NewCompareAndPut writes value at key if the key's value is expected; an empty expected means that the key is absent.
+// NewCompareAndPut writes value at key if the key's value is expected; an empty expected means that
+// the key is absent.
 func NewCompareAndPut(key, expected, value []byte) Operation {
 	return Operation{Op: &Operation_CompareAndPut{CompareAndPut: &CompareAndPut{Key: key, Expected: expected, Value: value}}}
 }
@@ -20,12 +21,13 @@ func NewRead(key []byte) Operation {
 	return Operation{Op: &Operation_Read{Read: &Read{Key: key}}}
 }
 
-// NewGrant lets grantee (empty: everyone) write under prefix, quota bytes in all (0: no limit).
+// NewGrant lets grantee (empty: everyone) write under prefix, at most quota bytes of leaf records
+// (0: no limit).
 func NewGrant(grantee, prefix []byte, quota uint64) Operation {
 	return Operation{Op: &Operation_Grant{Grant: &Grant{Grantee: grantee, Prefix: prefix, Quota: quota}}}
 }
 
-// NewRevoke takes back the grant of this very pair.
+// NewRevoke revokes the grant with exactly this grantee and prefix.
 func NewRevoke(grantee, prefix []byte) Operation {
 	return Operation{Op: &Operation_Revoke{Revoke: &Revoke{Grantee: grantee, Prefix: prefix}}}
 }
@@ -35,15 +37,16 @@ func NewSetValidator(publicKey []byte, power uint64) Operation {
 	return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: publicKey, Power: power}}}
 }
 
-// NewScheduleUpgrade has blocks above height executed by version of the state machine. info tells operators where the program is to be had.
+// NewScheduleUpgrade makes version the app version of all blocks above height. info tells operators
+// where to get the program.
 func NewScheduleUpgrade(version, height uint64, info string) Operation {
 	return Operation{Op: &Operation_ScheduleUpgrade{ScheduleUpgrade: &ScheduleUpgrade{Version: version, Height: height, Info: info}}}
 }
 
-// NewCancelUpgrade takes back the upgrade to version, which is scheduled and has not begun.
+// NewCancelUpgrade cancels the upgrade to version, which must be scheduled and not yet begun.
 func NewCancelUpgrade(version uint64) Operation { return NewScheduleUpgrade(version, 0, "") }
 
-// NewSetAdmin makes account an admin, or takes that back.
+// NewSetAdmin makes account an admin, or, with remove, no longer one.
 func NewSetAdmin(account []byte, remove bool) Operation {
 	return Operation{Op: &Operation_SetAdmin{SetAdmin: &SetAdmin{Account: account, Remove: remove}}}
 }

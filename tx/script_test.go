@@ -20,8 +20,9 @@ import (
 //	sign KEY [nonce=N] [chain=ID] [for=ID]   signs the input's operations for one chain, decodes them on another
 //	forge …                     the same, but without Sign's own checks; account=BYTES sets another account
 //
-// An operation is a line: "put KEY VALUE", "delete KEY", "cas KEY EXPECTED VALUE", "read KEY", "grant GRANTEE PREFIX QUOTA",
-// "revoke GRANTEE PREFIX", "validator KEY POWER", "admin KEY [remove]", "upgrade VERSION HEIGHT INFO", "none"; "times N LINE" repeats it.
+// An operation is a line: "put KEY VALUE", "delete KEY", "cas KEY EXPECTED VALUE", "read KEY",
+// "grant GRANTEE PREFIX QUOTA", "revoke GRANTEE PREFIX", "validator KEY POWER", "admin KEY
+// [remove]", "upgrade VERSION HEIGHT INFO", "none"; "times N LINE" repeats it.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/script", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -75,7 +76,7 @@ func privFromSeed(seed []byte) ed25519.PrivKey {
 	return newKeyFromSeed(padded)
 }
 
-// forge signs whatever body is given.
+// forge signs any body, whether or not it is valid.
 func forge(priv ed25519.PrivKey, chainID string, body *Body) ([]byte, error) {
 	forged := *body
 	if len(forged.Account) == 0 {
@@ -98,7 +99,8 @@ func forgeRaw(priv ed25519.PrivKey, chainID string, body []byte) ([]byte, error)
 	return append([]byte{marker}, b...), err
 }
 
-// parseBytes reads a word: text, 0x-hex, "KEY:name" (the public key of a name), "EMPTY", each with *N to repeat.
+// parseBytes reads a word: text, 0x-hex, "KEY:name" (the public key of a name), "EMPTY", each with
+// *N to repeat.
 func parseBytes(t *testing.T, word string) []byte {
 	word, times, repeated := strings.Cut(word, "*")
 	var b []byte
@@ -221,7 +223,7 @@ func describeOperation(op Operation) string {
 	return "none"
 }
 
-// short prints printable text as it is, other bytes in hex, long ones by their length.
+// short returns printable text unchanged, other bytes in hex, and long ones as their length.
 func short(b []byte) string {
 	printable := len(b) > 0
 	for _, c := range b {

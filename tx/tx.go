@@ -15,30 +15,34 @@ const (
 	MaxOperations = 10_000
 	AccountBytes  = ed25519.PubKeySize
 
-	// MaxPrefixBytes is the longest prefix of a grant: its record's key is 0x00 'g' ‖ grantee ‖ prefix, a key like any other.
+	// MaxPrefixBytes is the length of the longest prefix of a grant: the key of the grant's record,
+	// 0x00 'g' ‖ grantee ‖ prefix, must not exceed MaxKeyBytes.
 	MaxPrefixBytes = MaxKeyBytes - 2 - AccountBytes
 
-	// MaxInfoBytes is the longest info of an upgrade.
+	// MaxInfoBytes is the length of the longest info of an upgrade.
 	MaxInfoBytes = 256
 
-	// overhead covers tags, lengths, account, nonce and signature of a transaction of one operation, with room to spare (it is 150).
+	// overhead is more than tags, lengths, account, nonce and signature take in a transaction of
+	// one operation (150 bytes).
 	overhead = 256
 
-	// MaxBytes is the length of the largest transaction. It fits the largest single operation, a compare-and-put with two
-	// values of full size; many operations share it.
+	// MaxBytes is the length of the largest transaction: that of the largest single operation, a
+	// compare-and-put with two values of maximum length. Several operations share it.
 	MaxBytes = 2*MaxValueBytes + MaxKeyBytes + overhead
 )
 
 const (
 	// marker is the first byte of a protobuf transaction, which no text may start with.
 	marker = 0x00
-	// Reserved is the first byte of the keys that hold the chain's own records: everybody reads them, no transaction writes them.
+	// Reserved is the first byte of the keys of the chain's own records: clients can read them, and
+	// no transaction can write them.
 	Reserved = 0x00
-	// domain separates signatures of transactions from all others made with the same key.
+	// domain separates signatures of transactions from other signatures made with the same key.
 	domain = "starling/tx/v1"
 )
 
-// Tx is a decoded transaction: exactly one of Text and Body is set. Its byte slices do not refer to the bytes it was decoded from.
+// Tx is a decoded transaction: exactly one of Text and Body is set. It keeps no reference to the
+// bytes that it was decoded from.
 type Tx struct {
 	Text *Text
 	Body *Body
@@ -49,12 +53,13 @@ type Text struct {
 	Key, Value []byte
 }
 
-// Bytes is the one form in which a text transaction goes into a block: key=value.
+// Bytes returns the only form in which a text transaction enters a block: key=value.
 func (t *Text) Bytes() []byte {
 	return bytes.Join([][]byte{t.Key, t.Value}, []byte("="))
 }
 
-// Decode reads a transaction and checks all that can be checked without the state. Every refusal is an *Error.
+// Decode decodes a transaction and checks all that can be checked without the state. Every error is
+// an *Error.
 func Decode(b []byte, chainID string) (*Tx, error) {
 	switch {
 	case len(b) == 0:
@@ -76,8 +81,8 @@ func Decode(b []byte, chainID string) (*Tx, error) {
 	}
 }
 
-// decodeText follows isValidTx of CometBFT's abci/example/kvstore/kvstore.go: exactly one of ':' and '=' in all, neither first
-// nor last.
+// decodeText follows isValidTx of CometBFT's abci/example/kvstore/kvstore.go: exactly one
+// separator, ':' or '=', which is neither the first nor the last byte.
 func decodeText(b []byte) (*Text, error) {
 	i := bytes.IndexAny(b, "=:")
 	if i <= 0 || i == len(b)-1 || bytes.ContainsAny(b[i+1:], "=:") {
@@ -101,10 +106,10 @@ func decodeSigned(b []byte, chainID string) (*Body, error) {
 	if len(signed.Signature) != ed25519.SignatureSize {
 		return nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
 	}
-	// Counted before anything is allocated: decoded, an operation takes many times its bytes.
+	// Count before anything is allocated: a decoded operation takes many times its encoded length.
 	n, ok := countOperations(signed.Body)
 	if !ok {
-		return nil, Errorf(CodeMalformed, "not a Body message: a field is cut off or of a wire type that a Body has not")
+		return nil, Errorf(CodeMalformed, "not a Body message: a field is cut off, or has a wire type that no field of a Body has")
 	}
 	if n > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
@@ -125,8 +130,9 @@ func decodeSigned(b []byte, chainID string) (*Body, error) {
 	return body, nil
 }
 
-// SignBytes is what the account signs: the domain tag, the chain and the serialised Body. The chain id carries its length, so no
-// pair of chain and body shares its bytes with another.
+// SignBytes returns what the account signs: the domain tag, the chain id and the serialised Body.
+// The length of the chain id comes before it, so that no two pairs of chain id and body have the
+// same bytes.
 func SignBytes(chainID string, body []byte) []byte {
 	b := make([]byte, 0, len(domain)+1+binary.MaxVarintLen64+len(chainID)+len(body))
 	b = append(b, domain...)
@@ -136,8 +142,9 @@ func SignBytes(chainID string, body []byte) []byte {
 	return append(b, body...)
 }
 
-// Sign makes a transaction of body, which must hold the nonce and operations; its account is set to the key's, and refused if it
-// names another. A body that Decode would refuse is refused here.
+// Sign returns the transaction of body, which must hold nonce and operations. The account is set to
+// that of the key; a body that names another account is refused, and so is one that Decode would
+// refuse.
 func Sign(priv ed25519.PrivKey, chainID string, body *Body) ([]byte, error) {
 	if len(priv) != ed25519.PrivateKeySize {
 		return nil, fmt.Errorf("tx: the private key has %d bytes, want %d", len(priv), ed25519.PrivateKeySize)
@@ -175,8 +182,9 @@ type message interface {
 	MarshalToSizedBuffer([]byte) (int, error)
 }
 
-// encodesTo reports whether m serialises to exactly b. It catches what a protobuf decoder forgives: unknown fields, fields out of
-// order or twice, long integers, written defaults.
+// encodesTo reports whether m serialises to exactly b. That refuses what a protobuf decoder
+// accepts: unknown fields, fields out of order or repeated, integers that are not in their shortest
+// form, and default values that are written out.
 func encodesTo(m message, b []byte) bool {
 	if m.Size() != len(b) {
 		return false
@@ -186,8 +194,9 @@ func encodesTo(m message, b []byte) bool {
 	return err == nil && n == len(b) && bytes.Equal(again, b)
 }
 
-// countOperations walks the top-level fields of a serialised Body and counts the operations among them, no further than just
-// above MaxOperations. A field that a Body has not, or whose tag is not in its shortest form, is false.
+// countOperations counts the operations among the top-level fields of a serialised Body, and stops
+// just above MaxOperations. ok is false where a field is none of a Body's, or its tag is not in its
+// shortest form.
 func countOperations(b []byte) (count int, ok bool) {
 	const (
 		accountTag   = 1<<3 | 2

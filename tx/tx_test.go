@@ -25,7 +25,7 @@ func newKeyFromSeed(seed []byte) ed25519.PrivKey {
 
 const vectorsFile = "testdata/vectors.json"
 
-// A vector is what another implementation needs to check its own encoder and signer.
+// A vector holds what another implementation needs to check its own encoder and signer.
 type vector struct {
 	Name       string            `json:"name"`
 	ChainID    string            `json:"chain_id"`
@@ -168,7 +168,8 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestEveryByteCounts: no byte of a signed transaction can be changed, removed, doubled or inserted.
+// TestEveryByteCounts: no byte of a signed transaction can be changed, removed, repeated or
+// inserted.
 func TestEveryByteCounts(t *testing.T) {
 	good, err := Sign(key("alice"), "chain", &Body{Nonce: 1, Operations: parseOperations(t, "put key value\ngrant KEY:bob p 3")})
 	require.NoError(t, err)
@@ -198,7 +199,8 @@ func TestEveryByteCounts(t *testing.T) {
 	}
 }
 
-// TestBodyEncodingIsStrict: a correct signature does not help a body that is not in its only encoding.
+// TestBodyEncodingIsStrict: a correct signature does not help a body that is not in its only
+// encoding.
 func TestBodyEncodingIsStrict(t *testing.T) {
 	priv := key("alice")
 	body := &Body{Account: priv.PubKey().Bytes(), Nonce: 1, Operations: parseOperations(t, "put key value")}
@@ -283,7 +285,7 @@ func FuzzDecode(f *testing.F) {
 	var all []vector
 	require.NoError(f, json.Unmarshal(stored, &all))
 	for _, v := range all {
-		if b := parseRuns(f, v.Tx); len(b) < 64<<10 { // a fuzzer does best with short ones
+		if b := parseRuns(f, v.Tx); len(b) < 64<<10 { // fuzzers do best with short inputs
 			f.Add(b)
 		}
 	}
@@ -310,7 +312,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// checkBody takes b as a Body and signs it, since a fuzzer cannot: what lies behind the signature must hold as well.
+// checkBody decodes b as a Body and signs it, which a fuzzer cannot do: so the checks behind that
+// of the signature are reached too.
 func checkBody(t *testing.T, b []byte) {
 	priv := key("fuzz")
 	raw := append([]byte{0x0a, 32}, priv.PubKey().Bytes()...)

@@ -16,7 +16,7 @@ func parseRuns(t testing.TB, text string) []byte {
 	return b
 }
 
-// field is a protobuf field of bytes, also an empty one.
+// field returns a protobuf field of bytes, which may be empty.
 func field(number int, parts ...[]byte) []byte {
 	b := bytes.Join(parts, nil)
 	return append(binary.AppendUvarint([]byte{byte(number<<3 | 2)}, uint64(len(b))), b...)
@@ -29,7 +29,7 @@ var (
 	plainPut = field(1, field(1, []byte("key")), field(2, []byte("value")))
 )
 
-// rawBody is a Body: account, nonce (raw, may be nil) and operations.
+// rawBody returns a Body of account, nonce (encoded, nil: left out) and operations.
 func rawBody(account, nonce []byte, operations ...[]byte) []byte {
 	var b []byte
 	if account != nil {
@@ -46,14 +46,15 @@ func rawTx(body, signature []byte) []byte {
 	return bytes.Join([][]byte{{marker}, field(1, body), field(2, signature)}, nil)
 }
 
-// signedBody is a transaction whose signature, at least, is good.
+// signedBody returns a transaction with a correct signature of body, whatever that is.
 func signedBody(t *testing.T, body []byte) []byte {
 	b, err := forgeRaw(key("alice"), vectorChain, body)
 	require.NoError(t, err)
 	return b
 }
 
-// moreVectors are transactions at the limits, those with two broken rules, and signatures on which libraries do not agree.
+// moreVectors returns transactions at the limits, those that break two rules, and those with
+// signatures on which libraries disagree.
 func moreVectors(t *testing.T) []vector {
 	var all []vector
 	add := func(name string, code Code, b []byte) {
@@ -96,7 +97,8 @@ func moreVectors(t *testing.T) []vector {
 	add("signed: signature of 65 bytes", CodeMalformed, rawTx(good, join(signature, []byte{0})))
 
 	// The number of operations, and the walk that finds it.
-	most, over := rawBody(nil, nil, repeat(nil, MaxOperations)...), rawBody(nil, nil, repeat(nil, MaxOperations+1)...) // empty ones
+	// Of empty operations.
+	most, over := rawBody(nil, nil, repeat(nil, MaxOperations)...), rawBody(nil, nil, repeat(nil, MaxOperations+1)...)
 	account := field(1, alice)
 	longNonce := []byte{0x10, 0x81, 0x00}
 	add("operations: 10,000", CodeOK, signedBody(t, rawBody(alice, nil, repeat(plainPut, MaxOperations)...)))
@@ -239,14 +241,15 @@ func moreVectors(t *testing.T) []vector {
 	add("no account, reserved key", CodeMalformed, rawTx(rawBody(nil, nil, put(nul, x)), badSignature))
 	add("account of zeros, reserved key", CodeMalformed, rawTx(rawBody(zeros, nil, put(nul, x)), badSignature))
 	for extra, code := range []Code{CodeOK, CodeTooLarge} {
-		// The third value takes what is left.
+		// The third value takes what remains.
 		b := func(n int) []byte {
 			return signedBody(t, rawBody(alice, nil, put(x, fullValue), put(x, fullValue), put(x, bytesOf(n))))
 		}
 		add([]string{"the longest transaction", "a byte longer"}[extra], code, b(2000+MaxBytes-len(b(2000))+extra))
 	}
 
-	// Signatures: ZIP-215. All points of small order in all encodings, then points with a part of small order.
+	// Signatures (ZIP-215): all points of small order in all encodings, then points with a
+	// component of small order.
 	identity := join([]byte{1}, zeros[1:])
 	for _, text := range smallOrder {
 		point := parseRuns(t, text)
@@ -276,7 +279,8 @@ func moreVectors(t *testing.T) []vector {
 	return all
 }
 
-// upgradeVectors are encodings of the operation that came after moreVectors, which they stand behind in the file.
+// upgradeVectors returns encodings of ScheduleUpgrade, an operation that is younger than
+// moreVectors and comes after them in the file.
 func upgradeVectors(t *testing.T) []vector {
 	var all []vector
 	for _, c := range []struct {
@@ -306,7 +310,7 @@ func repeat(operation []byte, n int) [][]byte {
 	return operations
 }
 
-// optional is a field that is left out if it is empty.
+// optional returns a field, or nothing if b is empty.
 func optional(number int, b []byte) []byte {
 	if len(b) == 0 {
 		return nil
@@ -314,7 +318,8 @@ func optional(number int, b []byte) []byte {
 	return field(number, b)
 }
 
-// smallOrder holds the points whose order divides 8, in each encoding that ZIP-215 takes: of order 1 (4), 8, 4 (2), 8, 2 (2), 8, 4 (2), 8.
+// smallOrder holds the points whose order divides 8, in each encoding that ZIP-215 accepts: of
+// order 1 (4), 8, 4 (2), 8, 2 (2), 8, 4 (2), 8.
 var smallOrder = []string{
 	"0100000000000000000000000000000000000000000000000000000000000000",
 	"0100000000000000000000000000000000000000000000000000000000000080",
@@ -332,8 +337,8 @@ var smallOrder = []string{
 	"c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
 }
 
-// foreignSignatures were made by another implementation, since ed25519 libraries do not make them. account: alice's where it is
-// empty, else hers plus a point of small order.
+// foreignSignatures were made by another implementation, because ed25519 libraries cannot make
+// them. account is empty for alice's; otherwise it is hers plus a point of small order.
 var foreignSignatures = []struct {
 	name      string
 	code      Code

@@ -20,10 +20,10 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// operations is how many random operations the test applies in all, a third of them deletions.
+// operations is the number of random operations in the test, a third of them deletions.
 const operations = 250_000
 
-// kinds is in how many key spaces.
+// kinds is the number of key spaces.
 const kinds = 5
 
 // checkEvery is the number of blocks from one comparison of shapes to the next.
@@ -46,7 +46,8 @@ func TestShape(t *testing.T) {
 	t.Logf("to repeat, in avlstar/oracle: STARLING_SEED=%d go test -run TestShape", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 
-	for _, keys := range [kinds]int{10, 200, 5_000, 100_000, hashed} { // small key spaces delete to empty and back, large ones grow deep
+	// Small key spaces are emptied and filled again, large ones make deep trees.
+	for _, keys := range [kinds]int{10, 200, 5_000, 100_000, hashed} {
 		t.Run(fmt.Sprint(keys), func(t *testing.T) {
 			ours, err := avlstar.Empty(1000)
 			if err != nil {
@@ -65,7 +66,8 @@ func TestShape(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if pinned = append(pinned, ours); len(pinned) > 1+block%7 { // what is released is used again
+				// The memory of released versions is reused.
+				if pinned = append(pinned, ours); len(pinned) > 1+block%7 {
 					i := rnd.IntN(len(pinned))
 					pinned[i].Release()
 					pinned = slices.Delete(pinned, i, i+1)
@@ -86,7 +88,8 @@ func TestShape(t *testing.T) {
 // hashed stands for keys of 20 bytes that are spread evenly.
 const hashed = 50_000
 
-// randomBlock returns changes in ascending key order, now and then so many that several goroutines make them.
+// randomBlock returns changes in ascending key order, sometimes enough of them that several
+// goroutines make them.
 func randomBlock(rnd *rand.Rand, keys int, deletes float64) (changes []avlstar.Change) {
 	block := map[string][]byte{}
 	n := 1 + rnd.IntN(100)
@@ -133,7 +136,7 @@ func applyIAVL(t *testing.T, tree *iavl.MutableTree, changes []avlstar.Change) {
 
 func compareShape(t *testing.T, block int, ours *avlstar.Version, theirs *iavl.MutableTree) {
 	t.Helper()
-	a, b := exportOurs(ours), exportIAVL(t, theirs)
+	a, b := exportOurs(t, ours), exportIAVL(t, theirs)
 	if !slices.Equal(a, b) {
 		for i := range min(len(a), len(b)) {
 			if a[i] != b[i] {
@@ -145,12 +148,16 @@ func compareShape(t *testing.T, block int, ours *avlstar.Version, theirs *iavl.M
 	}
 }
 
-// exportOurs rebuilds the export order from the leaves and the heights between them: before a leaf, all inner nodes lower than
-// the one that bears its key are complete.
-func exportOurs(v *avlstar.Version) (nodes []node) {
+// exportOurs rebuilds the export order from the leaves and the heights between them: before a leaf,
+// all inner nodes are complete that are lower than the one with its key.
+func exportOurs(t *testing.T, v *avlstar.Version) (nodes []node) {
+	t.Helper()
 	var open []node // inner nodes whose right subtree is still growing, heights descending
 	first := true
-	for l := range v.Leaves() {
+	for l, err := range v.Leaves() {
+		if err != nil {
+			t.Fatal(err)
+		}
 		if !first {
 			for len(open) > 0 && open[len(open)-1].height < l.Height {
 				nodes, open = append(nodes, open[len(open)-1]), open[:len(open)-1]

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// guardedPages are n pages, each between two that must not be touched.
+// guardedPages returns n pages, each between two that must not be touched.
 func guardedPages(t *testing.T, n int) (pages [][]byte) {
 	t.Helper()
 	size := syscall.Getpagesize()
@@ -28,7 +28,8 @@ func guardedPages(t *testing.T, n int) (pages [][]byte) {
 	return pages
 }
 
-// Nothing is read before a message, behind its padded length, or behind its capacity: that memory may not be there.
+// Nothing is read before a message, behind its padded length, or behind its capacity: there may be
+// no memory there.
 func TestReadsNothingElse(t *testing.T) {
 	pages := guardedPages(t, 40)
 	r := rand.NewChaCha8([32]byte{5})

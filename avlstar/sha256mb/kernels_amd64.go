@@ -8,9 +8,10 @@ import (
 	"github.com/klauspost/cpuid/v2"
 )
 
-// With how few messages a kernel still pays, measured with BenchmarkFew on a Sapphire Rapids for one and two blocks. In groups that are
-// not full a kernel costs what it costs in full ones: 560 ns for two blocks (avx512), 125 (shani), 710 (avx2). One message costs
-// crypto/sha256 127 ns with the SHA instructions and 320 without.
+// The least number of messages for which a kernel pays, measured with BenchmarkFew on a Sapphire
+// Rapids for one and two blocks. A group that is not full costs a kernel as much as a full one: 560
+// ns for two blocks (avx512), 125 (shani), 710 (avx2). One message costs crypto/sha256 127 ns with
+// the SHA instructions and 320 without.
 const (
 	minAVX512      = 9 // eight are four pairs of shani
 	minAVX512NoSHA = 2
@@ -19,11 +20,13 @@ const (
 )
 
 func init() {
-	// cpuid reports a feature only if the operating system keeps the registers that it needs (XCR0).
+	// cpuid reports a feature only if the operating system keeps the registers that it needs
+	// (XCR0).
 	kernels, best, absent = detect(func(f cpuid.FeatureID) bool { return cpuid.CPU.Supports(f) })
 }
 
-// detect is which kernels a CPU with these features runs, how they share a sum, and what it lacks.
+// detect returns the kernels that a CPU with these features can run, how they share a sum, and
+// which kernels are absent.
 func detect(supports func(cpuid.FeatureID) bool) (kernels []*Kernel, tiers []tier, absent []string) {
 	min512 := minAVX512
 	if !supports(cpuid.SHA) {
@@ -50,7 +53,8 @@ func detect(supports func(cpuid.FeatureID) bool) (kernels []*Kernel, tiers []tie
 	return kernels, tiers, absent
 }
 
-// run hashes groups × lanes messages. Calls are direct, so that the compiler sees that the arguments do not escape.
+// run hashes groups × lanes messages. Calls are direct, so that the compiler sees that the
+// arguments do not escape.
 func (j *job) run(c code, out *[32]byte, msgs *[]byte, groups int) {
 	switch c {
 	case avx512:

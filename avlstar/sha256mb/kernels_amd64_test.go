@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// without is detect on this CPU less some features.
+// without is detect for this CPU without some features.
 func without(lacks ...cpuid.FeatureID) ([]*Kernel, []tier, []string) {
 	return detect(func(f cpuid.FeatureID) bool { return cpuid.CPU.Supports(f) && !slices.Contains(lacks, f) })
 }

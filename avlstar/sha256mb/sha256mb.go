@@ -1,14 +1,17 @@
-// Package sha256mb computes SHA-256 (FIPS 180-4) of many messages of one length, side by side in the lanes of vector registers.
+// Package sha256mb computes SHA-256 (FIPS 180-4) of many messages of the same length, side by side
+// in the lanes of vector registers.
 //
 //	msgs[0] ──▶ ┌────────┐ ──▶ out[0]     avx512    16 lanes
 //	msgs[1] ──▶ │ kernel │ ──▶ out[1]     avx2       8 lanes
 //	   ⋮        │        │       ⋮        shani      2 lanes, interleaved in the SHA instructions
 //	msgs[l] ──▶ └────────┘ ──▶ out[l]     portable   1, crypto/sha256
 //
-//	Sum: full groups and a nearly full rest to the kernel with most lanes, a smaller rest to the next that this CPU has, and so on
+// Sum gives full groups, and a rest that nearly fills one, to the kernel with most lanes; a smaller
+// rest to the next kernel that this CPU has, and so on.
 //
-// Messages are read where they lie. A kernel reads whole blocks, so a message whose capacity ends before its padding would is copied
-// first; what lies behind a message within its capacity is masked out and never written. The assembly is made by the module in gen.
+// Messages are read in place. A kernel reads whole blocks, so a message whose capacity ends before
+// its padding would end is copied first. What lies behind a message within its capacity is masked
+// out and never written. The module in gen generates the assembly.
 package sha256mb
 
 import (
@@ -22,12 +25,12 @@ import (
 const (
 	blockSize = sha256.BlockSize
 	maxLanes  = 16
-	// maxCopied is the largest padded length that is copied when a message cannot be read in place; longer messages are hashed one by
-	// one. maxLanes of them lie on the stack.
+	// maxCopied is the largest padded length at which a message that cannot be read in place is
+	// copied; longer messages are hashed one by one. maxLanes of them lie on the stack.
 	maxCopied = 256
 )
 
-// Kernel is one implementation, e.g. for tests and benchmarks. Sum of this package picks among them.
+// Kernel is one implementation, for tests and benchmarks. The function Sum chooses among them.
 type Kernel struct {
 	Name  string
 	Lanes int
@@ -36,7 +39,7 @@ type Kernel struct {
 	tiers []tier
 }
 
-// code says which assembly a kernel is.
+// code names the assembly of a kernel.
 type code uint8
 
 const (
@@ -46,14 +49,15 @@ const (
 	avx512
 )
 
-// tier is a kernel and the fewest messages for which it pays. The tiers of a sum go from many lanes to few; the last has min 1.
+// tier is a kernel and the least number of messages for which it pays. The tiers of a sum are in
+// order of their lanes, most first; the last has min 1.
 type tier struct {
 	code  code
 	lanes int
 	min   int
 }
 
-// The kernels of this CPU, fastest in bulk first, what it lacks, and what Sum uses.
+// The kernels of this CPU, fastest in bulk first; the absent ones; and what Sum uses.
 var (
 	kernels []*Kernel
 	absent  []string
@@ -64,22 +68,27 @@ func newKernel(name string, c code, lanes int) *Kernel {
 	return &Kernel{Name: name, Lanes: lanes, code: c, tiers: []tier{{c, lanes, 1}}}
 }
 
-// Kernels are those that this CPU can run, the fastest in bulk first. The last is the portable one.
+// Kernels returns the kernels that this CPU can run, the fastest in bulk first. The last is the
+// portable one.
 func Kernels() []*Kernel { return append([]*Kernel(nil), kernels...) }
 
-// Best is the kernel that is fastest in bulk.
+// Best returns the kernel that is fastest in bulk.
 func Best() *Kernel { return kernels[0] }
 
-// Absent names the kernels that this CPU cannot run, and why, e.g. "avx512: the CPU lacks AVX512BW".
+// Absent names the kernels that this CPU cannot run, with the reason: "avx512: the CPU lacks
+// AVX512BW".
 func Absent() []string { return append([]string(nil), absent...) }
 
-// Sum writes SHA-256 of msgs[i] to out[i]. All messages have one length; it panics otherwise, and where out is shorter than msgs.
+// Sum writes SHA-256 of msgs[i] to out[i]. It panics unless all messages have the same length and
+// out is at least as long as msgs.
 //
-// A message whose capacity reaches the end of its padded length (its length plus 9, rounded up to 64) is read in place, up to there; it
-// may do that concurrently with other readers. Other messages are copied first, and if they are long, hashed one by one.
+// A message whose capacity reaches the end of its padded length (its length plus 9, rounded up to
+// 64) is read in place, up to there, concurrently with other readers. Other messages are copied
+// first or, if they are long, hashed one by one.
 func Sum(out [][32]byte, msgs [][]byte) { sum(best, out, msgs) }
 
-// Sum is like the function Sum, with this kernel alone: a rest of fewer messages than lanes repeats a message in idle lanes.
+// Sum is like the function Sum, but uses only this kernel. If fewer messages than lanes are left,
+// idle lanes repeat a message.
 func (k *Kernel) Sum(out [][32]byte, msgs [][]byte) { sum(k.tiers, out, msgs) }
 
 func sum(tiers []tier, out [][32]byte, msgs [][]byte) {
@@ -101,7 +110,7 @@ func sum(tiers []tier, out [][32]byte, msgs [][]byte) {
 		}
 	}
 	if !slices.ContainsFunc(tiers, func(t tier) bool { return t.code != portable && len(msgs) >= t.min }) {
-		sumPortable(out, msgs) // without the cost of preparing for others
+		sumPortable(out, msgs) // this avoids the cost of preparing for others
 		return
 	}
 	var j job
@@ -127,16 +136,18 @@ func sum(tiers []tier, out [][32]byte, msgs [][]byte) {
 	}
 }
 
-// padded is the length of a message with its padding, FIPS 180-4 section 5.1.1: a one bit, zeros, the length in 64 bits.
+// padded returns the length of a message with its padding, FIPS 180-4 section 5.1.1: a one bit,
+// zeros, the length in 64 bits.
 func padded(length int) int { return (length + 9 + blockSize - 1) / blockSize * blockSize }
 
-// job is what is the same for all messages of a sum: how many blocks are full, and how the one or two after them are padded.
+// job is what all messages of a sum have in common: the number of full blocks, and the padding of
+// the one or two blocks after them.
 type job struct {
 	full, tail uint64
 	pad        [4 * blockSize]byte // two blocks of and masks, two of or masks
 }
 
-// ones and zeros, from which the and mask of any length is cut.
+// onesZeros is ones and zeros, from which the and mask of any length is cut.
 var onesZeros = func() (b [2 * blockSize]byte) {
 	for i := range blockSize {
 		b[i] = 0xff
@@ -181,7 +192,7 @@ func (j *job) sum(tiers []tier, out [][32]byte, msgs [][]byte) {
 func (j *job) sumFew(t tier, out [][32]byte, msgs [][]byte) {
 	var headers [maxLanes][]byte
 	var digests [maxLanes][32]byte
-	for i := range t.lanes { // not by copy(): with it, what the messages point to would escape
+	for i := range t.lanes { // not copy(): with it, what the messages point to would escape
 		headers[i] = msgs[0]
 		if i < len(msgs) {
 			headers[i] = msgs[i]
@@ -191,7 +202,8 @@ func (j *job) sumFew(t tier, out [][32]byte, msgs [][]byte) {
 	copy(out, digests[:len(msgs)])
 }
 
-// sumCopied hashes messages of which some must be copied because blocks may not be read to their end.
+// sumCopied hashes messages some of which must be copied, because their blocks may not be read to
+// the end.
 //
 //go:noinline
 func (j *job) sumCopied(tiers []tier, out [][32]byte, msgs [][]byte, size int) {

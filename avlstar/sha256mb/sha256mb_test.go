@@ -12,10 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// lesser are the choices that Sum would make on CPUs with less than this one, by name.
+// lesser holds the choices that Sum would make on CPUs with fewer features than this one, by name.
 var lesser = map[string][]tier{}
 
-// sums are all ways to a digest: the kernels of this CPU, and the choice among them, here and on lesser CPUs.
+// sums returns all ways to a digest: the kernels of this CPU, and the choice among them, here and
+// on lesser CPUs.
 func sums() map[string]func([][32]byte, [][]byte) {
 	m := map[string]func([][32]byte, [][]byte){"Sum": Sum}
 	for name, tiers := range lesser {
@@ -30,11 +31,13 @@ func sums() map[string]func([][32]byte, [][]byte) {
 // layout is messages of one length in a buffer of garbage.
 type layout struct {
 	length, count int
-	offset        int              // where messages begin, modulo 64: that of message i is offset+i
-	short         func(i int) bool // which messages end at their capacity, so that they must be copied
+	offset        int // where messages begin, modulo 64: message i at offset+i
+	// Which messages end at their capacity, so that they must be copied.
+	short func(i int) bool
 }
 
-// messages cuts them out of fresh bytes from fill. They stand apart, so that no message is another's garbage.
+// messages cuts them out of fresh bytes from fill. They lie apart from each other, so that no
+// message is the garbage behind another.
 func (l layout) messages(fill func([]byte)) (buffer []byte, msgs [][]byte) {
 	slot := padded(l.length) + 128
 	buffer = make([]byte, l.count*slot+64)
@@ -51,7 +54,8 @@ func (l layout) messages(fill func([]byte)) (buffer []byte, msgs [][]byte) {
 	return buffer, msgs
 }
 
-// check hashes the first n messages in every way, for all n in counts, and compares every lane with crypto/sha256.
+// check hashes the first n messages in every way, for all n in counts, and compares every lane with
+// crypto/sha256.
 func check(t *testing.T, buffer []byte, msgs [][]byte, counts ...int) {
 	t.Helper()
 	want := make([][32]byte, len(msgs))
@@ -91,7 +95,8 @@ func upTo(n int) (counts []int) {
 	return counts
 }
 
-// A kernel that this CPU cannot run is tested elsewhere or nowhere: say so by name (make unit prints it).
+// A kernel that this CPU cannot run is tested elsewhere or nowhere, so its name is reported (make
+// test prints it).
 func TestAbsent(t *testing.T) {
 	var names []string
 	for _, k := range Kernels() {
@@ -138,7 +143,8 @@ func TestEveryStartWithinALine(t *testing.T) {
 	}
 }
 
-// All messages but one are equal: a kernel that mixed up lanes or took words of a neighbour would show it.
+// All messages but one are equal: a kernel that confused lanes, or used words of a neighbour, would
+// fail.
 func TestOneLaneDiffers(t *testing.T) {
 	for _, length := range []int{1, 55, 56, 64, 115, 119, 120} {
 		for lane := range 35 {
@@ -207,7 +213,7 @@ func FuzzSum(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, length uint16, count, offset uint8, short uint64) {
 		l := layout{int(length % 700), 1 + int(count%64), int(offset), func(i int) bool { return short>>(i%64)&1 == 1 }}
 		buffer, msgs := l.messages(func(b []byte) {
-			for i := range b { // data again and again, and different each time
+			for i := range b { // data repeated, and different each time
 				if len(data) > 0 {
 					b[i] = data[i%len(data)] + byte(i/len(data))
 				}
@@ -217,7 +223,8 @@ func FuzzSum(f *testing.F) {
 	})
 }
 
-// arena is records of 128 bytes, as many as fit in size; scattered picks n of them in random order, as messages of length bytes.
+// arena returns records of 128 bytes, as many as fit into size; scattered picks n of them in random
+// order, as messages of length bytes.
 func arena(size, n, length int) [][]byte {
 	buffer := make([]byte, size)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -249,7 +256,7 @@ func BenchmarkBulk(b *testing.B) {
 	}
 }
 
-// As BenchmarkBulk, where the messages end at their capacity and are copied.
+// As BenchmarkBulk, but the messages end at their capacity and are copied.
 func BenchmarkCopied(b *testing.B) {
 	msgs := arena(32<<10, 256, 115)
 	for i := range msgs {
@@ -260,7 +267,8 @@ func BenchmarkCopied(b *testing.B) {
 	}
 }
 
-// What a tree does: 11,000 nodes somewhere in 140 MB. A few sets of them, so that no cache holds the set that comes next.
+// What a tree does: 11,000 nodes somewhere in 140 MB. There are several sets of them, so that no
+// cache holds the next set.
 func BenchmarkScattered(b *testing.B) {
 	const set, sets = 11_000, 64
 	all := arena(140<<20, set*sets, 115)
@@ -275,7 +283,7 @@ func BenchmarkScattered(b *testing.B) {
 	}
 }
 
-// Fewer messages than lanes: where the thresholds of Sum come from.
+// Fewer messages than lanes: the source of Sum's thresholds.
 func BenchmarkFew(b *testing.B) {
 	for _, length := range []int{115, 20} {
 		for n := 1; n <= maxLanes; n++ {

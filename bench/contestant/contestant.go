@@ -1,15 +1,17 @@
-// Package contestant drives the trees that are compared, each through its own API, behind one interface.
+// Package contestant drives the trees that are compared, each through its own API, behind one
+// interface.
 //
 //	                    Contestant
 //	        ┌───────────────┼────────────────┐
 //	    starling         memiavl            iavl ──▶ Pebble (pebble.go)
 //	  avlstar.Version  in memory, no WAL  node cache of 781,250, fast storage: the SDK's defaults
 //
-//	Prepare ─▶ commit() = root      Get · Prove      Stream: an export that goes on beside commits
+//	Prepare ─▶ commit() = root      Get · Prove      Stream: an export that runs beside commits
 //	                                                 Export ─▶ Import: all of one version and back
 //
-// How each is driven, and why so, stands at its type. All get the changes in random order and sort them, which is timed: the SDK hands
-// sorted changes to IAVL, and memiavl is some 10 % faster with them.
+// How each is driven, and why, is explained at its type. All get the changes in random order and
+// sort them, which is timed: the SDK hands sorted changes to IAVL, and memiavl is about 10 % faster
+// with them.
 package contestant
 
 import (
@@ -22,16 +24,18 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Contestant is a versioned tree with one writer. Only Stream.Next may be called beside other methods.
+// Contestant is a versioned tree with one writer. Only Stream.Next may be called concurrently with
+// other methods.
 type Contestant interface {
-	// Prepare brings changes into the form that the implementation takes. commit makes them the next version and returns its root
-	// hash; it is called once.
+	// Prepare converts changes to the form that the implementation takes, which is not timed.
+	// commit makes them the next version and returns its root hash; it is called once.
 	Prepare(changes []workload.Change) (commit func() (root []byte, err error))
-	// Get returns the value of a key in the newest version, nil where it is absent.
+	// Get returns the value of a key in the newest version, or nil if it is absent.
 	Get(key []byte) ([]byte, error)
-	// Prove makes the serialised ICS-23 proof of a key that is in the newest version.
+	// Prove returns the serialised ICS-23 proof of a key that is in the newest version.
 	Prove(key []byte) (Proof, error)
-	// VerifyProof checks with ics23/go that the proof leads from key and value to the root of the newest version.
+	// VerifyProof checks with ics23/go that the proof leads from key and value to the root of the
+	// newest version.
 	VerifyProof(p Proof, key, value []byte) error
 	// Stream pins the newest version and begins to export it.
 	Stream() (Stream, error)
@@ -53,36 +57,36 @@ func (p Proof) Bytes() (n int) {
 	return n
 }
 
-// Stream exports a pinned version piece by piece, over and over. Next may be called beside Contestant's methods, Close after the
-// last Next only.
+// Stream exports a pinned version piece by piece, over and over. Next may be called concurrently
+// with the methods of Contestant; Close must follow the last Next.
 type Stream interface {
-	// Next exports a piece of about StreamPiece bytes of leaf records and returns how many they were.
+	// Next exports about StreamPiece bytes of leaf records, and returns their number.
 	Next() (int, error)
 	Close()
 }
 
-// StreamPiece is how much Next exports at once: a chunk.
+// StreamPiece is the number of bytes that Next exports at once: a chunk.
 const StreamPiece = 1 << 20
 
 // Export is a complete export, in memory.
 type Export interface {
 	// Bytes is the length of its leaf records.
 	Bytes() int
-	// Import rebuilds the version from the export alone and fails where its root is not the exported version's. done frees what it
-	// made.
+	// Import rebuilds the version from the export alone, and fails if its root is not that of the
+	// exported version. done frees what it made.
 	Import() (done func(), err error)
 }
 
-// Hasher is a Contestant that counts.
+// Hasher is a Contestant that counts its hashes.
 type Hasher interface {
-	// Hashed says how many inner nodes and leaves the last commit hashed.
+	// Hashed returns how many inner nodes and leaves the last commit hashed.
 	Hashed() (inner, leaves uint64)
 }
 
-// Names are those that Open knows, Starling first.
+// Names are the trees that Open knows, Starling first.
 var Names = []string{"starling", "memiavl", "iavl"}
 
-// Open makes an empty tree. dir is a folder for what it keeps on disk, which the caller removes.
+// Open makes an empty tree. dir is a folder for its files, which the caller removes.
 func Open(name, dir string) (Contestant, error) {
 	switch name {
 	case "starling":
@@ -92,17 +96,17 @@ func Open(name, dir string) (Contestant, error) {
 	case "iavl":
 		return openIAVL(dir)
 	}
-	return nil, fmt.Errorf("nobody knows the tree %q: there are %q", name, Names)
+	return nil, fmt.Errorf("no tree is called %q: there are %q", name, Names)
 }
 
 func sortChanges(changes []workload.Change) {
 	slices.SortFunc(changes, func(a, b workload.Change) int { return bytes.Compare(a.Key, b.Key) })
 }
 
-// leafBytes is the length of the leaf record that Starling has for such an entry: all exports are counted in it.
+// leafBytes is the length of Starling's leaf record for an entry, in which all exports are counted.
 func leafBytes(key, value []byte) int { return 1 + 1 + len(key) + 1 + len(value) }
 
-// verifyIAVL checks a proof of memiavl or IAVL: both make IAVL v1's.
+// verifyIAVL checks a proof of memiavl or IAVL: both are in the form of IAVL v1.
 func verifyIAVL(root []byte, p Proof, key, value []byte) error {
 	var proof ics23.CommitmentProof
 	if err := proof.Unmarshal(p[0]); err != nil {

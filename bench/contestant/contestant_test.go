@@ -8,7 +8,8 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Every contestant does what the interface says: values, proofs, pinned streams beside commits, export and import.
+// Every contestant does what the interface says: values, proofs, pinned streams beside commits,
+// export and import.
 func TestContestants(t *testing.T) {
 	roots := map[string][]string{}
 	for _, name := range Names {
@@ -45,7 +46,9 @@ func TestContestants(t *testing.T) {
 				}
 				streamed <- err
 			}
-			if name == "iavl" { // the race detector finds its exporter reading what its writer clones (node.go:315 and 677)
+			// The race detector finds IAVL's exporter reading what its writer clones (node.go:315
+			// and 677).
+			if name == "iavl" {
 				read()
 			} else {
 				go read()

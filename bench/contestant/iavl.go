@@ -13,8 +13,9 @@ import (
 // iavlCache is the Cosmos SDK's default for iavl-cache-size, in nodes.
 const iavlCache = 781_250
 
-// iavlTree is IAVL v1 as the Cosmos SDK drives it: fast storage on, a cache of 781,250 nodes, no fsync, no version pruned; below it Pebble,
-// which is faster than its own goleveldb. A commit is Set, Remove and SaveVersion.
+// iavlTree is IAVL v1 as the Cosmos SDK drives it: fast storage on, a cache of 781,250 nodes, no
+// fsync, no version pruned. Its database is Pebble, which is faster than the default, goleveldb. A
+// commit is Set, Remove and SaveVersion.
 type iavlTree struct {
 	db    *pebbleDB
 	tree  *iavl.MutableTree
@@ -86,7 +87,8 @@ func (t *iavlTree) CheckLen(n int) error { return checkLen(int(t.tree.Size()), n
 
 func (t *iavlTree) Close() error { return t.tree.Close() } // closes the database, too
 
-// iavlStream reads the exporter of a saved version; where a slice ends, the next begins with the first leaf again.
+// iavlStream reads the exporter of a saved version; at its end, it starts again with the first
+// leaf.
 type iavlStream struct {
 	pinned   *iavl.ImmutableTree
 	exporter *iavl.Exporter
@@ -184,7 +186,7 @@ func (e *iavlExport) Import() (func(), error) {
 		return nil, err
 	}
 	return func() {
-		_ = tree.Close() // both are gone with the process at the latest
+		_ = tree.Close() // the end of the process closes both
 		_ = os.RemoveAll(dir)
 	}, checkRoot(tree.Hash(), e.root)
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// memiavlTree is memiavl's Tree alone, in memory: without its write-ahead log and snapshots, which would only cost it time, and
-// without its cache of values, which random keys do not hit. A commit is ApplyChangeSet and SaveVersion with the hash.
+// memiavlTree is memiavl's Tree alone, in memory: without its write-ahead log and snapshots, which
+// would only take time, and without its cache of values, which random keys do not hit. A commit is
+// ApplyChangeSet and SaveVersion with the hash.
 type memiavlTree struct {
 	tree *memiavl.Tree
 	dir  string
@@ -51,7 +52,7 @@ func (m *memiavlTree) VerifyProof(p Proof, key, value []byte) error {
 }
 
 func (m *memiavlTree) CheckLen(n int) error {
-	node := m.tree.Iterator(nil, nil, true) // Tree does not tell its size
+	node := m.tree.Iterator(nil, nil, true) // Tree has no method for its size
 	have := 0
 	for ; node.Valid(); node.Next() {
 		have++
@@ -61,7 +62,7 @@ func (m *memiavlTree) CheckLen(n int) error {
 
 func (m *memiavlTree) Close() error { return m.tree.Close() }
 
-// memiavlStream reads the exporter of a copy; where a slice ends, the next begins with the first leaf again.
+// memiavlStream reads the exporter of a copy; at its end, it starts again with the first leaf.
 type memiavlStream struct {
 	pinned   *memiavl.Tree
 	exporter *memiavl.Exporter
@@ -122,7 +123,7 @@ func (m *memiavlTree) Export() (Export, error) {
 
 func (e *memiavlExport) Bytes() int { return e.bytes }
 
-// Import makes a snapshot on disk, which is the only importer that memiavl has: it hashes every node.
+// Import makes a snapshot on disk: memiavl has no other importer. It hashes every node.
 func (e *memiavlExport) Import() (func(), error) {
 	dir, err := os.MkdirTemp(e.dir, "memiavl-import-")
 	if err != nil {
@@ -140,7 +141,7 @@ func (e *memiavlExport) Import() (func(), error) {
 		return nil, err
 	}
 	return func() {
-		_ = snapshot.Close() // both are gone with the process at the latest
+		_ = snapshot.Close() // the end of the process closes both
 		_ = os.RemoveAll(dir)
 	}, checkRoot(snapshot.RootHash(), e.root)
 }

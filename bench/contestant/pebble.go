@@ -11,7 +11,8 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// pebbleDB is the database below IAVL (iavl/db.DB). Generous: 256 MiB of block cache, 64 MiB of memtable.
+// pebbleDB is the database below IAVL (iavl/db.DB), with ample memory: 256 MiB of block cache, 64
+// MiB of memtable.
 type pebbleDB struct{ db *pebble.DB }
 
 func openPebble(dir string) (*pebbleDB, error) {

@@ -13,11 +13,11 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// starling keeps one version, the newest, and a second one while a stream has it pinned. A commit is Apply, AppHash, and the release
-// of the version before.
+// starling keeps the newest version, and a second one while a stream has it pinned. A commit is
+// Apply, AppHash, and the release of the version before.
 type starling struct {
 	newest *avlstar.Version
-	chunk  uint32 // where the next stream goes on
+	chunk  uint32 // where the next stream starts
 }
 
 func openStarling() (*starling, error) {
@@ -44,8 +44,8 @@ func (s *starling) Prepare(changes []workload.Change) func() ([]byte, error) {
 
 // Get returns the tree's own memory, as the peers do.
 func (s *starling) Get(key []byte) ([]byte, error) {
-	value, _ := s.newest.View(key)
-	return value, nil
+	value, _, err := s.newest.View(key)
+	return value, err
 }
 
 func (s *starling) Prove(key []byte) (Proof, error) {
@@ -138,7 +138,7 @@ func (e *starlingExport) Import() (func(), error) {
 	return v.Release, errors.Join(checkRoot(appHash[:], e.appHash[:]), checkLen(int(v.Len()), int(e.keys)))
 }
 
-// parallel calls do for 0 … n-1 on all CPUs.
+// parallel calls do(0) … do(n-1) on all CPUs.
 func parallel(n int, do func(int) error) error {
 	var next atomic.Int64
 	errs := make([]error, runtime.GOMAXPROCS(0))

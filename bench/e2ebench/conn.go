@@ -12,20 +12,22 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// conn is a websocket of a node's RPC server, which answers one request after another. send may be called by one goroutine.
+// conn is a websocket of a node's RPC server, which answers one request after another. Only one
+// goroutine may call send.
 type conn struct {
 	ws   *websocket.Conn
 	next int64
 
 	mu   sync.Mutex
-	asks map[int64]string // transactions that were not answered yet, by the request's id
+	asks map[int64]string // transactions without an answer yet, by the request's id
 
 	refused func(tx string, why error)
 	ended   chan struct{}
-	err     error // why it ended, once ended is closed
+	err     error // why it ended; set before ended is closed
 }
 
-// dial opens a connection to the RPC server at url (http://host:port). refused is told of each transaction that the node does not take.
+// dial opens a connection to the RPC server at url (http://host:port). refused is called for each
+// transaction that the node does not accept.
 func dial(ctx context.Context, url string, refused func(tx string, why error)) (*conn, error) {
 	ws, resp, err := websocket.DefaultDialer.DialContext(ctx, "ws"+strings.TrimPrefix(url, "http")+"/websocket", nil)
 	if err != nil {
@@ -58,7 +60,7 @@ func (c *conn) send(tx string) error {
 	return c.ws.WriteMessage(websocket.TextMessage, request)
 }
 
-// answer is what CometBFT says to broadcast_tx_sync.
+// answer is CometBFT's answer to broadcast_tx_sync.
 type answer struct {
 	ID     int64 `json:"id"`
 	Result struct {
@@ -87,7 +89,7 @@ func (c *conn) receive() error {
 		c.mu.Unlock()
 		switch {
 		case !asked:
-			return fmt.Errorf("the node answers what nobody asked: %.200s", message)
+			return fmt.Errorf("the node answers a request that was never sent: %.200s", message)
 		case a.Error != nil:
 			c.refused(tx, fmt.Errorf("%s: %s", a.Error.Message, a.Error.Data))
 		case a.Result.Code != 0:
@@ -97,6 +99,6 @@ func (c *conn) receive() error {
 }
 
 func (c *conn) close() {
-	_ = c.ws.Close() // nobody reads from it any more
+	_ = c.ws.Close() // no goroutine reads from it any more
 	<-c.ended
 }

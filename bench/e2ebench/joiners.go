@@ -15,14 +15,14 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// JoinersOptions are what a run with many joiners is asked for.
+// JoinersOptions are the options of a run with many joiners.
 type JoinersOptions struct {
 	Network
 	Joiners  int
-	Keys     int // of the state, written before anybody joins
+	Keys     int // of the state, written before the nodes join
 	Rate     int // transactions a second meanwhile
 	Interval int // snapshot interval in blocks
-	Seconds  int // of blocks before the joiners come
+	Seconds  int // of blocks before the joiners start
 	Patience time.Duration
 }
 
@@ -30,11 +30,12 @@ const (
 	maxJoiners  = 64
 	maxJoinKeys = 10_000_000
 
-	// askEvery is how often a joiner is asked how far it is: seldom enough that asking all of them is no load.
+	// askEvery is the interval at which each joiner is asked for its progress, long enough that
+	// asking all of them is no load.
 	askEvery = 500 * time.Millisecond
 )
 
-// Check says what is wrong with the options and what to do.
+// Check returns an error that names the flag that is out of range, and the range.
 func (o JoinersOptions) Check() error {
 	if err := o.check(); err != nil {
 		return err
@@ -59,11 +60,11 @@ func (o JoinersOptions) Check() error {
 // JoinersResult is the outcome of a run.
 type JoinersResult struct {
 	Joiners    int       `json:"joiners"`
-	Joined     int       `json:"joined"` // that follow the head, with the validators' app hash
+	Joined     int       `json:"joined"` // that follow the head, with the right app hash
 	Seconds    float64   `json:"seconds"`
-	RestoredS  []float64 `json:"restored_s"`  // of each joiner, from the start of the first until it had a state
+	RestoredS  []float64 `json:"restored_s"`  // of each joiner, from the first's start to a state
 	FollowingS []float64 `json:"following_s"` // until it followed the head
-	StateBytes int64     `json:"state_bytes"` // that one joiner verified
+	StateBytes int64     `json:"state_bytes"` // verified by one joiner
 
 	Before Blocks `json:"before"`
 	During Blocks `json:"during"`
@@ -75,7 +76,7 @@ type JoinersResult struct {
 	Machine         harness.Machine `json:"machine"`
 }
 
-// Blocks are the pauses between some blocks.
+// Blocks are the intervals between consecutive blocks.
 type Blocks struct {
 	Blocks int     `json:"blocks"`
 	P50MS  float64 `json:"interval_p50_ms"`
@@ -93,7 +94,7 @@ type joiners struct {
 	result   JoinersResult
 }
 
-// RunJoiners lets many nodes join a network under load at the same moment, and looks at its blocks.
+// RunJoiners lets many nodes join a network under load at the same moment, and measures its blocks.
 func RunJoiners(ctx context.Context, o JoinersOptions, progress *harness.Progress) (*JoinersResult, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -159,7 +160,7 @@ func (j *joiners) run(ctx context.Context, dir string) (err error) {
 	return j.session.drain()
 }
 
-// fill writes the state.
+// fill writes the keys of the state.
 func (j *joiners) fill() error {
 	j.progress.Begin("write", "keys", j.o.Keys)
 	j.progress.Working("all validators")
@@ -234,7 +235,8 @@ func (j *joiners) join(ctx context.Context) error {
 	})
 }
 
-// snapshotAhead waits for some time, and until there is a snapshot with the whole state, and two blocks after it.
+// snapshotAhead waits until the time is over and there is a snapshot with all keys, with two blocks
+// after it.
 func (j *joiners) snapshotAhead(ctx context.Context, atLeast time.Duration) error {
 	at, err := j.net.validators[0].AppInfo(ctx)
 	if err != nil {
@@ -252,7 +254,7 @@ func (j *joiners) snapshotAhead(ctx context.Context, atLeast time.Duration) erro
 	return err
 }
 
-// trusted is a header of the last blocks.
+// trusted returns the height and hash of a recent header.
 func (j *joiners) trusted(ctx context.Context) (runner.Header, error) {
 	at, err := j.net.validators[0].AppInfo(ctx)
 	if err != nil {
@@ -280,8 +282,8 @@ func (j *joiners) configure(trusted runner.Header) error {
 	return nil
 }
 
-// follow waits until a node follows the head, and checks its app hash against a header of the validators. restored is called when it has
-// a state.
+// follow waits until a node follows the head, and checks its app hash against a header of the
+// validators. It calls restored when the node has a state.
 func (j *joiners) follow(ctx context.Context, h *runner.Home, restored func()) error {
 	had := false
 	err := every(ctx, askEvery, h.Name+" to follow the head", func() (bool, error) {
@@ -295,7 +297,7 @@ func (j *joiners) follow(ctx context.Context, h *runner.Home, restored func()) e
 		}
 		status, err := h.Status(ctx)
 		if err != nil || status.CatchingUp {
-			return false, nil //nolint:nilerr // it is too busy to answer: the next time will do
+			return false, nil //nolint:nilerr // it is too busy to answer: it is asked again
 		}
 		head, err := j.net.validators[0].AppInfo(ctx)
 		if err != nil || at.Height < head.Height-1 {
@@ -313,7 +315,7 @@ func (j *joiners) follow(ctx context.Context, h *runner.Home, restored func()) e
 	return err
 }
 
-// every calls done now and then until it returns true or an error, or ctx ends.
+// every calls done at this interval until it returns true or an error, or ctx ends.
 func every(ctx context.Context, pause time.Duration, what string, done func() (bool, error)) error {
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
@@ -329,7 +331,8 @@ func every(ctx context.Context, pause time.Duration, what string, done func() (b
 	}
 }
 
-// intervals are the pauses between the blocks from one time to another, of which the last, unfinished one counts too.
+// intervals are those between the blocks from one time to another. The last, unfinished one counts
+// as well.
 func (l *ledger) intervals(from, until time.Time) (b Blocks) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -17,20 +17,20 @@ import (
 
 // The loads.
 const (
-	loadOwn      = "own"      // that of CometBFT's loadtime: one key, a value with a time and padding
+	loadOwn      = "own"      // as CometBFT's loadtime: one key, a value with a time and padding
 	loadDistinct = "distinct" // each transaction writes another key
 )
 
-// Loads are the names that Options.Loads may have.
+// Loads are the names that Options.Loads takes.
 var Loads = []string{loadOwn, loadDistinct}
 
-// leastBlocks is how many blocks a load has at least, however short: between two, there is a rate.
+// leastBlocks is the least number of blocks of a load, however short: a rate needs two.
 const leastBlocks = 3
 
-// drainPatience is how long the transactions that are under way may take to be in a block when no more are sent.
+// drainPatience is the time limit for pending transactions to be in a block, once no more are sent.
 const drainPatience = 2 * time.Minute
 
-// maker makes transactions, each another one. It may be called concurrently.
+// maker makes transactions, all different. It may be called concurrently.
 type maker func() (string, error)
 
 func newMaker(load string, connections, size int) maker {
@@ -49,13 +49,14 @@ func newMaker(load string, connections, size int) maker {
 	}
 }
 
-// session is a client of a network: a connection to each validator, and what became of the transactions.
+// session is a client of a network: a connection to each validator, and the fate of each
+// transaction.
 type session struct {
 	net     *network
 	make    maker
 	ledger  *ledger
 	conns   []*conn
-	ctx     context.Context // ends with the first thing that fails
+	ctx     context.Context // ends with the first failure
 	cancel  context.CancelCauseFunc
 	watcher sync.WaitGroup
 }
@@ -94,21 +95,22 @@ func (s *session) close() {
 	}
 }
 
-// figures are those of a load on a network.
+// figures are the measurements of a load on a network.
 type figures struct {
 	TPS        float64 `json:"tps"` // transactions in blocks, from the first block to the last
 	P50MS      float64 `json:"p50_ms"`
 	P99MS      float64 `json:"p99_ms"`
 	MaxMS      float64 `json:"max_ms"`
 	IntervalMS float64 `json:"block_interval_ms"` // the median one
-	CPUMicros  float64 `json:"cpu_us"`            // of all validators together, of each transaction
+	CPUMicros  float64 `json:"cpu_us"`            // of all validators, for each transaction
 	Txs        int     `json:"txs"`
 }
 
 // sender sends transactions on connection i, and returns when ctx ends.
 type sender func(ctx context.Context, c *conn, i int) error
 
-// one sends a transaction, which counts from at. false: ctx ended before there was room for it.
+// one sends a transaction, whose latency counts from at. It returns false if ctx ended before fewer
+// than the limit were pending.
 func (s *session) one(ctx context.Context, c *conn, at func() time.Time) (bool, error) {
 	tx, err := s.make()
 	if err != nil || !s.ledger.begin(ctx, tx, at) {
@@ -117,7 +119,7 @@ func (s *session) one(ctx context.Context, c *conn, at func() time.Time) (bool, 
 	return true, c.send(tx)
 }
 
-// saturating sends as many transactions as the network takes.
+// saturating sends as many transactions as the network accepts.
 func (s *session) saturating() sender {
 	return func(ctx context.Context, c *conn, _ int) error {
 		for {
@@ -128,7 +130,8 @@ func (s *session) saturating() sender {
 	}
 }
 
-// paced sends rate transactions a second. One that could not be sent in time counts from when it should have been.
+// paced sends rate transactions a second. The latency of one that is sent late counts from when it
+// was due.
 func (s *session) paced(rate int) sender {
 	every := time.Duration(len(s.conns)) * time.Second / time.Duration(rate)
 	return func(ctx context.Context, c *conn, i int) error {
@@ -151,7 +154,7 @@ func (s *session) paced(rate int) sender {
 	}
 }
 
-// send lets a sender work on each connection until all have returned. What fails ends the session.
+// send runs a sender on each connection until all have returned. A failure ends the session.
 func (s *session) send(ctx context.Context, send sender) {
 	var senders sync.WaitGroup
 	for i, c := range s.conns {
@@ -164,7 +167,8 @@ func (s *session) send(ctx context.Context, send sender) {
 	senders.Wait()
 }
 
-// measure lets send work for warm and duration, longer where there are too few blocks, and counts what came of it after warm.
+// measure runs send for warm and duration, longer if there are too few blocks, and returns the
+// figures of the time after warm.
 func (s *session) measure(warm, duration time.Duration, send sender) (figures, error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
@@ -173,7 +177,7 @@ func (s *session) measure(warm, duration time.Duration, send sender) (figures, e
 		defer cancel()
 		_ = every(ctx, 10*time.Millisecond, "the end of a load", func() (bool, error) {
 			return time.Since(from) >= duration && s.ledger.blocksSince(from) >= leastBlocks, nil
-		}) // it ends early only where the session does
+		}) // it ends early only if the session does
 	}()
 	usage := s.usage(ctx, warm)
 	s.send(ctx, send)
@@ -193,7 +197,8 @@ func (s *session) measure(warm, duration time.Duration, send sender) (figures, e
 	return f, nil
 }
 
-// usage measures the CPU seconds of the validators from warm on; the result, called once, gives them until then.
+// usage measures the CPU seconds of the validators, from the end of warm until the result is
+// called.
 func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64, error) {
 	type reading struct {
 		seconds float64
@@ -218,18 +223,18 @@ func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64
 	}
 }
 
-// drain waits until all transactions that were acknowledged are in blocks.
+// drain waits until all acknowledged transactions are in blocks.
 func (s *session) drain() error {
 	ctx, cancel := context.WithTimeout(s.ctx, drainPatience)
 	defer cancel()
-	err := runner.Poll(ctx, "what was sent to be in blocks", func() bool { return s.ledger.pending() == 0 })
+	err := runner.Poll(ctx, "all transactions to be in blocks", func() bool { return s.ledger.pending() == 0 })
 	if err != nil {
 		return fmt.Errorf("%s: %d transactions are in no block: %w", s.net.kind.name, s.ledger.pending(), err)
 	}
 	return s.ledger.whole()
 }
 
-// blocksSince is how many blocks came after a time.
+// blocksSince is the number of blocks after a time.
 func (l *ledger) blocksSince(from time.Time) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -241,7 +246,7 @@ func (l *ledger) blocksSince(from time.Time) (n int) {
 	return n
 }
 
-// whole is the error of a transaction that a node did not take.
+// whole returns an error if a node refused a transaction.
 func (l *ledger) whole() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,7 +256,8 @@ func (l *ledger) whole() error {
 	return nil
 }
 
-// figures are those of the blocks between two times, and of the transactions that were sent between them.
+// figures are computed from the blocks between two times, and from the transactions sent between
+// them.
 func (l *ledger) figures(from, until time.Time) (f figures) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -264,7 +270,7 @@ func (l *ledger) figures(from, until time.Time) (f figures) {
 			continue
 		}
 		if first.height == 0 {
-			first, last = b, b // its transactions came before
+			first, last = b, b // its transactions were sent before
 			continue
 		}
 		f.Txs += b.txs

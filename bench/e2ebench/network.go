@@ -18,26 +18,28 @@ import (
 const (
 	chainID = "bench"
 
-	// startPatience is how long a network may take to make its first blocks, whatever else the machine does.
+	// startPatience is the time limit for the first blocks of a network, generous for a busy
+	// machine.
 	startPatience = 3 * time.Minute
 
-	// stopGrace is how long a node may take to stop cleanly.
+	// stopGrace is the time limit for a clean stop of a node.
 	stopGrace = 20 * time.Second
 
-	// roomForTx is what `starlingd init` writes as the limit of a transaction; that of a request body is twice that.
+	// roomForTx is the limit of a transaction that `starlingd init` writes; the limit of a request
+	// body is twice that.
 	roomForTx = 4 << 20
 )
 
-// kind is one of the programs of which a network can be.
+// kind is one of the programs that a network can consist of.
 type kind struct {
 	name     string
 	program  string
 	init     func(name, dir string) []string // arguments that make a home
 	appState any                             // of genesis
-	edit     func(*cfg.Config)               // beside what all networks have in common
+	edit     func(*cfg.Config)               // beside the configuration that all networks share
 }
 
-// openGenesis lets everybody write text transactions, as kvstore does.
+// openGenesis allows text transactions of any client, as kvstore does.
 type openGenesis struct {
 	Open   bool     `json:"open"`
 	Admins []string `json:"admins"`
@@ -61,7 +63,7 @@ func kvstoreKind(program, app string) kind {
 	}
 }
 
-// build builds the program of a package in dir, unless a built one is given.
+// build builds the program of a package in dir, unless a built program is given.
 func build(ctx context.Context, given, pkg, dir string) (string, error) {
 	if given != "" {
 		return filepath.Abs(given)
@@ -74,13 +76,14 @@ func build(ctx context.Context, given, pkg, dir string) (string, error) {
 	return program, runner.Build(ctx, root, pkg, program)
 }
 
-// Packages of the programs, as seen from the module of the node: both are linked with the same CometBFT.
+// Packages of the programs, relative to the module of the node: both are linked with the same
+// CometBFT.
 const (
 	starlingdPackage = "./cmd/starlingd"
 	cometbftPackage  = "github.com/cometbft/cometbft/cmd/cometbft"
 )
 
-// network is validators that run.
+// network is a network of running validators.
 type network struct {
 	kind       kind
 	dir        string
@@ -88,7 +91,8 @@ type network struct {
 	validators []*runner.Home
 }
 
-// startNetwork makes homes in dir, starts the validators and waits until all take part. edit changes the configuration of each.
+// startNetwork makes homes in dir, starts the validators, and waits until all take part in
+// consensus. edit changes the configuration of each.
 func startNetwork(ctx context.Context, k kind, o Network, dir string, edit func(*cfg.Config), appState any) (*network, error) {
 	n := &network{kind: k, dir: dir, processes: runner.NewProcesses(ctx)}
 	if err := n.start(o, edit, appState); err != nil {
@@ -109,7 +113,8 @@ func (n *network) start(o Network, edit func(*cfg.Config), appState any) (err er
 	for i, h := range n.validators {
 		err := h.Configure(func(c *cfg.Config) {
 			common(c, o)
-			// One of two dials the other: two that dial each other at once may both fail, and then wait for seconds.
+			// Only one node of each pair dials: if both dial at once, both may fail, and wait for
+			// seconds.
 			c.P2P.PersistentPeers = runner.Peers(n.validators[:i]...)
 			n.kind.edit(c)
 			edit(c)
@@ -123,7 +128,8 @@ func (n *network) start(o Network, edit func(*cfg.Config), appState any) (err er
 			return err
 		}
 	}
-	for _, h := range n.validators { // one that is still looking for blocks takes no transaction
+	// A node that is still looking for blocks accepts no transactions.
+	for _, h := range n.validators {
 		err := runner.Poll(ctx, h.Name+" to take part", func() bool {
 			status, err := h.Status(ctx)
 			return err == nil && !status.CatchingUp && status.Height >= 2
@@ -135,7 +141,8 @@ func (n *network) start(o Network, edit func(*cfg.Config), appState any) (err er
 	return nil
 }
 
-// common sets what must not differ between the networks: CometBFT's defaults, with room for the largest transaction that starlingd takes.
+// common sets what must not differ between the networks: CometBFT's defaults, with a mempool for
+// the largest transaction that starlingd accepts.
 func common(c *cfg.Config, o Network) {
 	standard := cfg.DefaultConfig()
 	c.Mempool, c.Consensus = standard.Mempool, standard.Consensus
@@ -145,7 +152,7 @@ func common(c *cfg.Config, o Network) {
 	c.TxIndex.Indexer = o.Indexer
 }
 
-// homes makes n new ones, at the same time.
+// homes makes n new homes, at the same time.
 func (n *network) homes(ctx context.Context, role string, count int) ([]*runner.Home, error) {
 	homes, errs := make([]*runner.Home, count), make([]error, count)
 	var wg sync.WaitGroup
@@ -190,7 +197,7 @@ func (n *network) stop() error {
 	return errors.Join(err, os.RemoveAll(n.dir))
 }
 
-// cpuSeconds is what the validators have used of all CPUs since they were started.
+// cpuSeconds is the CPU time of all validators since they were started.
 func (n *network) cpuSeconds(ctx context.Context) (sum float64, err error) {
 	for _, h := range n.validators {
 		values, err := h.Scrape(ctx)
@@ -213,14 +220,14 @@ func (n *network) rpcs() []string {
 	})
 }
 
-// copyGenesis gives homes the genesis file of a network.
+// copyGenesis copies the genesis file of a network into homes.
 func copyGenesis(of *runner.Home, homes []*runner.Home) error {
 	genesis, err := os.ReadFile(genesisFile(of))
 	if err != nil {
 		return err
 	}
 	for _, h := range homes {
-		if err := os.WriteFile(genesisFile(h), genesis, 0o600); err != nil { //nolint:gosec // a folder of ours
+		if err := os.WriteFile(genesisFile(h), genesis, 0o600); err != nil { //nolint:gosec // the folder is the run's own
 			return err
 		}
 	}

@@ -12,40 +12,42 @@ const (
 	nameKVStore  = "kvstore"
 )
 
-// KVStores are the variants of CometBFT's kvstore, by their names for --proxy_app: with goleveldb, and in memory alone.
+// KVStores are the variants of CometBFT's kvstore, by their names for --proxy_app: with goleveldb,
+// and only in memory.
 var KVStores = []string{"persistent_kvstore", "kvstore"}
 
-// Options are what a run is asked for.
+// Options of a run.
 type Options struct {
 	Network
 	Rounds  int
 	Seconds int      // of each load in each round
 	Loads   []string // of Loads
-	Rate    int      // transactions a second where latencies are measured; 0: half of what the slower network can
+	Rate    int      // transactions a second for the latencies; 0: half the slower network's rate
 	KVStore string   // of KVStores
 
 	CometBFT string // a built cometbft; empty: built
 }
 
-// Network is what all networks have in common.
+// Network is the configuration that all networks share.
 type Network struct {
 	Validators    int
 	TimeoutCommit time.Duration // pause between blocks
-	InFlight      int           // transactions that were sent and are not in a block, at most
+	InFlight      int           // limit of transactions sent and not yet in a block
 	TxBytes       int
 	Indexer       string // kv or null
-	Dir           string // for the homes; a folder of its own is made in it
+	Dir           string // for the homes; each run makes a folder in it
 	Starlingd     string // a built starlingd; empty: built
 }
 
 const (
 	maxValidators = 16
-	maxInFlight   = 4_500 // less than what a mempool takes (mempool.size is 5,000): none is to be refused
-	minTxBytes    = 160   // loadtime's fields in hexadecimal digits, without padding
-	maxTxBytes    = 64 << 10
+	// maxInFlight is below a mempool's limit of 5,000 (mempool.size), so that none is refused.
+	maxInFlight = 4_500
+	minTxBytes  = 160 // loadtime's fields in hexadecimal digits, without padding
+	maxTxBytes  = 64 << 10
 )
 
-// Check says what is wrong with the options and what to do.
+// Check returns an error that names the flag that is out of range, and the range.
 func (o Options) Check() error {
 	if err := o.check(); err != nil {
 		return err
@@ -54,13 +56,13 @@ func (o Options) Check() error {
 	case o.Rounds < 1 || o.Rounds > 100:
 		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
 	case o.Seconds < 2 || o.Seconds > 3600:
-		return fmt.Errorf("--seconds is %d, it must be from 2 to 3600 (15 for figures that mean something)", o.Seconds)
+		return fmt.Errorf("--seconds is %d, it must be from 2 to 3600 (use 15 for meaningful figures)", o.Seconds)
 	case o.Rate < 0 || o.Rate > 1_000_000:
-		return fmt.Errorf("--rate is %d, it must be from 1 to 1000000 transactions a second, or 0: half of what the slower network can", o.Rate)
+		return fmt.Errorf("--rate is %d, it must be from 1 to 1000000 transactions a second, or 0: half the rate of the slower network", o.Rate)
 	case !slices.Contains(KVStores, o.KVStore):
-		return fmt.Errorf("--kvstore is %q, it may be %s", o.KVStore, names(KVStores))
+		return fmt.Errorf("--kvstore is %q, it must be %s", o.KVStore, names(KVStores))
 	case len(o.Loads) == 0:
-		return fmt.Errorf("--loads names none, it may be %s", names(Loads))
+		return fmt.Errorf("--loads names none, it takes %s", names(Loads))
 	}
 	for i, name := range o.Loads {
 		switch {
@@ -80,11 +82,11 @@ func (n Network) check() error {
 	case n.TimeoutCommit < 0 || n.TimeoutCommit > time.Minute:
 		return fmt.Errorf("--timeout-commit is %v, it must be from 0 to 1m", n.TimeoutCommit)
 	case n.InFlight < 1 || n.InFlight > maxInFlight:
-		return fmt.Errorf("--in-flight is %d, it must be from 1 to %d: a mempool has room for 5,000 transactions", n.InFlight, maxInFlight)
+		return fmt.Errorf("--in-flight is %d, it must be from 1 to %d: a mempool takes 5,000 transactions", n.InFlight, maxInFlight)
 	case n.TxBytes < minTxBytes || n.TxBytes > maxTxBytes:
 		return fmt.Errorf("--tx-bytes is %d, it must be from %d to %d", n.TxBytes, minTxBytes, maxTxBytes)
 	case n.Indexer != "kv" && n.Indexer != "null":
-		return fmt.Errorf("--indexer is %q, it may be kv or null", n.Indexer)
+		return fmt.Errorf("--indexer is %q, it must be kv or null", n.Indexer)
 	}
 	return nil
 }

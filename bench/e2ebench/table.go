@@ -17,22 +17,25 @@ func (r *Result) Print(out io.Writer) {
 			load.of.table(out, load.title)
 		}
 	}
-	fmt.Fprintf(out, `%d validators on one machine, started anew each time; %d rounds of %d s for each load, the networks in turn; medians
-×            Starling's figure over kvstore's, of the rounds' ratios the median one
-tx/s         transactions of %d bytes in blocks while %d are under way at any time, sent to all validators alike (broadcast_tx_sync)
-CPU          seconds of all validators together over the transactions in blocks meanwhile
-latency      at %d transactions a second: from when one is due to be sent until a client hears of its block, executed
-config       CometBFT's defaults but timeout_commit %.0f ms and indexer %q; kvstore is --proxy_app=%s, with its db_backend (goleveldb)
-`, r.Validators, r.Rounds, r.Seconds, r.TxBytes, r.InFlight, r.Rate, r.TimeoutCommitMS, r.Indexer, r.KVStore)
+	fmt.Fprintf(out, `%s on one machine, started anew each time; %s of %d s for each load, the networks in turn; medians
+×            Starling's figure over kvstore's: the median of the rounds' ratios
+tx/s         transactions of %d bytes in blocks while %d are pending at any time, sent to all validators alike (broadcast_tx_sync)
+CPU          time of all validators together, for each transaction in a block meanwhile
+latency      at %d transactions a second: from when a transaction is due until a client hears of its executed block
+config       CometBFT's defaults except timeout_commit %.0f ms and indexer %q; kvstore is --proxy_app=%s, with its db_backend (goleveldb)
+`, harness.Count(r.Validators, "validator"), harness.Count(r.Rounds, "round"), r.Seconds, r.TxBytes, r.InFlight, r.Rate, r.TimeoutCommitMS, r.Indexer, r.KVStore)
 	if len(r.Goals) > 0 {
 		fmt.Fprint(out, "\nTarget\n")
 	}
 	for _, g := range r.Goals {
-		met := "not met"
-		if g.Met {
-			met = "met"
+		verdict, why := "not met", ""
+		switch {
+		case g.Undecided != "":
+			verdict, why = "undecided", " ("+g.Undecided+")"
+		case g.Met:
+			verdict = "met"
 		}
-		fmt.Fprintf(out, "  %-8s %s: %.3f\n", met, g.Name, g.Figure)
+		fmt.Fprintf(out, "  %-9s %s: %.3f%s\n", verdict, g.Name, g.Figure, why)
 	}
 }
 
@@ -57,7 +60,7 @@ func (l *LoadResult) table(out io.Writer, title string) {
 	fmt.Fprint(out, "\n\n")
 }
 
-// Print writes the table and how to read it.
+// Print writes the table.
 func (r *JoinersResult) Print(out io.Writer) {
 	cells := [][]string{{"blocks", "before", "during"}}
 	row := func(name, format string, a, b float64) {
@@ -68,7 +71,8 @@ func (r *JoinersResult) Print(out io.Writer) {
 	row("between two, most, ms", "%.0f", r.Before.MaxMS, r.During.MaxMS)
 	row("tx/s", "%.0f", r.Before.TPS, r.During.TPS)
 	harness.PrintAligned(out, cells)
-	fmt.Fprintf(out, "\n%d of %d joiners follow the head of %d validators after %.1f s, with the same app hash\n", r.Joined, r.Joiners, r.Validators, r.Seconds)
+	fmt.Fprintf(out, "\n%d of %s follow the head of %s after %.1f s, with the same app hash\n",
+		r.Joined, harness.Count(r.Joiners, "joiner"), harness.Count(r.Validators, "validator"), r.Seconds)
 	fmt.Fprintf(out, "  had the state (%.1f MB) after  %.1f s (first)  %.1f s (median)  %.1f s (last)\n", float64(r.StateBytes)/1e6,
 		harness.Percentile(r.RestoredS, 0), harness.Median(r.RestoredS), harness.Percentile(r.RestoredS, 100))
 	fmt.Fprintf(out, "  followed the head after        %.1f s (first)  %.1f s (median)  %.1f s (last)\n",

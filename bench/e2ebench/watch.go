@@ -13,19 +13,19 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// block is one that was seen.
+// block is a block that was seen.
 type block struct {
 	height int64
-	at     time.Time // when a client was told of it, after it was executed
+	at     time.Time // when a client heard of it, after it was executed
 	txs    int
 }
 
-// ledger knows which transactions are under way, and what became of the others.
+// ledger records which transactions are pending, and the fate of the others.
 type ledger struct {
-	room chan struct{} // one for each transaction that may be under way
+	room chan struct{} // one for each transaction that is pending; its capacity is the limit
 
 	mu        sync.Mutex
-	underway  map[string]time.Time // when it was, or should have been, sent
+	underway  map[string]time.Time // when it was sent, or was due
 	blocks    []block
 	latencies []arrival
 	refusals  int
@@ -42,7 +42,8 @@ func newLedger(inFlight int) *ledger {
 	return &ledger{room: make(chan struct{}, inFlight), underway: make(map[string]time.Time)}
 }
 
-// begin notes a transaction as sent at a time. Where too many are under way it waits; false: ctx ended meanwhile.
+// begin records a transaction as sent at a time. It waits while the limit is pending, and returns
+// false if ctx ends meanwhile.
 func (l *ledger) begin(ctx context.Context, tx string, at func() time.Time) bool {
 	select {
 	case l.room <- struct{}{}:
@@ -55,7 +56,7 @@ func (l *ledger) begin(ctx context.Context, tx string, at func() time.Time) bool
 	return true
 }
 
-// refused forgets a transaction that a node did not take.
+// refused forgets a transaction that a node refused.
 func (l *ledger) refused(tx string, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +70,7 @@ func (l *ledger) refused(tx string, why error) {
 	}
 }
 
-// seen books a block.
+// seen records a block.
 func (l *ledger) seen(height int64, at time.Time, txs [][]byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,14 +84,15 @@ func (l *ledger) seen(height int64, at time.Time, txs [][]byte) {
 	}
 }
 
-// pending is how many transactions are under way.
+// pending is the number of transactions sent and not yet in a block.
 func (l *ledger) pending() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.underway)
 }
 
-// watch books every block that the node at url tells of, from now on, until ctx ends. started is called when none is missed any more.
+// watch records every block that the node at url announces, until ctx ends. It calls started once
+// no block can be missed any more.
 func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 	ws, resp, err := websocket.DefaultDialer.DialContext(ctx, "ws"+strings.TrimPrefix(url, "http")+"/websocket", nil)
 	if err != nil {
@@ -99,8 +101,8 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 	if resp.Body != nil {
 		resp.Body.Close()
 	}
-	defer context.AfterFunc(ctx, func() { _ = ws.Close() })() // which ends the read below
-	defer func() { _ = ws.Close() }()                         // nobody reads from it any more
+	defer context.AfterFunc(ctx, func() { _ = ws.Close() })() // this ends the read below
+	defer func() { _ = ws.Close() }()                         // no goroutine reads from it any more
 	const subscribe = `{"jsonrpc":"2.0","method":"subscribe","id":0,"params":{"query":"tm.event='NewBlockHeader'"}}`
 	if err := ws.WriteMessage(websocket.TextMessage, []byte(subscribe)); err != nil {
 		return err
@@ -109,10 +111,10 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 		_, message, err := ws.ReadMessage()
 		at := time.Now()
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it was closed for that
+			return nil //nolint:nilerr // it was closed because ctx ended
 		}
 		if err != nil {
-			return fmt.Errorf("the node tells of no more blocks: %w", err)
+			return fmt.Errorf("the node announces no more blocks: %w", err)
 		}
 		height, err := newHeight(message)
 		switch {
@@ -124,7 +126,7 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 		}
 		txs, err := blockTxs(ctx, url, height)
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // nobody waits for it any more
+			return nil //nolint:nilerr // the result is not needed any more
 		}
 		if err != nil {
 			return err
@@ -133,7 +135,7 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 	}
 }
 
-// newHeight is the height that an event tells of, 0 for the answer to the subscription.
+// newHeight is the height in an event, or 0 for the answer to the subscription.
 func newHeight(message []byte) (int64, error) {
 	var event struct {
 		Result struct {
@@ -151,7 +153,7 @@ func newHeight(message []byte) (int64, error) {
 		return 0, fmt.Errorf("the node's event: %w", err)
 	}
 	if event.Error != nil {
-		return 0, fmt.Errorf("the node does not tell of blocks: %s", event.Error)
+		return 0, fmt.Errorf("the node refuses to announce blocks: %s", event.Error)
 	}
 	if event.Result.Data.Value.Header.Height == "" {
 		return 0, nil

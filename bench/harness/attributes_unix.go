@@ -4,5 +4,6 @@ package harness
 
 import "syscall"
 
-// attributes gives each child a process group of its own, so that Ctrl-C reaches it only through us.
+// attributes gives each child its own process group, so that Ctrl-C reaches it only through this
+// process.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -1,8 +1,9 @@
-// Package harness is what measurements side by side have in common: a process for each contestant, and what people see.
+// Package harness is what the benchmarks share: a process for each contestant, medians with
+// intervals, progress and tables.
 //
 //	parent ── Start ──▶ child, the same program with a hidden command
 //	          Ask   ──▶ runs until it has answered, then stands still (SIGSTOP): the others have the machine
 //	          End   ──▶ closes what it has
 //
-//	Progress (progress.go) while it goes on · PrintAligned, Percentile for the result
+//	Progress (progress.go) during the run · PrintAligned, MedianInterval for the result
 package harness

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// Process is a child, seen from the parent: it answers each JSON line with another. A nil Process has ended.
+// Process is a child as its parent sees it: it answers each line of JSON with another. A nil
+// Process has ended. It is for one goroutine.
 type Process struct {
 	Name     string
 	cmd      *exec.Cmd
@@ -21,20 +22,22 @@ type Process struct {
 	out      *bufio.Writer // to stdin
 	answers  *json.Decoder
 	stderr   head
-	turns    bool          // it runs while it is asked something and is stopped otherwise
-	patience time.Duration // how long it may take to end
+	turns    bool          // it runs only while it works on a request
+	patience time.Duration // how long End waits before it kills
 	ended    bool
 }
 
-// Answer is what a child says to a request. A Failure is the error that it met, if any; the child goes on.
+// Answer is a child's answer to a request. Failure returns its error, or ""; the child can be asked
+// again afterwards.
 type Answer interface{ Failure() string }
 
-// Start runs this program with command as a child and tells it begin. It is stopped while it is not asked.
+// Start runs this program with command as a child, and sends it begin. The child is stopped between
+// requests.
 func Start(ctx context.Context, command, name string, begin any, a Answer) (*Process, error) {
 	return startSelf(ctx, command, name, begin, a, true)
 }
 
-// StartRunning is Start of a child that is never stopped: it serves while the parent asks another.
+// StartRunning is Start of a child that is never stopped, such as a server that others use.
 func StartRunning(ctx context.Context, command, name string, begin any, a Answer) (*Process, error) {
 	return startSelf(ctx, command, name, begin, a, false)
 }
@@ -42,7 +45,7 @@ func StartRunning(ctx context.Context, command, name string, begin any, a Answer
 func startSelf(ctx context.Context, command, name string, begin any, a Answer, turns bool) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("this program does not find itself to start it again for %s: %w", name, err)
+		return nil, fmt.Errorf("cannot find the path of this program, to start it again for %s: %w", name, err)
 	}
 	p, err := StartProgram(ctx, name, self, command)
 	if err != nil {
@@ -58,7 +61,8 @@ func startSelf(ctx context.Context, command, name string, begin any, a Answer, t
 	return p, nil
 }
 
-// StartProgram runs any program that answers in this way, and never stops it. It is killed when ctx ends, and does not outlive this process.
+// StartProgram runs any program that answers in this way, and never stops it. The program is killed
+// when ctx ends, and does not outlive this process.
 func StartProgram(ctx context.Context, name, path string, args ...string) (*Process, error) {
 	p := &Process{Name: name, cmd: exec.CommandContext(ctx, path, args...), patience: 30 * time.Second}
 	p.cmd.SysProcAttr = attributes()
@@ -80,10 +84,10 @@ func StartProgram(ctx context.Context, name, path string, args ...string) (*Proc
 	return p, nil
 }
 
-// Ask lets the child do something, and nothing else before and after where it takes turns.
+// Ask sends a request and waits for its answer. A child that takes turns runs only meanwhile.
 func (p *Process) Ask(request any, a Answer) error { return p.AskWith(request, nil, a) }
 
-// AskWith is Ask of a request that something follows.
+// AskWith is Ask of a request that is followed by data, which follow writes.
 func (p *Process) AskWith(request any, follow func(*bufio.Writer) error, a Answer) error {
 	if p.turns {
 		proceed(p.cmd.Process)
@@ -99,7 +103,8 @@ func (p *Process) exchange(request any, follow func(*bufio.Writer) error, a Answ
 	if err == nil {
 		err = p.out.Flush()
 	}
-	// A child that failed says so before it goes, and then does not read.
+	// A child that failed answers with its error before it exits, and reads no more: its answer
+	// explains more than the failed write.
 	if decoded := p.answers.Decode(a); decoded != nil {
 		if err == nil {
 			err = decoded
@@ -115,7 +120,7 @@ func (p *Process) exchange(request any, follow func(*bufio.Writer) error, a Answ
 	return err
 }
 
-// died tells why a child has no answer.
+// died returns why a child did not answer.
 func (p *Process) died(cause error) error {
 	p.ended = true
 	_ = p.stdin.Close() // it is gone
@@ -132,10 +137,11 @@ func (p *Process) died(cause error) error {
 	return fmt.Errorf("the process of %s ended early: %w%s", p.Name, cause, hint)
 }
 
-// Ended says whether the child is gone.
+// Ended reports whether the child is gone.
 func (p *Process) Ended() bool { return p.ended }
 
-// End lets the child close what it has and waits for it; what hangs is killed.
+// End lets the child close what it has open, and waits for it to exit; a child that hangs is
+// killed.
 func (p *Process) End() {
 	if p == nil || p.ended {
 		return
@@ -144,13 +150,13 @@ func (p *Process) End() {
 	if p.turns {
 		proceed(p.cmd.Process)
 	}
-	_ = p.stdin.Close() // the child ends when it reads that
+	_ = p.stdin.Close() // the child exits when it reads the end
 	giveUp := time.AfterFunc(p.patience, func() { _ = p.cmd.Process.Kill() })
 	defer giveUp.Stop()
-	_ = p.cmd.Wait() // all was measured: how it ends changes nothing
+	_ = p.cmd.Wait() // everything is measured by now: how it exits changes nothing
 }
 
-// head keeps the beginning of what a child says on stderr: of a panic that is the part which counts.
+// head keeps the beginning of a child's stderr: of a panic, that is the part that matters.
 type head struct{ b bytes.Buffer }
 
 const headBytes = 4 << 10

@@ -7,6 +7,11 @@ import (
 	"syscall"
 )
 
-// freeze stops a process until proceed: a garbage collection or compaction that is under way goes on in its own next slice.
-func freeze(p *os.Process)  { _ = p.Signal(syscall.SIGSTOP) } // a process that is gone shows when it is asked something
+// freeze stops a process until proceed: a garbage collection or compaction that is running
+// continues in the process's own next slice.
+func freeze(p *os.Process) {
+	_ = p.Signal(syscall.SIGSTOP) // a process that is gone is noticed at the next request
+}
+
+// proceed undoes freeze.
 func proceed(p *os.Process) { _ = p.Signal(syscall.SIGCONT) }

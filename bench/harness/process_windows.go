@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// Nothing here stops a process: what goes on in the background of one contestant disturbs the others.
+// Processes cannot be stopped here: background work of one contestant disturbs the others.
 func freeze(*os.Process)  {}
 func proceed(*os.Process) {}
 

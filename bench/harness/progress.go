@@ -10,20 +10,21 @@ import (
 	"golang.org/x/term"
 )
 
-// logEvery is how often a log gets a line where there is no terminal to redraw a bar on.
+// logEvery is the interval between lines where there is no terminal to draw a bar on.
 const logEvery = 5 * time.Second
 
-// Progress shows how far a run is: on a terminal with a bar, elsewhere with a line now and then.
+// Progress shows how far a run is: with a bar on a terminal, elsewhere with a line every few
+// seconds. Its methods may be called concurrently.
 type Progress struct {
 	out      *os.File
 	terminal bool
 	start    time.Time
 
-	mu    sync.Mutex
-	phase *phase // nil: between phases
+	mu    sync.Mutex // guards phase and what is in it
+	phase *phase     // nil: between phases
 }
 
-// phase is some work of known size.
+// phase is work of known size.
 type phase struct {
 	name, unit  string
 	who         string
@@ -32,12 +33,12 @@ type phase struct {
 	bar         *progressbar.ProgressBar // on a terminal
 }
 
-// NewProgress shows on out.
+// NewProgress returns one that writes to out.
 func NewProgress(out *os.File) *Progress {
 	return &Progress{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
 }
 
-// Run says until the end what goes on, also while nothing is done for long. end stops that.
+// Run keeps the display up to date while a step takes long, until end is called.
 func (p *Progress) Run() (end func()) {
 	every := time.NewTicker(250 * time.Millisecond)
 	stop := make(chan struct{})
@@ -74,14 +75,14 @@ func (p *Progress) Begin(name, unit string, total int) {
 	}
 }
 
-// Working says whose turn it is.
+// Working sets whose turn it is.
 func (p *Progress) Working(who string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.phase.who = who
 }
 
-// Add says that n more units are done.
+// Add counts n more units as done.
 func (p *Progress) Add(n int) {
 	p.mu.Lock()
 	p.phase.done += n
@@ -97,7 +98,7 @@ func (p *Progress) show() {
 	}
 	if p.phase.bar != nil {
 		p.phase.bar.Describe(fmt.Sprintf("%5.0f s  %s: %s", time.Since(p.start).Seconds(), p.phase.name, p.phase.who))
-		if p.phase.done < p.phase.total { // a full bar would be the end of it
+		if p.phase.done < p.phase.total { // a full bar would end the line
 			_ = p.phase.bar.Set(p.phase.done)
 		}
 		return
@@ -107,7 +108,7 @@ func (p *Progress) show() {
 	}
 }
 
-// line writes where the phase is; p.mu is held.
+// line writes how far the phase is. The caller holds p.mu.
 func (p *Progress) line(note string) {
 	f := p.phase
 	f.said = time.Now()

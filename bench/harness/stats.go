@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// Percentile is the least value that p percent of values do not exceed (nearest rank); 0 of none.
+// Percentile is the smallest value that at least p percent of the values do not exceed (nearest
+// rank); 0 if there are none.
 func Percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -15,5 +16,5 @@ func Percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// Median is the middle one of values; 0 of none.
+// Median is the middle value, of an even number the lower of the two; 0 if there are none.
 func Median(values []float64) float64 { return Percentile(values, 50) }

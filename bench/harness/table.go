@@ -5,9 +5,12 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 )
 
-// PrintAligned writes the first column to the left and the others to the right.
+// PrintAligned writes a table whose first column is aligned to the left, the others to the right.
 func PrintAligned(out io.Writer, cells [][]string) {
 	widths := make([]int, len(cells[0]))
 	for _, line := range cells {
@@ -30,14 +33,8 @@ func PrintAligned(out io.Writer, cells [][]string) {
 }
 
 // Group writes a number with commas between its thousands.
-func Group(n int) string {
-	digits := fmt.Sprint(n)
-	var b strings.Builder
-	for i, d := range digits {
-		if i > 0 && (len(digits)-i)%3 == 0 {
-			b.WriteByte(',')
-		}
-		b.WriteRune(d)
-	}
-	return b.String()
-}
+func Group(n int) string { return humanize.Comma(int64(n)) }
+
+// Count writes a number with its noun, in the plural where there is not exactly one: "1 chunk",
+// "2,000 chunks".
+func Count(n int, noun string) string { return Group(n) + " " + english.PluralWord(n, noun, "") }

@@ -7,7 +7,8 @@ import (
 	"os"
 )
 
-// InTurns calls slice for each round and contestant, each round beginning with another one.
+// InTurns calls slice for each round and contestant. Each round starts with another contestant. It
+// ends with the first error.
 func InTurns[E any](rounds int, entrants []E, slice func(round int, e E) error) error {
 	for round := range rounds {
 		for i := range entrants {
@@ -19,13 +20,13 @@ func InTurns[E any](rounds int, entrants []E, slice func(round int, e E) error) 
 	return nil
 }
 
-// decoder and encoder are those of any encoding.
+// decoder and encoder are of any encoding.
 type (
 	decoder interface{ Decode(v any) error }
 	encoder interface{ Encode(v any) error }
 )
 
-// Serve answers requests, in a child process, until there are no more.
+// Serve answers the requests of a parent, in a child process, until there are no more.
 func Serve[R, A any](requests decoder, answers encoder, answer func(R) A) error {
 	for {
 		var r R
@@ -40,16 +41,16 @@ func Serve[R, A any](requests decoder, answers encoder, answer func(R) A) error 
 	}
 }
 
-// Quiet is a logger for Pebble that drops what it tells, except why it gives up.
+// Quiet is a logger for Pebble that drops every message, except why it cannot continue.
 type Quiet struct{}
 
-// Infof drops what is said.
+// Infof drops the message.
 func (Quiet) Infof(string, ...any) {}
 
-// Errorf drops what is said.
+// Errorf drops the message.
 func (Quiet) Errorf(string, ...any) {}
 
-// Fatalf ends the process.
+// Fatalf prints the message and ends the process.
 func (Quiet) Fatalf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, format+"\n", args...)
 	os.Exit(1)

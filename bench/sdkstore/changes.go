@@ -10,13 +10,14 @@ import (
 // change puts a value or, where value is nil, deletes a key.
 type change struct{ key, value []byte }
 
-// Lengths that a change may have, as everywhere in Starling.
+// Limits of the lengths in a change, as everywhere in Starling.
 const (
 	maxKey   = 4096
 	maxValue = 1 << 20
 )
 
-// readChanges reads n times uvarint(len key) ‖ key ‖ uvarint(0 to delete it, else 1 + len value) ‖ value.
+// readChanges reads n times uvarint(len key) ‖ key ‖ uvarint(0 to delete it, otherwise 1 + len
+// value) ‖ value.
 func readChanges(in *bufio.Reader, n int) ([]change, error) {
 	var changes []change
 	for range n {
@@ -33,7 +34,8 @@ func readChanges(in *bufio.Reader, n int) ([]change, error) {
 	return changes, nil
 }
 
-// readBytes reads a length, above by bias, and so many bytes; nil where the length is below bias.
+// readBytes reads a length, to which bias was added, and that many bytes; it returns nil if the
+// length is below bias.
 func readBytes(in *bufio.Reader, most, bias uint64) ([]byte, error) {
 	length, err := binary.ReadUvarint(in)
 	switch {
@@ -42,7 +44,7 @@ func readBytes(in *bufio.Reader, most, bias uint64) ([]byte, error) {
 	case length < bias:
 		return nil, nil
 	case length-bias > most:
-		return nil, fmt.Errorf("%d bytes, it may have %d", length-bias, most)
+		return nil, fmt.Errorf("%d bytes, the limit is %d", length-bias, most)
 	}
 	b := make([]byte, length-bias)
 	_, err = io.ReadFull(in, b)

@@ -1,4 +1,5 @@
-// Command sdkstore is the Cosmos SDK's store as a contestant of starling-bench, which builds it and talks to it over a pipe.
+// Command sdkstore is the Cosmos SDK's store as a contestant of starling-bench, which builds it and
+// talks to it over a pipe.
 //
 //	           stdin: a JSON line, then the changes it announces
 //	parent ───────────────────────────────────────────────────▶ source   rootmulti ─▶ iavl v1.2.6 ─▶ goleveldb
@@ -6,8 +7,9 @@
 //	           stdout: a JSON line for each                       ▼                             │ RestoreChunk
 //	                                                        snapshot files ──── chunks ──▶ target, empty before
 //
-// It is a module of its own because the SDK's store needs another IAVL than the rest of the benchmark. All is set as the SDK's server sets
-// it by default: a node cache of 781,250, fast storage, a snapshot store in a database and a folder of its own.
+// It is a module of its own because the SDK's store needs another version of IAVL than the rest of
+// the benchmark. Everything is configured as the SDK's server does by default: a cache of 781,250
+// nodes, fast storage, a snapshot store in its own database and folder.
 package main
 
 import (
@@ -22,12 +24,14 @@ import (
 
 // Request is a line from the parent. Commit is followed by N changes (see readChanges).
 type Request struct {
-	Op       string `json:"op"` // commit, join
-	N        int    `json:"n,omitempty"`
-	Snapshot bool   `json:"snapshot,omitempty"` // commit: then begin a snapshot of this height in the background, as a node does at its interval
+	Op string `json:"op"` // commit, join
+	N  int    `json:"n,omitempty"`
+	// Snapshot of a commit starts a snapshot of its height in the background, as a node does at its
+	// interval.
+	Snapshot bool `json:"snapshot,omitempty"`
 }
 
-// Answer is the line for a request: Error, or what its op has.
+// Answer is the line for a request: Error, or the fields of its op.
 type Answer struct {
 	Error string `json:"error,omitempty"`
 
@@ -41,7 +45,7 @@ type Answer struct {
 	CPUS     float64 `json:"cpu_s,omitempty"` // of both
 	RSSBytes int64   `json:"rss_bytes,omitempty"`
 
-	// Snapshots that were finished in the background so far, and whether one is under way.
+	// Snapshots finished in the background so far, and whether one is being made.
 	Snapshots int  `json:"snapshots,omitempty"`
 	Busy      bool `json:"busy,omitempty"`
 }
@@ -50,7 +54,7 @@ func main() {
 	dir := flag.String("dir", "", "an empty folder for databases")
 	flag.Parse()
 	if *dir == "" {
-		fmt.Fprintln(os.Stderr, "sdkstore: it is started by starling-bench, with --dir FOLDER")
+		fmt.Fprintln(os.Stderr, "sdkstore: only starling-bench runs this program, with --dir FOLDER")
 		os.Exit(2)
 	}
 	if err := serve(*dir, os.Stdin, os.Stdout); err != nil {
@@ -59,7 +63,8 @@ func main() {
 	}
 }
 
-// serve answers requests until there are no more. What fails ends it, since the changes behind a request may be unread.
+// serve answers requests until there are no more. An error ends it, since changes that follow the
+// request may be unread.
 func serve(dir string, stdin io.Reader, stdout io.Writer) (err error) {
 	n, err := openNode(dir)
 	if err != nil {
@@ -76,7 +81,7 @@ func serve(dir string, stdin io.Reader, stdout io.Writer) (err error) {
 		}
 		var r Request
 		if err := json.Unmarshal(line, &r); err != nil {
-			return fmt.Errorf("a request that is none: %w", err)
+			return fmt.Errorf("an unreadable request: %w", err)
 		}
 		a, err := n.answer(r, in)
 		if err != nil {
@@ -100,5 +105,5 @@ func (n *node) answer(r Request, in *bufio.Reader) (Answer, error) {
 	case "join":
 		return n.join()
 	}
-	return Answer{}, errors.New("nobody knows this request")
+	return Answer{}, errors.New("no such request")
 }

@@ -66,7 +66,7 @@ func (e *end) close() (err error) {
 	return errors.Join(err, e.db.Close())
 }
 
-// node is the source, and what is needed to try it.
+// node is the source, with what a join from it needs.
 type node struct {
 	*end
 	dir   string
@@ -85,7 +85,7 @@ func openNode(dir string) (*node, error) {
 	return &node{end: e, dir: dir}, nil
 }
 
-// commit makes a block of changes. The SDK's cache hands them to IAVL in the order of their keys.
+// commit makes a block of changes. The SDK's cache hands them to IAVL in key order.
 func (n *node) commit(changes []change, snapshot bool) (Answer, error) {
 	from := time.Now()
 	slices.SortFunc(changes, func(a, b change) int { return bytes.Compare(a.key, b.key) })
@@ -109,8 +109,8 @@ func (n *node) commit(changes []change, snapshot bool) (Answer, error) {
 	return a, nil
 }
 
-// background makes a snapshot beside the commits, as Manager.SnapshotIfApplicable does; one at a time, as the manager demands. The last one
-// is dropped first.
+// background makes a snapshot beside the commits, as Manager.SnapshotIfApplicable does; one at a
+// time, as the manager requires. It drops the last one first.
 func (n *node) background(height int64) {
 	defer n.busy.Store(false)
 	_, err := n.manager.Prune(0)
@@ -124,8 +124,8 @@ func (n *node) background(height int64) {
 	n.made.Add(1)
 }
 
-// join makes a snapshot of the newest height and restores it into an empty store, in the way of ABCI's four snapshot calls. What a network
-// would add is left out.
+// join makes a snapshot of the newest height and restores it into an empty store, with ABCI's four
+// snapshot calls, without a network.
 func (n *node) join() (a Answer, err error) {
 	n.joins++
 	dir := filepath.Join(n.dir, fmt.Sprintf("target-%d", n.joins))
@@ -134,14 +134,15 @@ func (n *node) join() (a Answer, err error) {
 		return a, err
 	}
 	defer func() { err = errors.Join(err, target.close(), os.RemoveAll(dir)) }()
-	runtime.GC() // what loading left is not the join's to clear away
+	runtime.GC() // garbage of the load is not the join's
 	cpu, from := cpuSeconds(), time.Now()
 	s, err := n.manager.Create(uint64(n.state.LastCommitID().Version))
 	if err != nil {
 		return a, err
 	}
 	a.CreateS = time.Since(from).Seconds()
-	defer func() { err = errors.Join(err, n.files.Delete(s.Height, s.Format)) }() // for the next time
+	// The next join makes the same snapshot.
+	defer func() { err = errors.Join(err, n.files.Delete(s.Height, s.Format)) }()
 
 	from = time.Now()
 	if err := target.manager.Restore(*s); err != nil {
@@ -164,7 +165,7 @@ func (n *node) join() (a Answer, err error) {
 	a.RestoreS = time.Since(from).Seconds()
 	a.CPUS, a.RSSBytes = cpuSeconds()-cpu, peakBytes()
 	if want := n.state.LastCommitID().Hash; !bytes.Equal(a.Root, want) {
-		return a, fmt.Errorf("the restored state has the hash %x, the snapshot's is %x", a.Root, want)
+		return a, fmt.Errorf("the restored state has the hash %x, the snapshot has %x", a.Root, want)
 	}
 	return a, nil
 }

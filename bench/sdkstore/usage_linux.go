@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// cpuSeconds is what this process has used of all CPUs.
+// cpuSeconds is the CPU time that this process has used, user and system.
 func cpuSeconds() float64 {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
@@ -18,7 +18,7 @@ func cpuSeconds() float64 {
 	return (time.Duration(u.Utime.Nano()) + time.Duration(u.Stime.Nano())).Seconds()
 }
 
-// peakBytes is the most memory that was ever resident, VmHWM of proc(5).
+// peakBytes is the peak of resident memory, VmHWM of proc(5).
 func peakBytes() int64 {
 	f, err := os.Open("/proc/self/status")
 	if err != nil {

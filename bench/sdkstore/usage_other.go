@@ -2,7 +2,7 @@
 
 package main
 
-// What is not told elsewhere is 0.
+// Figures that other systems do not report are 0.
 
 func cpuSeconds() float64 { return 0 }
 

@@ -2,12 +2,13 @@ package storagebench
 
 import "encoding/binary"
 
-// avl is the AVL tree of the chain's accounts as IAVL v1.3.6 keeps it, without values and hashes: which nodes are new in a version,
-// under which keys, and which ones no later version has. Insertion, deletion and rotations are those of mutable_tree.go and
-// avlstar/edit.go, so the shape is that of both.
+// avl is the AVL tree of the chain's accounts as IAVL v1.3.6 keeps it, without values and hashes:
+// it knows the new nodes of each version, their keys, and the nodes that no later version has.
+// Insertion, deletion and rotations follow mutable_tree.go of IAVL and avlstar/edit.go, so the
+// shape is the same as that of both.
 //
-//	   (n)            version 0: changed since the last version, gets its key (version, nonce) at the next
-//	 ┌──┴──┐          else: as some version stored it; whoever changes it makes an orphan of that
+//	   (n)            version 0: changed since the last version; gets its key (version, nonce) at the next
+//	 ┌──┴──┐          otherwise: as that version stored it; a change makes it an orphan
 //	leaf  (n)
 type avl struct {
 	Spec
@@ -25,21 +26,21 @@ type nodeID struct {
 }
 
 type avlNode struct {
-	prefix      uint64 // of its key, for comparisons
-	key         uint32 // whose key it is
-	step        uint32 // of a leaf: that of its value
+	prefix      uint64 // first 8 bytes of its key, for comparisons
+	key         uint32 // id of the account that the key is of
+	step        uint32 // of a leaf: the step of its value
 	left, right uint32 // 0: a leaf
 	size        uint32
 	id          nodeID
 	height      uint8
-	// What the layout of package storage has of this inner node.
+	// The record of this inner node in the layout of package storage.
 	storedKey    uint32
 	storedHeight uint8
 }
 
 func newAVL(s Spec) *avl { return &avl{Spec: s, nodes: make([]avlNode, 1, 2*s.Keys+2)} }
 
-// apply makes the next version, of changes in key order.
+// apply makes the next version from changes in key order.
 func (t *avl) apply(changes []change, step uint32) {
 	t.version++
 	t.orphans = t.orphans[:0]
@@ -73,7 +74,7 @@ func (t *avl) leaf(id, step uint32) uint32 {
 	return t.alloc(avlNode{prefix: t.prefix(id), key: id, step: step, size: 1})
 }
 
-// touch makes a node one of the next version.
+// touch makes a node part of the next version.
 func (t *avl) touch(n uint32) {
 	if node := &t.nodes[n]; node.id.version != 0 {
 		t.orphans = append(t.orphans, node.id)
@@ -114,7 +115,8 @@ func (t *avl) put(n uint32, prefix uint64, id, step uint32) uint32 {
 	return t.balance(n)
 }
 
-// remove returns what takes n's place, 0 if nothing, and the new least key below it if that changed. The key is there.
+// remove returns the node that takes n's place, or 0, and the new least key below it if that
+// changed. The key must be in the tree.
 func (t *avl) remove(n uint32, prefix uint64) (self uint32, least uint32, changed bool) {
 	at := t.nodes[n]
 	if at.height == 0 {
@@ -193,8 +195,9 @@ func (t *avl) rotateLeft(n uint32) uint32 {
 	return r
 }
 
-// save gives the version's new nodes their keys, in IAVL's order (saveNewNodes: a parent before its children), and yields them with
-// their encodings; heights yields the inner nodes whose key or height changed.
+// save assigns keys to the version's new nodes, in IAVL's order (saveNewNodes: a parent before its
+// children), and yields them with their encodings; heights yields the inner nodes whose key or
+// height changed.
 func (t *avl) save(node func(id nodeID, encoded []byte), height func(key uint32, height uint8)) {
 	if t.root == 0 {
 		return
@@ -220,7 +223,8 @@ func (t *avl) save(node func(id nodeID, encoded []byte), height func(key uint32,
 	visit(t.root)
 }
 
-// encode is IAVL's encoding of a node (node.go, writeBytes). The hash is random: it compresses as little as a real one.
+// encode is IAVL's encoding of a node (node.go, writeBytes). The hash is random, and so compresses
+// as little as a real one.
 func (t *avl) encode(n uint32) []byte {
 	at := &t.nodes[n]
 	b := make([]byte, 0, 128)
@@ -239,7 +243,7 @@ func (t *avl) encode(n uint32) []byte {
 	return b
 }
 
-// node is a decoded one.
+// node is a decoded node.
 type node struct {
 	leaf        bool
 	key         []byte
@@ -269,7 +273,7 @@ func (id nodeID) diskKey() []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(b, id.version), id.nonce)
 }
 
-// leaves yields the accounts in key order with heights as package avlstar wants them.
+// leaves yields the accounts in key order, with the heights that package avlstar expects.
 func (t *avl) leaves(yield func(key, step uint32, height uint8) bool) {
 	var visit func(n uint32, height uint8) bool
 	visit = func(n uint32, height uint8) bool {

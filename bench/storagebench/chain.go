@@ -7,13 +7,16 @@ import (
 	"slices"
 )
 
-// Sizes of what the chain consists of. Signatures, hashes and values are random: nothing here compresses, as in a real chain.
+// Sizes of the parts of the chain. Signatures, hashes and values are random: as in a real chain,
+// nothing compresses.
 const (
 	keyBytes   = 20
 	valueBytes = 100
 
-	txBytes       = 240 // a signed transaction with a key and a value: 110 bytes of account, nonce, signature around them
-	txFrame       = 3   // tag and length before each transaction in a block
+	// txBytes is a signed transaction: a key, a value, and 110 bytes of account, nonce and
+	// signature.
+	txBytes       = 240
+	txFrame       = 3 // tag and length before each transaction in a block
 	blockHead     = 1024
 	partBytes     = 65_536 // CometBFT's BlockPartSizeBytes
 	partFrame     = 8      // tags and lengths in front of a part's bytes
@@ -25,14 +28,14 @@ const (
 	txResultBytes = 20
 )
 
-// Spec says which chain it is.
+// Spec determines the chain.
 type Spec struct {
 	Seed      uint64 `json:"seed"`
 	Keys      int    `json:"keys"`       // after the load
-	LoadSteps int    `json:"load_steps"` // in which they came
+	LoadSteps int    `json:"load_steps"` // steps of the load
 	Blocks    int    `json:"blocks"`
 	Txs       int    `json:"txs_per_block"` // each changes one key
-	Window    int    `json:"window"`        // versions of the node layout that stay
+	Window    int    `json:"window"`        // versions that the node layout keeps
 	// Share of the node layout's caches that is for decoded nodes.
 	NodeShare float64 `json:"node_share"`
 }
@@ -47,16 +50,17 @@ type change struct {
 	delete bool
 }
 
-// chain makes the changes of step after step, the same from one seed, and remembers what is there after them:
+// chain makes the changes of one step after another, the same for the same seed, and keeps the
+// state after them:
 //
-//	step 1 … LoadSteps              puts of new accounts, until Keys are there
+//	step 1 … LoadSteps              puts of new accounts, until there are Keys
 //	step LoadSteps+1 … + Blocks     a block of Txs changes each: 80 % update, 15 % insert, 5 % delete
 //
 //	key = f(seed, id)    value = f(seed, id, step)
 type chain struct {
 	Spec
 	step    uint32
-	present []uint32 // ids of the accounts that are there, in no order
+	present []uint32 // ids of the accounts in the state, unordered
 	last    []uint32 // by id: the step of the value
 }
 
@@ -89,7 +93,7 @@ func (c *chain) block() []change {
 	rng := random(c.Seed, uint64(c.step))
 	changes := make([]change, 0, c.Txs)
 	changed := c.updates() + c.deletes()
-	// The accounts that change are drawn without repetition by moving them to the front.
+	// Accounts are drawn without repetition: each one that is drawn is moved to the front.
 	for i := range changed {
 		j := i + rng.IntN(len(c.present)-i)
 		c.present[i], c.present[j] = c.present[j], c.present[i]
@@ -117,7 +121,8 @@ func (c *chain) insert() change {
 	return change{id: id}
 }
 
-// prefix is the first eight bytes of a key as a number: mix is a bijection, so those of all accounts differ and order them.
+// prefix is the first eight bytes of a key as a number: mix is a bijection, so those of all
+// accounts differ and order them.
 func (s Spec) prefix(id uint32) uint64 { return mix(mix(s.Seed) + uint64(id)) }
 
 func (s Spec) appendKey(b []byte, id uint32) []byte {
@@ -133,18 +138,21 @@ func (s Spec) appendValue(b []byte, id, step uint32) []byte {
 	return appendRandom(b, valueBytes, s.Seed^0x76616c7565, uint64(id)<<32|uint64(step))
 }
 
-// txHash is the hash of transaction tx of a block; the transaction in the block begins with its first eight bytes.
+// txHash is the hash of transaction tx of a block; the transaction in the block begins with its
+// first eight bytes.
 func (s Spec) txHash(height, tx int) []byte {
 	return appendRandom(make([]byte, 0, 32), 32, s.Seed^0x7478, uint64(height)<<32|uint64(tx))
 }
 
-// txPlace is where transaction tx lies: in which part of its block, and where in it. It may go on in the next part.
+// txPlace is where transaction tx begins: the part of its block, and the offset in it. Its end may
+// be in the next part.
 func txPlace(tx int) (part, offset int) {
 	at := blockHead + tx*(txFrame+txBytes) + txFrame
 	return at / partBytes, at%partBytes + partFrame
 }
 
-// Databases of CometBFT, whose names begin their keys where they share one (the block zone has a database for each).
+// Databases of CometBFT. Where they share one, each key begins with the letter of its database (the
+// block zone has a database for each).
 const (
 	dbBlocks = 'b' // blockstore
 	dbState  = 'x' // state
@@ -152,8 +160,9 @@ const (
 	dbApp    = 'a' // the application's
 )
 
-// blockData is what CometBFT writes for a block: block store (store/store.go, saveBlockToBatch), its own state (state/store.go) and
-// index by hash and by height (state/txindex/kv/kv.go), under those keys, each batch synced.
+// blockData is what CometBFT writes for a block: block store (store/store.go, saveBlockToBatch),
+// its own state (state/store.go), and the index by hash and by height (state/txindex/kv/kv.go),
+// with the same keys, each batch synced.
 func (s Spec) blockData(height int) []batch {
 	body := appendRandom(nil, blockHead, s.Seed^0x626c6f636b, uint64(height))
 	index, results := batch{db: dbIndex, sync: true}, batch{db: dbState, sync: true}
@@ -191,14 +200,14 @@ func (s Spec) blockData(height int) []batch {
 	return []batch{blocks, results, index}
 }
 
-// txResultHead begins the index's record of a transaction: where it is.
+// txResultHead is the beginning of the index's record of a transaction: its position.
 func txResultHead(height, tx int) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, txResultBytes+txBytes), uint64(height))
 	return binary.BigEndian.AppendUint32(b, uint32(tx))
 }
 
 func random(seed, stream uint64) *rand.Rand {
-	return rand.New(rand.NewPCG(seed, stream)) //nolint:gosec // it must be the same every time
+	return rand.New(rand.NewPCG(seed, stream)) //nolint:gosec // the same every time, by the seed
 }
 
 func appendRandom(b []byte, n int, seed, what uint64) []byte {
@@ -210,7 +219,8 @@ func appendRandom(b []byte, n int, seed, what uint64) []byte {
 	return b[:end]
 }
 
-// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+// Generators, OOPSLA 2014).
 func mix(z uint64) uint64 {
 	z += 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -15,10 +14,11 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
+	"github.com/starling-kv/starling/treestore"
 )
 
-// chainer makes the chain as a node does: the tree in memory, what changed handed to the state zone. Its zones have a node's own
-// settings, not a benchmark's.
+// chainer makes the chain as a node does: the tree in memory, with changes handed to the state
+// zone. Its zones have a node's own settings.
 //
 //	Apply ─▶ Write ─▶ flusher …            roles durable, writer
 //	Apply                                  role memory
@@ -27,7 +27,8 @@ type chainer struct {
 	begin
 	chain  *chain
 	tree   *avlstar.Version
-	zone   *storage.State
+	zone   *storage.Zone
+	store  *treestore.Store
 	blocks *blocks.Zone
 	height int64
 }
@@ -61,13 +62,14 @@ func (c *chainer) do(r request) (answer, error) {
 	case opUnpaced:
 		return c.unpaced(r.N)
 	}
-	return answer{}, errors.New("nobody knows this request")
+	return answer{}, errors.New("no such request")
 }
 
 func (c *chainer) openZones() (err error) {
 	if c.zone, err = storage.Open(filepath.Join(c.Dir, "state"), storage.Options{Logger: errorsOnly{}}); err != nil {
 		return err
 	}
+	c.store = treestore.New(treestore.Options{Zone: c.zone, ChainID: "bench"})
 	c.blocks, err = blocks.Open(filepath.Join(c.Dir, "blocks"), blocks.Options{Logger: errorsOnly{}})
 	return err
 }
@@ -85,10 +87,11 @@ func (c *chainer) openOnce() (err error) {
 	return err
 }
 
-// changes are those of the next step, in random order as transactions bring them.
+// changes are those of the next step, in random order, as transactions are.
 func (c *chainer) changes() []avlstar.Change {
 	of := c.chain.next()
-	rand.New(rand.NewPCG(c.Spec.Seed, uint64(c.chain.step))).Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] }) //nolint:gosec // the same every time
+	random := rand.New(rand.NewPCG(c.Spec.Seed, uint64(c.chain.step))) //nolint:gosec // the same every time
+	random.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
 	changes := make([]avlstar.Change, len(of))
 	for i, change := range of {
 		changes[i].Key = c.chain.key(change.id)
@@ -99,49 +102,25 @@ func (c *chainer) changes() []avlstar.Change {
 	return changes
 }
 
-// apply commits a block: what node does between the last transaction and the answer with the app hash.
+// apply commits a block as a node does, from the last transaction to the answer with the app hash.
 func (c *chainer) apply(changes []avlstar.Change) error {
 	next, err := c.tree.Apply(changes)
 	if err != nil {
 		return err
 	}
-	hash := next.AppHash()
-	base := c.tree
-	c.tree = next
-	c.height++
 	if c.zone == nil {
-		base.Release()
-		return nil
-	}
-	b := storage.Block{Meta: storage.Meta{Height: c.height, AppHash: hash[:], ChunkBytes: next.ChunkBytes(), ChainID: "bench"}}
-	b.Puts = make([]storage.Leaf, 0, len(changes))
-	for _, change := range changes {
-		if change.Value == nil {
-			b.Deletes = append(b.Deletes, change.Key)
-		} else {
-			b.Puts = append(b.Puts, storage.Leaf{Key: change.Key, Value: change.Value})
-		}
-	}
-	next.Retain()
-	b.Heights = heightsOf(next, base)
-	b.Done = func() {
-		base.Release()
+		next.AppHash() // a commit needs it
+	} else if err := c.store.Commit(c.height+1, next, c.tree, changes); err != nil {
 		next.Release()
+		return err
 	}
-	return c.zone.Write(b)
+	c.height++
+	c.tree.Release()
+	c.tree = next
+	return nil
 }
 
-func heightsOf(v, base *avlstar.Version) iter.Seq[storage.Height] {
-	return func(yield func(storage.Height) bool) {
-		for key, height := range v.NewInner(base) {
-			if !yield(storage.Height{Key: key, Height: height}) {
-				return
-			}
-		}
-	}
-}
-
-// write makes n steps, without measuring, and makes them durable.
+// write makes n steps, without measuring, and waits until they are durable.
 func (c *chainer) write(n int) (answer, error) {
 	for range n {
 		if err := c.apply(c.changes()); err != nil {
@@ -156,7 +135,8 @@ func (c *chainer) write(n int) (answer, error) {
 	return answer{Done: n, Keys: int(c.tree.Len()), Height: c.height}, nil
 }
 
-// die makes n blocks, with their part of the block zone, and kills this process in the middle of the flusher's work.
+// die makes n blocks, with their part of the block zone, and kills this process while the flusher
+// works.
 func (c *chainer) die(n int) (answer, error) {
 	dbs := map[byte]dbm.DB{}
 	for letter, id := range dbNames {
@@ -179,10 +159,10 @@ func (c *chainer) die(n int) (answer, error) {
 	if err := self.Kill(); err != nil {
 		return answer{}, err
 	}
-	select {} // the signal comes
+	select {} // until the signal arrives
 }
 
-// recover is what a start after a crash takes until blocks can be replayed.
+// recover measures a start after a crash, until blocks can be replayed.
 func (c *chainer) recover() (a answer, err error) {
 	from := time.Now()
 	if err := c.openZones(); err != nil {
@@ -193,18 +173,18 @@ func (c *chainer) recover() (a answer, err error) {
 	if !ok {
 		return a, errors.New("the state zone is empty after the crash")
 	}
-	if c.tree, err = avlstar.FromLeaves(meta.ChunkBytes, leavesOf(c.zone)); err != nil {
+	if c.tree, err = avlstar.FromLeaves(meta.ChunkBytes, c.zone.Scan()); err != nil {
 		return a, err
 	}
 	if hash := c.tree.AppHash(); !bytes.Equal(hash[:], meta.AppHash) {
-		return a, fmt.Errorf("the rebuilt tree has the app hash %s, %x was stored", hash, meta.AppHash)
+		return a, fmt.Errorf("the rebuilt tree has the app hash %s, want %x", hash, meta.AppHash)
 	}
 	a.Seconds = time.Since(from).Seconds()
 	a.Keys, a.Height, a.Disk = int(c.tree.Len()), meta.Height, diskBytes(c.Dir)
 	return a, nil
 }
 
-// blockEvery is the time between blocks that are paced.
+// blockEvery is the interval between paced blocks.
 const blockEvery = 100 * time.Millisecond
 
 // commit makes n blocks and measures each.
@@ -226,7 +206,7 @@ func (c *chainer) commit(n int, paced bool) (answer, error) {
 	return a, nil
 }
 
-// unpaced makes n blocks as fast as they go, until they are durable.
+// unpaced makes n blocks as fast as possible, and waits until they are durable.
 func (c *chainer) unpaced(n int) (answer, error) {
 	a := answer{Done: n, FirstWait: n}
 	all := make([][]avlstar.Change, n)

@@ -35,7 +35,7 @@ func Serve(in io.Reader, out io.Writer) (err error) {
 	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
 	c := &child{}
 	if err := requests.Decode(&c.begin); err != nil {
-		return fmt.Errorf("this command is for starling-bench itself, run 'starling-bench storage': %w", err)
+		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench storage': %w", err)
 	}
 	opened := c.open()
 	if err := answers.Encode(c.answer(request{Op: opBegin}, opened)); err != nil || opened != nil {
@@ -118,7 +118,7 @@ func (c *child) do(r request) (answer, error) {
 	if c.chainer != nil {
 		return c.chainer.do(r)
 	}
-	return answer{}, errors.New("nobody knows this request")
+	return answer{}, errors.New("no such request")
 }
 
 func (c *child) finishModel() (a answer, err error) {
@@ -133,8 +133,8 @@ func (c *child) finishModel() (a answer, err error) {
 	return a, nil
 }
 
-// replay makes the requests of n steps. Its time is that of all it does, and the clock of the background stands still as long as
-// nobody asks.
+// replay makes the requests of n steps, and times all of them. Background work between requests is
+// not timed: the process is stopped then.
 func (c *child) replay(n int) (a answer, err error) {
 	from, cpu := time.Now(), cpuTime()
 	for ; a.Done < n; a.Done++ {
@@ -153,18 +153,20 @@ func (c *child) replay(n int) (a answer, err error) {
 		}
 	}
 	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
-	syncDisk() // what one has written is not the next one's to wait for
+	syncDisk() // the next contestant must not wait for this one's writes
 	return a, nil
 }
 
-// Hardly anything was written for so long: then all is settled. The Go runtime wakes its threads by writes, too.
+// Background work is over when hardly anything was written for so long. The Go runtime also writes,
+// to wake its threads.
 const (
 	settleEvery = 100 * time.Millisecond
 	settleQuiet = 5 // times
 	settleSlack = 16 << 10
 )
 
-// settle waits until flushes and compactions are over. The memtables stay: their bytes are in the log, or durable.
+// settle waits until flushes and compactions are over. Memtables are not flushed: their bytes are
+// in the log, or durable.
 func (c *child) settle() (a answer, err error) {
 	if err := c.layout.drain(); err != nil {
 		return a, err
@@ -187,7 +189,8 @@ func (c *child) settle() (a answer, err error) {
 	return a, nil
 }
 
-// reopen closes the files and opens them to be read, so that every cache begins empty; with cold that of the system, too.
+// reopen closes the files and opens them for reading, so that every cache is empty; with cold, the
+// system's page cache too.
 func (c *child) reopen(mode cacheMode, cold bool) (a answer, err error) {
 	if c.reading == nil {
 		c.blocks.close()
@@ -216,7 +219,8 @@ func (c *child) reopen(mode cacheMode, cold bool) (a answer, err error) {
 	return a, nil
 }
 
-// read makes queries, first some that only warm the caches. Every answer is compared with what the chain says.
+// read makes queries, first some that only warm the caches. It compares every answer with the
+// chain.
 func (c *child) read(r request) (a answer, err error) {
 	asker := newAsker(c.Spec, c.reading.model, r.Distribution, &c.zipfs, r.Round)
 	warm, queries := asker.queries(r.Warm, r.Mix), asker.queries(r.N, r.Mix)

@@ -16,15 +16,16 @@ import (
 // engine is a key-value database with a write-ahead log.
 type engine interface {
 	write(b batch, prefix []byte) error
-	// get hands the value of a key to use, nil where there is none. It is use's during the call only.
+	// get calls use with the value of a key, or with nil if there is none. The value is valid only
+	// during the call.
 	get(key []byte, use func(value []byte) error) error
 	counts() counts
-	// busy says whether flushes or compactions are under way.
+	// busy reports whether flushes or compactions are running.
 	busy() bool
 	close() error
 }
 
-// counts are bytes that an engine wrote since it was opened.
+// counts are the bytes that an engine wrote since it was opened.
 type counts struct {
 	Log       int64 `json:"log_bytes"`
 	Flushed   int64 `json:"flushed_bytes"`
@@ -41,10 +42,11 @@ func (c counts) minus(d counts) counts {
 
 const bloomBits = 10
 
-// pebbleEngine is Pebble with its own defaults but for its memory, and a Bloom filter: most keys that are looked up lie deep.
+// pebbleEngine is Pebble with its own defaults except for its memory and a Bloom filter: most keys
+// that are read are in deep levels.
 type pebbleEngine struct{ db *pebble.DB }
 
-// openPebble shares cache with others.
+// openPebble opens a database that shares cache with others.
 func openPebble(dir string, memtables int64, cache *pebble.Cache) (*pebbleEngine, error) {
 	o := &pebble.Options{
 		Cache:                       cache,
@@ -155,8 +157,8 @@ func (e *leveldbEngine) get(key []byte, use func([]byte) error) error {
 	return use(value)
 }
 
-// counts are those of goleveldb's levels. A memtable whose keys no table has is flushed to a lower level than 0: that counts as a
-// compaction here, goleveldb does not tell it apart.
+// counts are those of goleveldb's levels. A memtable whose keys no table has is flushed to a level
+// below 0: goleveldb counts that as a compaction.
 func (e *leveldbEngine) counts() (c counts) {
 	var s leveldb.DBStats
 	if e.db.Stats(&s) != nil { // closed
@@ -173,7 +175,7 @@ func (e *leveldbEngine) counts() (c counts) {
 	return c
 }
 
-// busy is not told; that nothing is written any more must do.
+// busy is unknown here: settle relies on writes alone.
 func (e *leveldbEngine) busy() bool { return false }
 
 func (e *leveldbEngine) close() error { return e.db.Close() }

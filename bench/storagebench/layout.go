@@ -11,19 +11,19 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// layout is where a contestant keeps blocks and state, and how.
+// layout is how a contestant stores blocks and state.
 type layout interface {
-	// replay makes the requests of a block; those of the load have no blocks.
+	// replay makes the requests of a block, or of a step of the load, which has none for blocks.
 	replay(height int64, blocks []batch, state batch) error
-	// drain returns when all that was replayed is durable.
+	// drain returns when everything replayed is durable.
 	drain() error
 	busy() bool
 	counts() counts
 	// tx looks up a transaction in the index and reads the part of the block that it begins in.
 	tx(height, tx int, use func(record, part []byte) error) error
-	// account reads the value of an account, from the root of the state or by its page.
+	// account reads the value of an account, from the root of the state or through its page.
 	account(key []byte, use func(value []byte) error) error
-	// hits are those of the cache that the layout itself has, in the state and the blocks.
+	// hits are those of the layout's own cache, for the state and for blocks.
 	hits() cacheHits
 	plan() memoryPlan
 	close() error
@@ -47,7 +47,7 @@ func (c cacheHits) minus(d cacheHits) cacheHits {
 	return cacheHits{c.StateHits - d.StateHits, c.StateMisses - d.StateMisses, c.BlockHits - d.BlockHits, c.BlockMisses - d.BlockMisses}
 }
 
-// rate is the share of hits, 0 of none.
+// rate is the share of hits, or 0 without lookups.
 func (c cacheHits) rate() float64 {
 	all := c.StateHits + c.StateMisses + c.BlockHits + c.BlockMisses
 	if all == 0 {
@@ -56,25 +56,25 @@ func (c cacheHits) rate() float64 {
 	return float64(c.StateHits+c.BlockHits) / float64(all)
 }
 
-// Contestants. Each but goleveldb is a step on the way from the first to the last.
+// The contestants. Each except goleveldb is a step from the first to the last.
 const (
 	nameMixed    = "mixed"     // one Pebble, IAVL's nodes
 	nameLevel    = "goleveldb" // one goleveldb, IAVL's nodes
 	nameZones    = "zones"     // a Pebble each for blocks and state, IAVL's nodes
-	nameLeaves   = "leaves"    // leaves in key order and pages instead of nodes; its caches have a fixed half each
-	nameStarling = "starling"  // packages storage, storage/blocks and storage/sgc: no log in the state zone
+	nameLeaves   = "leaves"    // leaves in key order, and pages; fixed halves of the cache
+	nameStarling = "starling"  // a node's own packages; no log in the state zone
 )
 
-// cacheMode says how the cache of pages and records is divided.
+// cacheMode is how the cache of pages and records is divided.
 type cacheMode struct {
 	Gaming bool    `json:"gaming"`
-	Split  float64 `json:"split"` // of the state, else
-	Plain  bool    `json:"plain"` // of the layouts with nodes: none is kept decoded, all is the database's block cache
+	Split  float64 `json:"split"` // share of the state; 0: the game
+	Plain  bool    `json:"plain"` // with nodes: only the database's block cache
 }
 
 var halves = cacheMode{Split: 0.5}
 
-// open makes the cache of a plan. What the state's tree takes counts against the state's share.
+// open makes the cache of a plan. The memory of the state's tree counts against the state's share.
 func (m cacheMode) open(p memoryPlan) *sgc.Cache {
 	var c *sgc.Cache
 	if m.Gaming {
@@ -86,14 +86,14 @@ func (m cacheMode) open(p memoryPlan) *sgc.Cache {
 	return c
 }
 
-// reading is what a contestant is opened with to be read.
+// reading is the options of a contestant that is opened for reading.
 type reading struct {
 	model *model
 	mode  cacheMode
-	pages pages // stays from one opening to the next
+	pages pages // kept from one opening to the next
 }
 
-// openLayout opens a contestant's files; r is nil as long as it is written to.
+// openLayout opens a contestant's files; r is nil while it is written to.
 func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, error) {
 	switch name {
 	case nameMixed, nameLevel, nameZones:
@@ -103,18 +103,20 @@ func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, 
 	case nameStarling:
 		return openStarling(dir, spec, budget, r)
 	}
-	return nil, fmt.Errorf("nobody knows the contestant %q", name)
+	return nil, fmt.Errorf("no such contestant: %q", name)
 }
 
-// memtableShare of the budget, in sixteenths, is for memtables and what waits for a flush. The defaults of Pebble and goleveldb are
-// halves: two memtables of 4 MiB beside 8 MiB of block cache.
+// memtableShare is the share of the budget, in sixteenths, for memtables and those that wait for a
+// flush. Pebble's and goleveldb's defaults are a half: two memtables of 4 MiB beside 8 MiB of block
+// cache.
 const memtableShare = 4
 
-// nodesLayout has the state as IAVL's nodes, beside the blocks in the same database or in one of its own. A share of what is not
-// memtables caches decoded nodes, as IAVL does, the rest is the database's block cache.
+// nodesLayout stores the state as IAVL's nodes, in the blocks' database or in one of its own. Of
+// the memory beside memtables, a share caches decoded nodes, as IAVL does; the rest is the
+// database's block cache.
 type nodesLayout struct {
 	Spec
-	blocks, state engine // the same: mixed
+	blocks, state engine // the same one in mixed
 	prefixed      bool   // the state's keys begin with its database's letter
 	nodes         *nodeCache
 	root          nodeID
@@ -147,7 +149,8 @@ func openNodes(name, dir string, spec Spec, budget int64, r *reading) (l *nodesL
 	return l, err
 }
 
-// openZones opens a database for blocks and one for the state with half the memtables each and one block cache.
+// openZones opens a database for blocks and one for the state, with half the memtables each and one
+// block cache.
 func openZones(dir string, memtables int64, cache *pebble.Cache) (blocks, state *pebbleEngine, err error) {
 	if blocks, err = openPebble(filepath.Join(dir, "blocks"), memtables/2, cache); err != nil {
 		return nil, nil, err
@@ -174,7 +177,7 @@ func (l *nodesLayout) prefix() []byte {
 	return nil
 }
 
-func (l *nodesLayout) drain() error { return nil } // the log has it
+func (l *nodesLayout) drain() error { return nil } // the log is durable
 
 func (l *nodesLayout) busy() bool { return l.blocks.busy() || l.state.busy() }
 
@@ -202,12 +205,13 @@ func (l *nodesLayout) close() error {
 func (l *nodesLayout) tx(height, tx int, use func(record, part []byte) error) error {
 	return readTx(l.Spec, height, tx, func(db byte, key []byte, use func([]byte) error) error {
 		return l.blocks.get(append([]byte{db}, key...), func(value []byte) error {
-			return use(slices.Clone(value)) // as cometbft-db does: its values are the caller's
+			// As cometbft-db does: its values are the caller's to keep.
+			return use(slices.Clone(value))
 		})
 	}, use)
 }
 
-// readTx reads with get, which has a database's letter.
+// readTx reads with get, whose keys begin with the letter of a database.
 func readTx(s Spec, height, tx int, get func(db byte, key []byte, use func([]byte) error) error, use func(record, part []byte) error) error {
 	part, _ := txPlace(tx)
 	return get(dbIndex, s.txHash(height, tx), func(record []byte) error {
@@ -248,7 +252,7 @@ func (l *nodesLayout) account(key []byte, use func([]byte) error) error {
 	}
 }
 
-// nodeCache keeps the nodes that were used last, within its bytes.
+// nodeCache keeps the most recently used nodes, up to a number of bytes.
 type nodeCache struct {
 	budget, used int64
 	entries      map[nodeID]*cachedNode
@@ -263,7 +267,8 @@ type cachedNode struct {
 	charge     int64
 }
 
-// nodeOverhead is what a cached node costs beside its encoding: itself, the decoded fields, its slot in the map.
+// nodeOverhead is the memory of a cached node beside its encoding: the decoded fields, and its slot
+// in the map.
 const nodeOverhead = 56 + 112 + 32
 
 func newNodeCache(budget int64) *nodeCache {

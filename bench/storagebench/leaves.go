@@ -2,13 +2,12 @@ package storagebench
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"iter"
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
@@ -18,20 +17,21 @@ const (
 	kindHeight = 'h'
 )
 
-// leavesLayout is the step between zones and package storage: the same two databases with their logs, but the state as leaves in key
-// order and heights, read by the page. Pages and records of blocks share a cache.
+// leavesLayout is the step between zones and package storage: the same two databases with their
+// logs, but the state is leaves in key order and heights, read by the page. Pages and records of
+// blocks share a cache.
 type leavesLayout struct {
 	Spec
 	blocks, state *pebbleEngine
 	cache         *sgc.Cache
-	pages         *pages // nil: not to be read yet
+	pages         *pages // nil: not open for reading
 	leaf, height  *pebble.Iterator
 	buf           []byte
 	memory        memoryPlan
 }
 
-// planPages divides the budget of a contestant with pages. The block cache holds hardly more than indexes and filters: what is read
-// through it is cached above it.
+// planPages divides the budget of a contestant with pages. The block cache holds little more than
+// indexes and filters, since everything read through it is cached above it.
 func planPages(budget, upper int64) memoryPlan {
 	p := memoryPlan{Memtables: budget * memtableShare / 16, BlockCache: budget * blockCacheShare / 16, Upper: upper}
 	p.Cache = max(0, budget-p.sum())
@@ -49,26 +49,26 @@ func openLeaves(dir string, spec Spec, budget int64, r *reading) (l *leavesLayou
 		return l, err
 	}
 	l.pages = &r.pages
-	l.pages.read = l.readPage
+	l.pages.Zone = l
 	if err := l.pages.load(r.model, l.leaves()); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
 	l.memory = planPages(budget, l.pages.upper())
 	l.cache = r.mode.open(l.memory)
-	l.pages.cache = l.cache
+	l.pages.Cache = l.cache
 	return l, nil
 }
 
-// leaves yields all of the state.
-func (l *leavesLayout) leaves() iter.Seq2[avlstar.Leaf, error] {
-	return func(yield func(avlstar.Leaf, error) bool) {
+// leaves yields all leaves of the state.
+func (l *leavesLayout) leaves() iter.Seq2[record.Leaf, error] {
+	return func(yield func(record.Leaf, error) bool) {
 		stopped := false
 		err := l.scan(nil, nil, func(key, value []byte, height uint8) bool {
-			stopped = !yield(avlstar.Leaf{Key: key, Value: value, Height: height}, nil)
+			stopped = !yield(record.Leaf{Key: key, Value: value, Height: height}, nil)
 			return !stopped
 		})
 		if err != nil && !stopped {
-			yield(avlstar.Leaf{}, err)
+			yield(record.Leaf{}, err)
 		}
 	}
 }
@@ -107,7 +107,7 @@ func (l *leavesLayout) writeState(state batch) error {
 	return out.Commit(pebble.Sync)
 }
 
-func (l *leavesLayout) drain() error { return nil } // the log has it
+func (l *leavesLayout) drain() error { return nil } // the log is durable
 
 func (l *leavesLayout) busy() bool { return l.blocks.busy() || l.state.busy() }
 
@@ -149,7 +149,8 @@ func (l *leavesLayout) account(key []byte, use func([]byte) error) error {
 	return l.pages.account(key, use)
 }
 
-// scan merges leaves and heights of keys in [first, after), nil: open. Every height belongs to a leaf.
+// scan merges leaves and heights of keys in [first, after); nil is unbounded. Every height belongs
+// to a leaf.
 func (l *leavesLayout) scan(first, after []byte, take func(key, value []byte, height uint8) bool) (err error) {
 	if l.leaf == nil {
 		if l.leaf, err = l.iterator(kindLeaf); err != nil {
@@ -183,14 +184,12 @@ func (l *leavesLayout) scan(first, after []byte, take func(key, value []byte, he
 	return errors.Join(l.leaf.Error(), l.height.Error())
 }
 
-var errPage = errors.New("no page on disk has the hash that the tree wants")
+var errPage = errors.New("no page on disk has the hash in the tree")
 
-func (l *leavesLayout) readPage(first, after []byte, limit uint64, accept func([]byte) bool) error {
+func (l *leavesLayout) Page(first, after []byte, limit uint64, accept func([]byte) bool) error {
 	buf := l.buf[:0]
 	err := l.scan(first, after, func(key, value []byte, height uint8) bool {
-		buf = append(buf, height)
-		buf = append(binary.AppendUvarint(buf, uint64(len(key))), key...)
-		buf = append(binary.AppendUvarint(buf, uint64(len(value))), value...)
+		buf = record.Append(buf, record.Leaf{Key: key, Value: value, Height: height})
 		return uint64(len(buf)) <= limit
 	})
 	l.buf = buf

@@ -12,24 +12,25 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Files of requests and what is known of the state after them.
+// Files of requests, and of the state after them.
 const (
-	fileBlocks = "blocks" // what CometBFT writes, of the blocks only
+	fileBlocks = "blocks" // what CometBFT writes, only for the blocks
 	fileNodes  = "nodes"  // the state as IAVL's nodes, of load and blocks
 	fileLeaves = "leaves" // the state as leaves and heights, of load and blocks
 	fileModel  = "model"
 )
 
-// model is the state after the last block, for whoever reads.
+// model is the state after the last block, for the processes that read.
 type model struct {
 	Present, Last []uint32
 	Root          nodeIDFields
 	AppHash       []byte
-	// Bytes of the chain's own data in the blocks: what every contestant has to store, whatever its layout.
+	// Bytes of the chain's own data in the blocks, which every contestant has to store, whatever
+	// its layout.
 	BlockBytes, StateBytes int64
 	// Bytes of all keys and values of the state after the last block.
 	TotalState int64
-	// What the layouts write for the same changes, in all blocks.
+	// Requests of the layouts for the same changes, in all blocks.
 	NodeOps, NodeBytes, LeafOps, LeafBytes int64
 	Height                                 int // of the tree
 }
@@ -40,7 +41,7 @@ type nodeIDFields struct {
 	Nonce   uint32
 }
 
-// maker makes the requests: the chain once, the same for all.
+// maker makes the requests of one chain, the same for all contestants.
 type maker struct {
 	dir                   string
 	chain                 *chain
@@ -100,7 +101,8 @@ func (m *maker) step() error {
 	return errors.Join(m.nodes.write([]batch{nodes}), m.leaves.write([]batch{leaves}))
 }
 
-// prune deletes the orphans of versions that leave the window. During the load none stays, so that the blocks do not pay for it.
+// prune deletes the orphans of versions that leave the window. During the load it keeps none, so
+// that the blocks do not pay for them.
 func (m *maker) prune(nodes *batch, height int) {
 	window := m.chain.Window
 	if height <= 0 {
@@ -115,10 +117,11 @@ func (m *maker) prune(nodes *batch, height int) {
 	}
 }
 
-// finish builds the state after the last block with package avlstar, which proves that it is a proper tree.
+// finish builds the state after the last block with package avlstar, which checks that it is a
+// valid tree.
 func (m *maker) finish() error {
 	if err := errors.Join(m.blocks.close(), m.nodes.close(), m.leaves.close()); err != nil {
-		return fmt.Errorf("the requests do not fit on the disk (--dir says where): %w", err)
+		return fmt.Errorf("cannot write the requests to disk (choose another folder with --dir): %w", err)
 	}
 	v, err := avlstar.FromLeaves(avlstar.DefaultChunkBytes, m.allLeaves())
 	if err != nil {
@@ -163,7 +166,8 @@ func readModel(dir string) (*model, error) {
 	return d, gob.NewDecoder(f).Decode(d)
 }
 
-// isTx says whether a record of the index, and the beginning of a transaction in a part, are those of a transaction.
+// isTx reports whether a record of the index, and the beginning of a transaction in a part, are
+// those of a transaction.
 func isTx(s Spec, height, tx int, record, inPart []byte) bool {
 	return len(record) == 12+txBytes+txResultBytes-12 && binary.BigEndian.Uint64(record) == uint64(height) &&
 		binary.BigEndian.Uint32(record[8:]) == uint32(tx) && len(inPart) >= 8 && string(inPart[:8]) == string(s.txHash(height, tx)[:8])

@@ -49,7 +49,7 @@ func TestSimulatedTreeIsTheRealOne(t *testing.T) {
 	require.Equal(t, hash[:], m.model.AppHash)
 }
 
-// The nodes of the requests, replayed, are the whole last version and the window, and lead to every account.
+// The replayed nodes are those of the last version and of the window, and lead to every account.
 func TestNodesReplayed(t *testing.T) {
 	dir, m := makeTiny(t, tiny)
 	trace, err := openTrace(filepath.Join(dir, fileNodes))

@@ -1,26 +1,27 @@
 package storagebench
 
-// Parent and child speak JSON values, one a line: a begin, its answer, then requests and their answers in turn.
+// Parent and child exchange JSON values, one on each line: a begin and its answer, then requests
+// and their answers.
 
-// begin is the first line to a child.
+// begin is the first line that a child gets.
 type begin struct {
 	Role   string `json:"role"` // a contestant's name, or one of those below
 	Spec   Spec   `json:"spec"`
 	Dir    string `json:"dir"`    // its own
-	Traces string `json:"traces"` // where the requests lie
+	Traces string `json:"traces"` // folder of the requests
 	Budget int64  `json:"budget"`
 }
 
-// Children that are no contestants.
+// Roles of children that are not contestants.
 const (
 	roleMaker   = "maker"   // makes the requests
 	roleWriter  = "writer"  // writes a state and kills itself
-	roleOpener  = "opener"  // opens what a writer left
+	roleOpener  = "opener"  // opens the files that a writer left
 	roleDurable = "durable" // commits with storage
-	roleMemory  = "memory"  // commits without
+	roleMemory  = "memory"  // commits without storage
 )
 
-// request is what a child is asked to do.
+// request is a request to a child.
 type request struct {
 	Op string `json:"op"`
 	N  int    `json:"n,omitempty"`
@@ -42,19 +43,19 @@ const (
 	opMake    = "make"    // n steps of the requests
 	opModel   = "model"   // the end of them
 	opReplay  = "replay"  // n steps
-	opDrain   = "drain"   // until all is durable
-	opSettle  = "settle"  // until nothing goes on in the background
-	opReopen  = "reopen"  // to read
+	opDrain   = "drain"   // wait until everything is durable
+	opSettle  = "settle"  // wait for background work
+	opReopen  = "reopen"  // open for reading
 	opRead    = "read"    // n queries of one mix
 	opChange  = "change"  // n queries of a mix and n of another, with one cache
-	opWrite   = "write"   // n steps of a state that is to be recovered
+	opWrite   = "write"   // n steps of a state to recover
 	opDie     = "die"     // by SIGKILL, in the middle of blocks
 	opRecover = "recover" // opens the zones and rebuilds the tree
 	opCommit  = "commit"  // n blocks
 	opUnpaced = "unpaced" // n blocks as fast as they go
 )
 
-// answer has the fields of its request's op set, or Error.
+// answer has the fields set that belong to its request's op, or Error.
 type answer struct {
 	Error string `json:"error,omitempty"`
 
@@ -71,7 +72,7 @@ type answer struct {
 	Reads     int64     `json:"reads,omitempty"`      // system calls that read
 	ReadBytes int64     `json:"read_bytes,omitempty"` // by them
 	Hits      cacheHits `json:"hits,omitzero"`
-	Wrong     int       `json:"wrong,omitempty"` // answers that are not what was written
+	Wrong     int       `json:"wrong,omitempty"` // answers other than what was written
 
 	Millis    []float64 `json:"millis,omitempty"` // of each commit
 	Keys      int       `json:"keys,omitempty"`
@@ -84,12 +85,12 @@ type answer struct {
 // Failure is the error of the request.
 func (a *answer) Failure() string { return a.Error }
 
-// modelSizes are what the table says of the chain.
+// modelSizes are the sizes of the chain, for the table.
 type modelSizes struct {
 	Keys       int   `json:"keys"`
 	Height     int   `json:"tree_height"`
 	StateBytes int64 `json:"state_bytes"`
-	// Logical bytes of the blocks: what every contestant has to store.
+	// Logical bytes of the blocks, which every contestant has to store.
 	BlockLogical int64 `json:"block_bytes"`
 	StateLogical int64 `json:"changed_state_bytes"`
 	// Requests of the two layouts for the changes of the state.

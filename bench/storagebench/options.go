@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Options are what a run is asked for.
+// Options of a run.
 type Options struct {
 	Keys        int
 	Blocks      int
@@ -13,11 +13,11 @@ type Options struct {
 	Budget      int64 // bytes; 0: a quarter of the state
 	NodeShare   float64
 	Cold        bool // the page cache is emptied before each cell of reads
-	Queries     int  // measured in each cell; as many before it only warm the caches
+	Queries     int  // measured in each cell, after as many that only warm the caches
 	Against     []string
 	Only        []string // parts; empty: all
 	Seed        uint64
-	Dir         string // for databases; a folder of its own is made in it
+	Dir         string // for databases; each run makes a folder in it
 }
 
 // Parts of a run.
@@ -29,26 +29,29 @@ const (
 	PartCommit   = "commit"
 )
 
-// Parts are all of them, in order.
+// Parts are all parts, in order.
 var Parts = []string{PartWrite, PartReads, PartCache, PartRecovery, PartCommit}
 
-// Peers are the baselines; mixed is what the ratios are against.
+// Peers are the baselines; ratios refer to mixed.
 var Peers = []string{nameMixed, nameLevel}
 
 const (
 	minKeys, maxKeys = 2_000, 100_000_000
 	minTxs           = 20
 	minBudget        = 256 << 10
-	// stateOverBudget is how many times the budget the state must be: else there is nothing to cache out.
+	// stateOverBudget is the least ratio of state to budget: below it, too much of the state fits
+	// into the caches.
 	stateOverBudget = 4
 
-	loadStep   = 20_000 // keys in a step of the load, unless that makes too many or too few
-	minSteps   = 10
-	maxSteps   = 200
-	nodeWindow = 100 // versions of the node layout that stay, as with the SDK's pruning "custom", keep-recent 100
+	loadStep = 20_000 // keys in a step of the load, unless that makes too many or too few
+	minSteps = 10
+	maxSteps = 200
+	// nodeWindow is the number of versions that the node layout keeps, as the SDK does with pruning
+	// "custom" and keep-recent 100.
+	nodeWindow = 100
 )
 
-// Check says what is wrong with the options and what to do.
+// Check returns an error that names the flag that is out of range, and the range.
 func (o Options) Check() error {
 	state := int64(o.Keys) * (keyBytes + valueBytes)
 	switch {
@@ -61,7 +64,7 @@ func (o Options) Check() error {
 	case o.Budget != 0 && o.Budget < minBudget:
 		return fmt.Errorf("--budget is %d bytes, it must be at least %d (0: a quarter of the state)", o.Budget, minBudget)
 	case o.Budget == 0 && state/stateOverBudget < minBudget:
-		return fmt.Errorf("a quarter of the state of %d keys is too little memory for a database: ask for more --keys", o.Keys)
+		return fmt.Errorf("a quarter of the state of %d keys is too little memory for a database: use more --keys", o.Keys)
 	case o.Budget > state/stateOverBudget:
 		return fmt.Errorf("--budget is %d bytes, but the state of %d keys has %d: it must be at least %d times the budget", o.Budget, o.Keys, state, stateOverBudget)
 	case !(o.NodeShare >= 0 && o.NodeShare <= 0.9):
@@ -99,12 +102,12 @@ func (o Options) spec() Spec {
 	}
 }
 
-// wants says whether a part is to be measured.
+// wants reports whether a part is to be measured.
 func (o Options) wants(parts ...string) bool {
 	return len(o.Only) == 0 || slices.ContainsFunc(parts, func(p string) bool { return slices.Contains(o.Only, p) })
 }
 
-// contestants are the peers and, if the steps between are measured, those; ours is the last.
+// contestants are the peers and, if the breakdown is measured, its steps; Starling is the last.
 func (o Options) contestants() []string {
 	names := slices.Clone(o.Against)
 	if o.wants(PartWrite, PartReads) {

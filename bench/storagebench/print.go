@@ -8,11 +8,12 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Print writes the tables, how to read them, and the targets.
+// Print writes the tables, notes on how to read them, and the targets.
 func (r *Result) Print(out io.Writer) {
 	if r.Sizes.Keys > 0 {
-		fmt.Fprintf(out, "%s keys (%.0f MB), %s blocks of %s transactions, %.1f MB of memory for each contestant\n\n",
-			harness.Group(r.Sizes.Keys), mb(r.Sizes.StateBytes), harness.Group(r.Chain.Blocks), harness.Group(r.Chain.Txs), mb(r.Budget))
+		fmt.Fprintf(out, "%s (%.0f MB), %s of %s, %.1f MB of memory for each contestant\n\n",
+			harness.Count(r.Sizes.Keys, "key"), mb(r.Sizes.StateBytes), harness.Count(r.Chain.Blocks, "block"),
+			harness.Count(r.Chain.Txs, "transaction"), mb(r.Budget))
 		r.printWrites(out)
 	}
 	if len(r.Reads) > 0 {
@@ -101,7 +102,7 @@ func (r *Result) printReads(out io.Writer) {
 	}
 }
 
-// order sorts as the writes are: measuring took turns.
+// order sorts cells as the writes are sorted: they were measured in turns.
 func (r *Result) order(cells []ReadCell) (sorted []ReadCell) {
 	for _, w := range r.Writes {
 		steps := []string{w.Step}
@@ -159,14 +160,14 @@ func (r *Result) printRecovery(out io.Writer) {
 
 func (r *Result) printCommit(out io.Writer) {
 	if c := r.Commit; c != nil {
-		fmt.Fprintf(out, "commit        %d operations, 10 blocks a second: p50 %.2f ms, p99 %.2f ms with durable storage, %.2f and %.2f ms without (× %.3f, × %.3f)\n",
-			c.Operations, c.DurableP50, c.DurableP99, c.MemoryP50, c.MemoryP99, c.RatioP50, c.RatioP99)
+		fmt.Fprintf(out, "commit        %s operations, 10 blocks a second: p50 %.2f ms, p99 %.2f ms with durable storage, %.2f and %.2f ms without (× %.3f, × %.3f)\n",
+			harness.Group(c.Operations), c.DurableP50, c.DurableP99, c.MemoryP50, c.MemoryP99, c.RatioP50, c.RatioP99)
 		saturated := "Write never waited: the rate is that of the tree"
 		if c.Saturated {
 			saturated = fmt.Sprintf("Write waited first at block %d and for %.1f s in all: the rate is that of the disk", c.BlocksBeforeWait+1, c.WaitS)
 		}
-		fmt.Fprintf(out, "saturation    %.0f blocks/s until %s blocks are durable, as fast as they go (%.0f without storage); %s\n\n",
-			c.DurableRate, harness.Group(c.UnpacedBlocks), c.MemoryRate, saturated)
+		fmt.Fprintf(out, "saturation    %.0f blocks/s until all of %s are durable, as fast as possible (%.0f without storage); %s\n\n",
+			c.DurableRate, harness.Count(c.UnpacedBlocks, "block"), c.MemoryRate, saturated)
 	}
 }
 
@@ -179,25 +180,25 @@ func (r *Result) fileCache() string {
 
 func (r *Result) printNotes(out io.Writer) {
 	s := r.Sizes
-	fmt.Fprintf(out, `contestants   mixed: all in one Pebble, the state as IAVL v1's nodes ('s' ‖ version ‖ nonce), new ones of a block and deletions of those
-              that no version of the last %d has (IAVL's own work, reading them to find the orphans, is not there); goleveldb: the same;
+	fmt.Fprintf(out, `contestants   mixed: all in one Pebble, the state as IAVL v1's nodes ('s' ‖ version ‖ nonce), new ones of a block, and deletions of those
+              that none of the last %d versions has (without IAVL's own work, reading them to find the orphans); goleveldb: the same;
               + zones: a Pebble for blocks, one for the state; + key order: leaves in key order and heights, read by the page (4 KiB
-              at most, package avlstar), verified; its cache of pages and records has a fixed half each; + cache: the space-gaming cache;
+              at most, package avlstar), verified; its cache has a fixed half each for pages and records; + cache: the space-gaming cache;
               + no log: packages storage and storage/blocks, as a node has them
 block         %.0f KB of block parts, meta, commits, results, index by hash and height, in three synced batches;
               then the state: %.0f requests, %.0f KB as nodes (a synced batch), %.0f requests, %.0f KB as leaves and heights
-MB/s, amplif. logical bytes: the block's data, keys and values of changed accounts; written: all that reached files by system calls, compactions
-              after the last block ("then") among it; of requests: for each byte that the layout handed to its databases
-memory        the same for all: memtables and what waits for a flush, block caches, decoded nodes (%.2g of mixed's caches; "no node cache": 0), pages
-              and records, what lies above the pages (%.1f MB of Starling's tree); %.1f MB of state are %.1f times that
+MB/s, amplif. logical bytes: the block's data, keys and values of changed accounts; written: everything that reached files by system calls,
+              with compactions after the last block ("then"); of requests: for each byte that the layout handed to its databases
+memory        the same for all: memtables and those that wait for a flush, block caches, decoded nodes (%.2g of mixed's caches; "no node cache": 0), pages
+              and records, the tree above the pages (%.1f MB of Starling's tree); %.1f MB of state are %.1f times that
 `, r.Chain.Window, mb(s.BlockLogical)*1e3/float64(r.Chain.Blocks),
 		float64(s.NodeOps)/float64(r.Chain.Blocks), mb(s.NodeBytes)*1e3/float64(r.Chain.Blocks),
 		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
 		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))
-	fmt.Fprintf(out, `reads         %s queries by one goroutine after as many that fill empty caches. Tx: the index by hash, then the block part it lies in;
+	fmt.Fprintf(out, `reads         %s queries by one goroutine, after as many that fill empty caches. Tx: the index by hash, then the block part that has it;
               Acc: the value of an account, in %d levels of nodes from the root, or by the page. Ranks are scattered; normal-random: normal around
               the middle, a sixth of all wide. %s;
-              beside the times what a query reads from files
+              reads, KB: what a query reads from files
 `, harness.Group(r.Queries), s.Height, r.fileCache())
 	if len(r.Cache) > 0 {
 		fmt.Fprintf(out, `cache         Starling under %s, fixed shares of the state against the game; "%s": after warming up with the first mix,

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// procIO is what this process read and wrote with system calls (proc(5), /proc/self/io); from the page cache or not. Zero where there
-// is no such file.
+// procIO is what this process read and wrote with system calls (proc(5), /proc/self/io), from the
+// page cache or not. It is zero if there is no such file.
 type procIO struct{ read, written, reads int64 }
 
 func readProcIO() (p procIO) {

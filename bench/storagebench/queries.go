@@ -6,19 +6,19 @@ import (
 	"math/rand/v2"
 )
 
-// distribution says which of n things is asked for how often. Ranks are scattered over the things, so that neighbours in rank are no
-// neighbours in key or time.
+// distribution is how often each of n things is read. Ranks are scattered over the things, so that
+// neighbours in rank are not neighbours in key or time.
 type distribution string
 
 const (
-	distNormal distribution = "normal-random" // ranks are normally distributed around the middle, n/6 wide
-	distZipf80 distribution = "zipf-0.80"     // rank r is asked for in proportion to 1/r^0.80 ...
+	distNormal distribution = "normal-random" // of ranks around the middle, n/6 wide
+	distZipf80 distribution = "zipf-0.80"     // rank r is read in proportion to 1/r^0.80 ...
 	distZipf99 distribution = "zipf-0.99"     // ... to 1/r^0.99, YCSB's constant
 )
 
 var distributions = []distribution{distNormal, distZipf80, distZipf99}
 
-// mix10 is how many of ten queries are for transactions; the others are for accounts.
+// mix10 is the number of queries in ten that are for transactions; the others are for accounts.
 type mix10 int
 
 func (m mix10) String() string { return fmt.Sprintf("%d:%d", int(m), 10-int(m)) }
@@ -80,7 +80,7 @@ func (d distribution) ranks(rng *rand.Rand, z *zipfs, n int) func() int {
 	}
 }
 
-// zipfs remembers the sums that make drawing cheap.
+// zipfs keeps the sums that make drawing cheap.
 type zipfs struct{ zeta map[zipfKey]float64 }
 
 type zipfKey struct {
@@ -103,7 +103,8 @@ func (z *zipfs) sum(n int, theta float64) float64 {
 	return s
 }
 
-// ranks draws by the method of Gray et al. (Quickly Generating Billion-Record Synthetic Databases, SIGMOD 1994), as YCSB does.
+// ranks draws by the method of Gray et al. (Quickly Generating Billion-Record Synthetic Databases,
+// SIGMOD 1994), as YCSB does.
 func (z *zipfs) ranks(rng *rand.Rand, n int, theta float64) func() int {
 	zeta, alpha := z.sum(n, theta), 1/(1-theta)
 	eta := (1 - math.Pow(2/float64(n), 1-theta)) / (1 - z.sum(min(n, 2), theta)/zeta)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Ranks come as often as the distribution says.
+// Ranks have the frequencies of the distribution.
 func TestRanks(t *testing.T) {
 	const n, draws = 1000, 200_000
 	var z zipfs

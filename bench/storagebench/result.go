@@ -9,21 +9,21 @@ type WriteCell struct {
 	BlocksPerS float64 `json:"blocks_per_s"`
 	MBPerS     float64 `json:"logical_mb_per_s"`
 	Seconds    float64 `json:"seconds"`
-	CPUMillis  float64 `json:"cpu_ms_per_block"` // of all threads, compactions after the last block among them
+	CPUMillis  float64 `json:"cpu_ms_per_block"` // with compactions after the last block
 
 	LogicalBytes int64 `json:"logical_bytes"` // of block data and changed state: the same for all
-	RequestBytes int64 `json:"request_bytes"` // keys and values handed to the databases: the layout's
+	RequestBytes int64 `json:"request_bytes"` // keys and values handed to the databases
 	WrittenBytes int64 `json:"written_bytes"` // to files, by system calls
 	// WrittenBytes for each logical byte, and for each byte of the requests.
 	WriteAmplification        float64 `json:"write_amplification"`
 	RequestWriteAmplification float64 `json:"request_write_amplification"`
 	counts
-	SettleS float64    `json:"settle_s"` // compactions that went on after the last block, whose bytes are counted
+	SettleS float64    `json:"settle_s"` // compactions after the last block; their bytes count
 	Space   int64      `json:"space_bytes"`
 	Plan    memoryPlan `json:"memory_bytes"`
 }
 
-// ReadCell is one mix of queries under one distribution.
+// ReadCell is one mix of queries with one distribution.
 type ReadCell struct {
 	Contestant   string  `json:"contestant"`
 	Step         string  `json:"step"`
@@ -35,10 +35,10 @@ type ReadCell struct {
 	CPUMicros    float64 `json:"cpu_us_per_query"` // of all threads
 	Reads        float64 `json:"file_reads_per_query"`
 	ReadBytes    float64 `json:"file_bytes_per_query"`
-	HitRate      float64 `json:"hit_rate"` // of decoded nodes, or of pages and records; not of block caches
+	HitRate      float64 `json:"hit_rate"` // of decoded nodes, or pages and records
 }
 
-// CacheCell is one division of the cache of pages and records.
+// CacheCell is one division of the cache between pages and records.
 type CacheCell struct {
 	Split     string  `json:"split"` // "game", or the state's share
 	Mix       string  `json:"tx_acc"`
@@ -57,11 +57,11 @@ type Recovery struct {
 	Seconds   float64 `json:"seconds"`
 	OpenS     float64 `json:"open_s"` // of it
 	Height    int64   `json:"height"`
-	Lost      int64   `json:"blocks_to_replay"` // that were not durable yet: CometBFT has them
+	Lost      int64   `json:"blocks_to_replay"` // not durable yet: CometBFT replays them
 	DiskBytes int64   `json:"disk_bytes"`
 }
 
-// Commit is what durable storage adds to a commit.
+// Commit is the time that durable storage adds to a commit.
 type Commit struct {
 	Operations       int     `json:"operations"`
 	Blocks           int     `json:"blocks"`
@@ -76,10 +76,11 @@ type Commit struct {
 	DurableRate      float64 `json:"unpaced_durable_blocks_per_s"` // until all are durable
 	WaitS            float64 `json:"unpaced_wait_s"`               // that Write waited
 	BlocksBeforeWait int     `json:"unpaced_blocks_before_wait"`
-	Saturated        bool    `json:"saturated"` // Write waited; else DurableRate is what Apply allows
+	Saturated        bool    `json:"saturated"` // Write waited; otherwise Apply limits DurableRate
 }
 
-// Summary is the run in six figures: ratios against mixed, else Starling's own. Zero where it was not measured.
+// Summary is the run in six figures: ratios to mixed, otherwise Starling's own. They are zero if
+// not measured.
 type Summary struct {
 	WriteRatio         float64 `json:"write_ratio"`
 	ReadRatioAcc       float64 `json:"read_ratio_acc"` // 0:10, normal-random
@@ -98,7 +99,7 @@ type Result struct {
 	Recovery *Recovery   `json:"recovery,omitempty"`
 	Commit   *Commit     `json:"commit,omitempty"`
 	Targets  []Target    `json:"targets,omitempty"`
-	// As read_ratio_acc, against mixed whose caches are all the database's block cache.
+	// As read_ratio_acc, to mixed with the database's block cache as its only cache.
 	ReadRatioAccPlain float64 `json:"read_ratio_acc_no_node_cache,omitempty"`
 
 	Chain Spec `json:"chain"`
@@ -108,14 +109,14 @@ type Result struct {
 	Budget  int64                 `json:"budget_bytes"`
 	Queries int                   `json:"queries"`
 	Cold    bool                  `json:"cold"`
-	// Whether the zones' memtables could be given a size within the budget.
+	// Whether the zones' memtables could be sized within the budget.
 	Machine harness.Machine `json:"machine"`
 }
 
 // steps of the paper's breakdown (section 8.4), each on top of the one before.
 const (
 	stepMixed  = "mixed"
-	stepPlain  = "mixed, no node cache" // beside the breakdown: only the database's own cache, as the paper replays requests
+	stepPlain  = "mixed, no node cache" // only the database's own cache, as in the paper
 	stepZones  = "+ zones"
 	stepLeaves = "+ key order"
 	stepCache  = "+ cache"
@@ -153,7 +154,7 @@ func (r *Result) cached(split, mix string) *CacheCell {
 	return nil
 }
 
-// finish computes what follows from the cells.
+// finish computes the summary and ratios from the cells.
 func (r *Result) finish() {
 	s := &r.Summary
 	if ours := r.write(nameStarling); ours != nil {

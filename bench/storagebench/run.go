@@ -12,7 +12,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Sizes of slices: short, so that noise which lasts seconds hits all contestants.
+// Sizes of slices: short, so that noise that lasts seconds affects all contestants.
 const (
 	makeSlice   = 20 // steps
 	loadSlice   = 5
@@ -25,43 +25,37 @@ type runner struct {
 	dir      string
 	progress *harness.Progress
 	ctx      context.Context
-	children []*harness.Process // all that were started
-	entrants []*entrant         // contestants, ours last
+	children []*harness.Process // all children started
+	entrants []*entrant         // contestants, Starling last
 	result   *Result
 }
 
-// entrant is a contestant with what was measured of it.
+// entrant is a contestant with its measurements.
 type entrant struct {
 	*harness.Process
 	seconds float64 // of the blocks
-	cpu     float64 // the same, with what went on after the last
+	cpu     float64 // the same, with background work after the last block
 	before  answer  // after the load
 	after   answer  // after the blocks
 }
 
-// Run measures. It says on progress how far it is, and ends its processes in any case.
+// Run measures, and shows on progress how far it is. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(o.Dir, "starling-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("no folder for the databases (--dir says where): %w", err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
-	r := &runner{o: o, dir: dir, progress: progress, ctx: ctx, result: &Result{
+	r := &runner{o: o, progress: progress, ctx: ctx, result: &Result{
 		Plans: map[string]memoryPlan{}, Chain: o.spec(), Budget: o.budget(), Queries: o.Queries, Cold: o.Cold, Machine: harness.ThisMachine(),
 	}}
-	defer progress.Run()()
-	defer func() {
-		for _, c := range r.children {
-			c.End()
-		}
-	}()
-	err = r.run()
-	if ctx.Err() != nil {
-		return nil, harness.ErrInterrupted
-	}
+	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
+		defer func() {
+			for _, c := range r.children {
+				c.End()
+			}
+		}()
+		r.dir = dir
+		return r.run()
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +80,7 @@ func (r *runner) run() error {
 				return err
 			}
 		}
-		r.endAll() // memory and disk are for the next
+		r.endAll() // the next part needs the memory and the disk
 	}
 	if r.o.wants(PartRecovery) {
 		if err := r.recovery(); err != nil {
@@ -104,10 +98,10 @@ func (r *runner) endAll() {
 		c.End()
 	}
 	r.children, r.entrants = nil, nil
-	_ = os.RemoveAll(r.dir) // what stays is removed at the end
+	_ = os.RemoveAll(r.dir) // what cannot be removed now is removed at the end
 }
 
-// child starts a process of a role in a folder of its own.
+// child starts a process with a role, in a new folder.
 func (r *runner) child(role, dir string, spec Spec) (*harness.Process, error) {
 	own, traces := filepath.Join(r.dir, dir), filepath.Join(r.dir, "requests")
 	for _, d := range []string{own, traces} {
@@ -122,7 +116,7 @@ func (r *runner) child(role, dir string, spec Spec) (*harness.Process, error) {
 	return p, err
 }
 
-// make lets a process make the requests, which all contestants then replay.
+// make makes the requests, in a process of their own; all contestants then replay them.
 func (r *runner) make() error {
 	spec := r.o.spec()
 	total := spec.LoadSteps + spec.Blocks
@@ -161,7 +155,7 @@ func (r *runner) start() error {
 	return nil
 }
 
-// slices calls slice for each round and contestant, each round beginning with another one.
+// slices calls slice in turns, and shows whose turn it is.
 func (r *runner) slices(rounds int, slice func(round int, e *entrant) error) error {
 	return harness.InTurns(rounds, r.entrants, func(round int, e *entrant) error {
 		r.progress.Working(e.Name)
@@ -174,7 +168,7 @@ func (e *entrant) ask(q request) (a answer, err error) {
 	return a, err
 }
 
-// load brings the state there that the blocks then change. What it leaves to compact is compacted before.
+// load makes the state that the blocks then change, and waits for its compactions.
 func (r *runner) load() error {
 	steps := r.o.spec().LoadSteps
 	r.progress.Begin("load", "steps", (steps+1)*len(r.entrants))
@@ -223,7 +217,7 @@ func (r *runner) blocks() error {
 	for _, e := range r.entrants {
 		r.result.Writes = append(r.result.Writes, r.writeCell(e))
 	}
-	if leaves := r.result.write(nameLeaves); leaves != nil { // no cache takes part in writes
+	if leaves := r.result.write(nameLeaves); leaves != nil { // writes use no cache
 		same := *leaves
 		same.Contestant, same.Step = nameLeaves+" "+stepCache, stepCache
 		r.result.Writes = slices.Insert(r.result.Writes, len(r.result.Writes)-1, same)
@@ -242,7 +236,7 @@ func (r *runner) writeCell(e *entrant) WriteCell {
 	if e.Name == nameLeaves || e.Name == nameStarling {
 		c.RequestBytes = s.BlockLogical + s.LeafBytes
 	}
-	if c.WrittenBytes == 0 { // no /proc: what the databases say
+	if c.WrittenBytes == 0 { // without /proc: by the databases' own counts
 		c.WrittenBytes = c.Log + c.Flushed + c.Compacted
 	}
 	c.BlocksPerS = harness.Ratio(float64(r.o.Blocks), c.Seconds)
@@ -276,7 +270,8 @@ func (r *runner) readers() (all []reader) {
 	return all
 }
 
-// reads measures each mix and distribution by all contestants, one after another, each with empty caches that some queries fill.
+// reads measures each mix and distribution with all contestants in turn, each with empty caches
+// that some queries fill first.
 func (r *runner) reads() error {
 	readers := r.readers()
 	cells := len(mixes) * len(distributions)
@@ -305,7 +300,7 @@ func (r *runner) reads() error {
 	return nil
 }
 
-// query asks a contestant whose caches are empty.
+// query makes queries to a contestant whose caches are empty.
 func (r *runner) query(e *entrant, mode cacheMode, q request) (a answer, err error) {
 	opened, err := e.ask(request{Op: opReopen, Cache: mode, Cold: r.o.Cold})
 	if err != nil {
@@ -318,17 +313,17 @@ func (r *runner) query(e *entrant, mode cacheMode, q request) (a answer, err err
 	a.Plan = opened.Plan
 	r.progress.Add(a.Done + q.Warm)
 	if a.Wrong > 0 {
-		return a, fmt.Errorf("%s: %d of %d answers are not what was written", e.Name, a.Wrong, a.Done)
+		return a, fmt.Errorf("%s: %d of %d answers are wrong", e.Name, a.Wrong, a.Done)
 	}
 	return a, nil
 }
 
-// turn is a change of the mix midway: as many queries of the one, then of the other.
+// turn is a change of the mix midway: queries of one mix, then as many of the other.
 type turn struct{ from, to mix10 }
 
 func (t turn) String() string { return fmt.Sprintf("%s then %s", t.from, t.to) }
 
-// changing is the turn that counts: from serving history to serving state.
+// changing is the turn of the target: from serving history to serving state.
 var (
 	changing = turn{10, 0}
 	turns    = []turn{changing, {7, 3}}
@@ -346,7 +341,8 @@ func splitName(eighths int) string {
 	return fmt.Sprintf("%d/8", eighths)
 }
 
-// cache compares the game with fixed splits: the same queries by Starling, each with an empty cache that some queries fill.
+// cache compares the game with fixed splits: the same queries to Starling, each with an empty cache
+// that some queries fill first.
 func (r *runner) cache() error {
 	ours := r.entrants[len(r.entrants)-1]
 	r.progress.Begin("cache", "queries", len(splits)*(len(mixes)*2+len(turns)*3)*r.o.Queries)
@@ -385,10 +381,12 @@ func (r *runner) cache() error {
 	return nil
 }
 
-// cacheDistribution is that of the queries which compare divisions: without a favourite there is nothing to keep.
+// cacheDistribution is the distribution of queries that compare divisions: without hot keys, no
+// division is better.
 const cacheDistribution = distZipf99
 
-// Blocks after the state that a recovery begins with, of which the last are not durable yet when the process dies.
+// Blocks after the state of a recovery, of which the last are not durable yet when the process is
+// killed.
 const dyingBlocks = 130
 
 func (r *runner) recovery() error {
@@ -411,7 +409,7 @@ func (r *runner) recovery() error {
 	r.progress.Working("kill")
 	switch err := p.Ask(request{Op: opDie, N: dyingBlocks}, new(answer)); {
 	case err == nil:
-		return errors.New("recovery: the process that should have died did not")
+		return errors.New("recovery: the process that was to be killed has survived")
 	case !p.Ended():
 		return err
 	}
@@ -436,7 +434,8 @@ func (r *runner) recovery() error {
 	return nil
 }
 
-// Blocks of the commit part. A slice takes as long as the flusher waits at most, so each has a flush.
+// Blocks of the commit part. A slice takes as long as the flusher waits at most, so each slice has
+// a flush.
 const (
 	commitSlice   = 50
 	commitRounds  = 4

@@ -3,42 +3,43 @@ package storagebench
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 
 	dbm "github.com/cometbft/cometbft-db"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// starlingLayout is what a node has: the block zone behind CometBFT's database interface, the state zone without a log.
+// starlingLayout is a node's own: the block zone behind CometBFT's database interface, the state
+// zone without a log.
 type starlingLayout struct {
 	Spec
 	blocks  *blocks.Zone
 	dbs     map[byte]dbm.DB
-	state   *storage.State
+	state   *storage.Zone
 	cache   *sgc.Cache
-	pages   *pages // nil: not to be read yet
+	pages   *pages // nil: not open for reading
 	height  int64
-	pending atomic.Int64 // blocks that are not durable yet
+	pending atomic.Int64 // blocks not durable yet
 	memory  memoryPlan
 }
 
-// dbNames are the names that CometBFT gives its databases.
+// dbNames are CometBFT's names of its databases.
 var dbNames = map[byte]string{dbBlocks: "blockstore", dbState: "state", dbIndex: "tx_index"}
 
-// Memtables of the block zone: one that is written to and one that is flushed. (Pebble may have more where flushes are slow.)
+// Memtables of the block zone: one being written and one being flushed. (Pebble keeps more where
+// flushes are slow.)
 const blockMemtables = 2
 
 func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingLayout, err error) {
 	l = &starlingLayout{Spec: spec, memory: planPages(budget, 0), dbs: map[byte]dbm.DB{}}
-	// What waits, what is being flushed, and the batch made of that.
+	// Blocks that wait, those being flushed, and the batch made of them.
 	flush := l.memory.Memtables / 2 / 3
 	so := storage.Options{
 		Logger: errorsOnly{}, CacheBytes: l.memory.BlockCache / 2, FlushBytes: flush, MaxLagBytes: 2 * flush,
@@ -52,13 +53,13 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 	}
 	if r != nil {
 		l.pages = &r.pages
-		l.pages.read = l.state.Page
-		if err := l.pages.load(r.model, leavesOf(l.state)); err != nil {
+		l.pages.Zone = l.state
+		if err := l.pages.load(r.model, l.state.Scan()); err != nil {
 			return nil, errors.Join(err, l.state.Close())
 		}
 		l.memory = planPages(budget, l.pages.upper())
 		l.cache = r.mode.open(l.memory)
-		l.pages.cache = l.cache
+		l.pages.Cache = l.cache
 	}
 	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: l.memory.BlockCache / 2}
 	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)
@@ -71,18 +72,7 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 	return l, nil
 }
 
-// leavesOf yields all of a state zone.
-func leavesOf(zone *storage.State) iter.Seq2[avlstar.Leaf, error] {
-	return func(yield func(avlstar.Leaf, error) bool) {
-		for l, err := range zone.Scan() {
-			if !yield(avlstar.Leaf(l), err) {
-				return
-			}
-		}
-	}
-}
-
-// errorsOnly drops information.
+// errorsOnly is a logger that drops everything except errors.
 type errorsOnly struct{}
 
 func (errorsOnly) Info(string, ...any) {}
@@ -101,18 +91,24 @@ func (l *starlingLayout) replay(_ int64, data []batch, state batch) error {
 		Meta: storage.Meta{Height: l.height, AppHash: make([]byte, 32), ChunkBytes: avlstar.DefaultChunkBytes, ChainID: "bench"},
 		Done: func() { l.pending.Add(-1) },
 	}
-	var heights []storage.Height
+	var heights []op
 	for _, o := range state.ops {
 		switch o.kind {
 		case opSet:
-			b.Puts = append(b.Puts, storage.Leaf{Key: o.key, Value: o.value})
+			b.Puts = append(b.Puts, record.Leaf{Key: o.key, Value: o.value})
 		case opDelete:
 			b.Deletes = append(b.Deletes, o.key)
 		case opHeight:
-			heights = append(heights, storage.Height{Key: o.key, Height: o.value[0]})
+			heights = append(heights, o)
 		}
 	}
-	b.Heights = slices.Values(heights)
+	b.Heights = func(yield func([]byte, uint8) bool) {
+		for _, o := range heights {
+			if !yield(o.key, o.value[0]) {
+				return
+			}
+		}
+	}
 	l.pending.Add(1)
 	return l.state.Write(b)
 }

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncDisk waits until what was written lies on the disk, whoever wrote it.
+// syncDisk waits until all files are on the disk, whoever wrote them.
 func syncDisk() { unix.Sync() }
 
-// cpuTime is what this process has used of all CPUs.
+// cpuTime is the CPU time that this process has used, user and system.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
@@ -22,16 +22,17 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// forgetFiles empties the page cache of the files below dir (posix_fadvise(2); syncDisk has made them clean).
+// forgetFiles empties the page cache of the files below dir (posix_fadvise(2); syncDisk has made
+// them clean).
 func forgetFiles(dir string) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return
 	}
-	defer func() { _ = root.Close() }() // only looked at
+	defer func() { _ = root.Close() }() // opened for reading only
 	_ = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return nil //nolint:nilerr // what is gone is not in the cache either
+			return nil //nolint:nilerr // a file that is gone is not in the cache either
 		}
 		if f, err := root.Open(path); err == nil {
 			_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)

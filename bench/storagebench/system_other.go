@@ -4,7 +4,7 @@ package storagebench
 
 import "time"
 
-// What is not told elsewhere is 0 in the result.
+// Figures that other systems do not report are 0 in the result.
 
 func syncDisk() {}
 

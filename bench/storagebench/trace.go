@@ -9,13 +9,13 @@ import (
 	"os"
 )
 
-// opKind is what is done with a key.
+// opKind is the kind of an operation on a key.
 type opKind byte
 
 const (
 	opSet    opKind = iota
-	opDelete        // of a leaf: its height goes, too
-	opHeight        // the height of the inner node with this key, in one byte; package storage's layout
+	opDelete        // of a leaf, and of its height
+	opHeight        // the height of the inner node with this key, in one byte
 )
 
 type op struct {
@@ -23,7 +23,7 @@ type op struct {
 	key, value []byte
 }
 
-// batch is written at once.
+// batch is a set of operations that are written at once.
 type batch struct {
 	db   byte
 	sync bool
@@ -39,7 +39,7 @@ func (b *batch) bytes() (n int) {
 	return n
 }
 
-// A trace is a file of requests in the order in which they are replayed, made once for all contestants:
+// A trace is a file of requests in the order of their replay, made once for all contestants:
 //
 //	step  = u32be(bytes that follow) ‖ uvarint(batches) ‖ batch …
 //	batch = database:u8 ‖ synced:u8 ‖ uvarint(operations) ‖ operation …
@@ -81,7 +81,8 @@ func (t *traceWriter) write(step []batch) error {
 
 func (t *traceWriter) close() error { return errors.Join(t.w.Flush(), t.file.Close()) }
 
-// traceReader reads ahead, so that a replay waits for its database only. What it returns is the receiver's to keep.
+// traceReader reads ahead, so that a replay waits only for its database. The steps that it returns
+// are the receiver's to keep.
 type traceReader struct {
 	steps chan readStep
 	stop  chan struct{}
@@ -92,7 +93,7 @@ type readStep struct {
 	err     error
 }
 
-// readAhead is how many steps lie ready.
+// readAhead is the number of steps that are read ahead.
 const readAhead = 4
 
 func openTrace(name string) (*traceReader, error) {
@@ -151,7 +152,7 @@ func readTraceStep(r io.Reader) ([]batch, error) {
 	return step, nil
 }
 
-// decoder cuts fields off b.
+// decoder reads fields from the front of b.
 type decoder struct {
 	b   []byte
 	bad bool

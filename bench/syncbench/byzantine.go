@@ -11,19 +11,19 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// ByzantineOptions are what a run against liars is asked for.
+// ByzantineOptions are the options of a run against liars.
 type ByzantineOptions struct {
 	Keys   int
 	Seed   uint64
 	Peers  int
-	Lying  []int    // how many of them lie, one row each
-	Lies   []string // the liars' lies, in turns
+	Lying  []int    // numbers of liars, one row each
+	Lies   []string // taken in turn by the liars
 	Repeat int      // joins of each row
-	Limit  float64  // seconds that a join may take: after that it counts as one that does not end
+	Limit  float64  // seconds after which a join counts as one that does not end
 	Dir    string
 }
 
-// DefaultLying is the paper's Fig. 7, and beyond.
+// DefaultLying is the paper's Fig. 7, and more.
 var DefaultLying = []int{0, 1, 5, 10, 20, 26, 79}
 
 const (
@@ -31,7 +31,7 @@ const (
 	maxLimit = 100_000 // seconds
 )
 
-// Check says what is wrong with the options and what to do.
+// Check returns an error that names the flag that is out of range, and the range.
 func (o ByzantineOptions) Check() error {
 	if err := checkKeys(o.Keys); err != nil {
 		return err
@@ -77,13 +77,13 @@ type ByzantineResult struct {
 	Goals   []Goal          `json:"targets"`
 }
 
-// LyingRow is the join of the median time with so many liars.
+// LyingRow is the join of the median time, with one number of liars.
 type LyingRow struct {
 	Lying     int       `json:"lying"`
 	StarlingS float64   `json:"starling_s"`
-	Ratio     float64   `json:"ratio"` // to the honest row; 0: there is none
+	Ratio     float64   `json:"ratio"` // to the honest row, or 0 without one
 	Chunks    int       `json:"chunks"`
-	Refetched int       `json:"refetched"` // chunks that were asked for again
+	Refetched int       `json:"refetched"` // chunks re-requested
 	Bytes     int64     `json:"bytes"`     // received
 	Wasted    int64     `json:"wasted_bytes"`
 	Banned    int       `json:"banned"`
@@ -92,7 +92,8 @@ type LyingRow struct {
 	Seconds   []float64 `json:"seconds"` // of each join
 }
 
-// RunByzantine measures joins from many peers in one process, over one version, of which some lie.
+// RunByzantine measures joins from many peers, of which some lie. The peers are in one process,
+// over one version.
 func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Progress) (*ByzantineResult, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -108,7 +109,7 @@ func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Pro
 		progress.Begin("join", "joins", len(o.Lying)*o.Repeat)
 		joins := make([][]joined, len(o.Lying))
 		for round := range o.Repeat {
-			for i := range o.Lying { // in turns, each round beginning with another
+			for i := range o.Lying { // in turns; each round starts with another row
 				i = (i + round) % len(o.Lying)
 				j, err := r.joinLiars(ctx, server, o, o.Lying[i])
 				if err != nil {
@@ -129,7 +130,8 @@ func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Pro
 	return result, nil
 }
 
-// joinLiars opens new peers, so that nobody is known to have lied. Honest ones and liars are mixed by the seed in the joiner's list.
+// joinLiars opens new peers, so that none is known as a liar. The seed shuffles honest ones and
+// liars in the joiner's list.
 func (r *runner) joinLiars(ctx context.Context, server *harness.Process, o ByzantineOptions, lying int) (j joined, err error) {
 	r.progress.Working(fmt.Sprintf("%d of %d lie", lying, o.Peers))
 	q := request{Op: opServe, Peers: o.Peers}
@@ -141,7 +143,7 @@ func (r *runner) joinLiars(ctx context.Context, server *harness.Process, o Byzan
 		return j, err
 	}
 	t := serving.Target
-	rng := rand.New(rand.NewPCG(o.Seed, uint64(lying))) //nolint:gosec // it must be the same every time
+	rng := rand.New(rand.NewPCG(o.Seed, uint64(lying))) //nolint:gosec // the same every time, by the seed
 	rng.Shuffle(len(t.Peers), func(a, b int) { t.Peers[a], t.Peers[b] = t.Peers[b], t.Peers[a] })
 	j, err = r.join(ctx, server, request{Op: opJoin, Target: t, LimitS: o.Limit}, fmt.Sprint(lying))
 	r.progress.Add(1)
@@ -181,7 +183,7 @@ func (r *ByzantineResult) judge() {
 	}
 }
 
-// Print writes the table, how to read it, and the targets.
+// Print writes the table, notes on how to read it, and the targets.
 func (r *ByzantineResult) Print(out io.Writer) {
 	cells := [][]string{{
 		fmt.Sprintf("%s keys, of %d peers lie", harness.Group(r.Keys), r.Peers), "join, s", "×", "chunks", "refetched", "bytes, MB", "wasted, MB", "banned", "CPU, s", "unended",
@@ -194,10 +196,10 @@ func (r *ByzantineResult) Print(out io.Writer) {
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
-×        the honest time
+×        over the honest time
 join     from connecting to durable, verified state; all peers are in one process over one version, the joiner in another; the median of %d
-unended  joins that took longer than %g s, and were given up
-lies     in turns among the liars: %q
+unended  joins that were given up after %g s
+lies     taken in turn by the liars: %q
 `, r.Repeat, r.Limit, r.Lies)
 	printGoals(out, "80 peers and 1,000,000 keys", r.Goals)
 }

@@ -39,7 +39,7 @@ func Serve(in io.Reader, out io.Writer) (err error) {
 	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
 	c := &child{}
 	if err := requests.Decode(&c.begin); err != nil {
-		return fmt.Errorf("this command is for starling-bench itself, run 'starling-bench sync': %w", err)
+		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench sync': %w", err)
 	}
 	opened := c.open()
 	if err := answers.Encode(c.answer(request{Op: opBegin}, opened)); err != nil || opened != nil {
@@ -68,7 +68,7 @@ func (c *child) open() (err error) {
 	case roleJoiner:
 		return nil
 	default:
-		return fmt.Errorf("nobody knows the role %q", c.Role)
+		return fmt.Errorf("no such role: %q", c.Role)
 	}
 	c.work, err = workload.New(c.Spec, 0)
 	return err
@@ -124,7 +124,7 @@ func (c *child) do(r request) (answer, error) {
 	case r.Op == opJoin && c.Role == roleJoiner:
 		return c.join(r)
 	}
-	return answer{}, fmt.Errorf("the %s does not know this request", c.Role)
+	return answer{}, fmt.Errorf("a %s has no such request", c.Role)
 }
 
 func (c *child) load(n int) (a answer, err error) {
@@ -142,7 +142,7 @@ func (c *child) load(n int) (a answer, err error) {
 	return a, nil
 }
 
-// applied is the version after v with changes; v is released.
+// applied applies changes to v, releases v, and returns the new version.
 func applied(v *avlstar.Version, changes []workload.Change) (*avlstar.Version, error) {
 	given := make([]avlstar.Change, len(changes))
 	for i, c := range changes {
@@ -156,7 +156,7 @@ func applied(v *avlstar.Version, changes []workload.Change) (*avlstar.Version, e
 	return next, nil
 }
 
-// serve listens on new addresses. The liars among the peers are the last ones.
+// serve listens on new addresses. The last peers are the liars.
 func (c *child) serve(r request) (a answer, err error) {
 	if c.server == nil {
 		if err := checkLen(c.newest.Len(), c.Spec.Keys); err != nil {
@@ -177,17 +177,17 @@ func (c *child) serve(r request) (a answer, err error) {
 		}
 	}
 	a.Target = c.server.target
-	runtime.GC() // what loading left is not the join's to clear away
+	runtime.GC() // garbage of the load is not the join's
 	return a, nil
 }
 
-// join makes one join into a folder of its own.
+// join makes one join, into a new folder.
 func (c *child) join(r request) (a answer, err error) {
 	dir := filepath.Join(c.Dir, "state")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return a, fmt.Errorf("no folder for the joined state: %w", err)
 	}
-	ctx := context.Background() // the parent kills this process where it gives up
+	ctx := context.Background() // the parent kills this process if it gives up
 	if r.LimitS > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.LimitS*float64(time.Second)))
@@ -202,11 +202,12 @@ func (c *child) join(r request) (a answer, err error) {
 	if err != nil {
 		return a, err
 	}
-	a.Ended, a.Seconds = true, a.Stats.DurableS // closing all is not the join
+	a.Ended, a.Seconds = true, a.Stats.DurableS // closing files is no part of a join
 	return a, checkLen(uint64(a.Stats.Keys), int(r.Target.Keys))
 }
 
-// importMemiavl exports the newest version and imports it into a snapshot on disk, whose files memiavl syncs.
+// importMemiavl exports the newest version and imports it into a snapshot on disk, whose files
+// memiavl syncs.
 func (c *child) importMemiavl() (a answer, err error) {
 	runtime.GC()
 	cpu, from := cpuTime(), time.Now()
@@ -227,7 +228,7 @@ func (c *child) importMemiavl() (a answer, err error) {
 
 func checkLen(have uint64, want int) error {
 	if have != uint64(want) {
-		return fmt.Errorf("the state has %d keys, it was given %d", have, want)
+		return fmt.Errorf("the state has %d keys, want %d", have, want)
 	}
 	return nil
 }

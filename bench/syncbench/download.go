@@ -10,13 +10,15 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 )
 
-// askAgain is the time between two questions whether there is a snapshot.
+// askAgain is the interval at which a downloader without a snapshot asks for one.
 const askAgain = 100 * time.Millisecond
 
-// downloadAll fetches the newest snapshot, again and again, until ctx ends. Snapshots that are gone meanwhile are left.
+// downloadAll fetches the newest snapshot over and over until ctx ends. It drops a snapshot that is
+// pruned meanwhile.
 func downloadAll(ctx context.Context, conn transport.Conn, bytes *atomic.Int64) error {
 	for {
 		height, err := newestSnapshot(ctx, conn)
@@ -37,10 +39,11 @@ func downloadAll(ctx context.Context, conn transport.Conn, bytes *atomic.Int64) 
 	}
 }
 
-// newestSnapshot asks for the status of a peer (docs/spec/transport.md); 0: it has no snapshot.
+// newestSnapshot asks a peer for its status (docs/spec/transport.md#methods), and returns the
+// height of its newest snapshot, or 0 if it has none.
 func newestSnapshot(ctx context.Context, conn transport.Conn) (int64, error) {
 	const fixed = 1 + 8 + 8 + 2 // version, first and last block, number of snapshots
-	b, err := conn.Call(ctx, transport.Call{Method: transport.MethodStatus, Max: 1 << 16})
+	b, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodStatus, Max: 1 << 16})
 	if err != nil {
 		return 0, err
 	}
@@ -58,7 +61,7 @@ func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	at := binary.BigEndian.AppendUint64(nil, uint64(height))
-	b, err := conn.Call(ctx, transport.Call{Method: transport.MethodCommitment, Body: at, Max: 53})
+	b, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodCommitment, Body: at, Max: avlstar.CommitmentBytes})
 	if err != nil {
 		return err
 	}
@@ -66,7 +69,7 @@ func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *
 	if err != nil {
 		return err
 	}
-	if b, err = conn.Call(ctx, transport.Call{Method: transport.MethodManifest, Body: at, Max: 16 + 70*int(c.Chunks)}); err != nil {
+	if b, err = conn.Call(ctx, transport.Call{Method: fastsync.MethodManifest, Body: at, Max: 16 + 70*int(c.Chunks)}); err != nil {
 		return err
 	}
 	m, err := avlstar.VerifyManifest(b, c.AppHash())
@@ -85,7 +88,7 @@ func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *
 				if n > len(into) {
 					into = make([]byte, n)
 				}
-				data, err := conn.Call(ctx, transport.Call{Method: transport.MethodChunk, Body: chunkBody(at, uint32(k), uint32(n)), Into: into[:n]})
+				data, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodChunk, Body: chunkBody(at, uint32(k), uint32(n)), Into: into[:n]})
 				if err != nil {
 					cancel(err)
 					return

@@ -19,15 +19,17 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Floor is what no join of this state can be faster than on this machine: the largest of its parts.
+// Floor is the time below which no join of this state can fall on this machine: the largest of its
+// parts. Our own CPU time is reported beside it and is no part of it, since a slower Starling would
+// raise such a floor.
 type Floor struct {
 	Seconds float64 `json:"seconds"`
-	By      string  `json:"by"` // the part that it is
+	By      string  `json:"by"` // its largest part
 
-	LoopbackS float64 `json:"loopback_s"` // the bytes through one plain TCP connection
+	LoopbackS float64 `json:"loopback_s"` // bytes through one plain TCP connection
 	HashesS   float64 `json:"hashes_s"`   // all hashes, in bulk on all cores
-	DiskS     float64 `json:"disk_s"`     // the bytes written in order, and synced
-	CPUS      float64 `json:"cpu_s"`      // CPU seconds of both sides over the cores
+	DiskS     float64 `json:"disk_s"`     // bytes written in order, and synced
+	CPUS      float64 `json:"cpu_s"`      // of both sides, over the cores; not in the floor
 
 	LoopbackMBPerS float64  `json:"loopback_mb_s"`
 	DiskMBPerS     float64  `json:"disk_mb_s"`
@@ -35,7 +37,8 @@ type Floor struct {
 	Cores          int      `json:"cores"`
 }
 
-// hashCost is what one message of each kind costs with the best kernel, in bulk with all cores at work, in nanoseconds of one core.
+// hashCost is the time for one message of each kind, in bulk with the best kernel while all cores
+// work, in nanoseconds of one core.
 type hashCost struct {
 	Kernel string  `json:"kernel"`
 	Inner  float64 `json:"inner_ns"`
@@ -44,16 +47,19 @@ type hashCost struct {
 	Key    float64 `json:"key_ns"`
 }
 
-// Lengths of what is hashed (design, section 2).
+// Lengths of the hashed images (docs/spec/tree.md#hashes), in bytes.
 const (
-	innerImage = 1 + 2*(1+8) + 3*32 // 115: 01 ‖ stat(left) ‖ stat(right) ‖ SHA256(key) ‖ left ‖ right
-	leafImage  = 1 + 2*32           // 65: 00 ‖ SHA256(key) ‖ SHA256(value)
+	// 01 ‖ stat(left) ‖ stat(right) ‖ SHA256(key) ‖ left ‖ right
+	innerImage = 1 + 2*(1+8) + 3*32
+	// 00 ‖ SHA256(key) ‖ SHA256(value)
+	leafImage = 1 + 2*32
 )
 
-// floorRounds is how often each rate is measured; the median counts.
+// floorRounds is the number of measurements of each rate, whose median counts.
 const floorRounds = 3
 
-// measureFloor computes the floor of a join of bytes with so many keys, of which both sides used cpu seconds.
+// measureFloor computes the floor of a join of bytes and keys, in which both sides used cpu
+// seconds.
 func measureFloor(ctx context.Context, dir string, bytes int64, keys int, cpu float64) (f Floor, err error) {
 	f.Cores = runtime.GOMAXPROCS(0)
 	var loopback, disk, inner, leaf, value, key []float64
@@ -80,7 +86,7 @@ func measureFloor(ctx context.Context, dir string, bytes int64, keys int, cpu fl
 	return f, nil
 }
 
-// compute finds the largest part. An inner node's key is a leaf's, so its hash is there already.
+// compute finds the largest part. An inner node's key is that of a leaf, so its hash is known.
 func (f *Floor) compute(keys int, cpu float64) {
 	nanos := float64(keys)*(f.Hash.Key+f.Hash.Value+f.Hash.Leaf) + float64(keys-1)*f.Hash.Inner
 	f.HashesS = nanos / 1e9 / float64(f.Cores)
@@ -89,20 +95,20 @@ func (f *Floor) compute(keys int, cpu float64) {
 	for _, part := range []struct {
 		by      string
 		seconds float64
-	}{{"loopback", f.LoopbackS}, {"hashes", f.HashesS}, {"disk", f.DiskS}, {"CPU", f.CPUS}} {
+	}{{"loopback", f.LoopbackS}, {"hashes", f.HashesS}, {"disk", f.DiskS}} {
 		if part.seconds > f.Seconds {
 			f.Seconds, f.By = part.seconds, part.by
 		}
 	}
 }
 
-// pieceBytes is how much is written at once.
+// pieceBytes is the size of a write.
 const pieceBytes = 256 << 10
 
 func randomPiece() []byte {
 	piece := make([]byte, pieceBytes)
 	for i := 0; i < len(piece); i += 8 {
-		binary.LittleEndian.PutUint64(piece[i:], rand.Uint64()) //nolint:gosec // what is carried does not matter
+		binary.LittleEndian.PutUint64(piece[i:], rand.Uint64()) //nolint:gosec // the content does not matter
 	}
 	return piece
 }
@@ -132,7 +138,8 @@ func loopbackSeconds(ctx context.Context, n int64) (float64, error) {
 	return took, errors.Join(err, <-sent)
 }
 
-// onlyWriter drops bytes, onlyReader hides how else a connection could be read: a joiner has to have the bytes in its memory.
+// onlyWriter drops bytes. onlyReader hides the other ways to read a connection (splice): a joiner
+// needs the bytes in its memory.
 type (
 	onlyWriter struct{}
 	onlyReader struct{ io.Reader }
@@ -140,7 +147,7 @@ type (
 
 func (onlyWriter) Write(b []byte) (int, error) { return len(b), nil }
 
-// sendBytes closes the listener after one connection.
+// sendBytes sends n bytes on the first connection, and closes the listener.
 func sendBytes(listener net.Listener, piece []byte, n int64) error {
 	conn, err := listener.Accept()
 	listener.Close()
@@ -160,7 +167,7 @@ func sendBytes(listener net.Listener, piece []byte, n int64) error {
 func diskSeconds(ctx context.Context, dir string, n int64) (float64, error) {
 	piece := randomPiece()
 	path := filepath.Join(dir, "floor")
-	defer func() { _ = os.Remove(path) }() // the folder is removed, too
+	defer func() { _ = os.Remove(path) }() // the folder is removed as well
 	syncDisk()
 	from := time.Now()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
@@ -177,8 +184,8 @@ func diskSeconds(ctx context.Context, dir string, n int64) (float64, error) {
 	return time.Since(from).Seconds(), err
 }
 
-// messageCost hashes messages that lie as the kernel wants them, with room for their padding, in each core's own cache, on all cores at
-// once, and takes the mean.
+// messageCost hashes messages that are laid out as the kernel needs them, with space for their
+// padding, in each core's own cache, on all cores at once, and returns the mean.
 func messageCost(length int) float64 {
 	const messages, passes = 2048, 8
 	padded := (length + 9 + 63) / 64 * 64 // FIPS 180-4, section 5.1.1
@@ -188,14 +195,14 @@ func messageCost(length int) float64 {
 		cores.Go(func() {
 			memory := make([]byte, messages*padded)
 			for i := 0; i+8 <= len(memory); i += 8 {
-				binary.LittleEndian.PutUint64(memory[i:], rand.Uint64()) //nolint:gosec // what is hashed does not matter
+				binary.LittleEndian.PutUint64(memory[i:], rand.Uint64()) //nolint:gosec // the content does not matter
 			}
 			msgs, out := make([][]byte, messages), make([][32]byte, messages)
 			for i := range msgs {
 				msgs[i] = memory[i*padded:][:length:padded]
 			}
 			best := sha256mb.Best()
-			best.Sum(out, msgs) // brings all into the cache
+			best.Sum(out, msgs) // loads everything into the cache
 			from := time.Now()
 			for range passes {
 				best.Sum(out, msgs)

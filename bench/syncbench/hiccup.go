@@ -11,14 +11,14 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// HiccupOptions are what a run of a validator under load is asked for.
+// HiccupOptions are the options of a run of a validator that serves.
 type HiccupOptions struct {
 	Keys      int
 	Seed      uint64
 	Blocks    int     // of each row
-	PauseMS   int     // between the beginnings of two blocks
-	Joiners   []int   // that download meanwhile, one row each
-	Rate      float64 // MB/s that each of them is given
+	PauseMS   int     // between the starts of two blocks
+	Joiners   []int   // numbers of joiners that download meanwhile, one row each
+	Rate      float64 // MB/s, the limit of each joiner
 	Against   []string
 	SDKBlocks int // of each row of the SDK's store
 	Dir       string
@@ -28,20 +28,22 @@ type HiccupOptions struct {
 const (
 	maxBlocks  = 100_000
 	maxJoiners = 16
-	// blockSlice is how many blocks are made before it is another row's turn: noise hits all alike.
+	// blockSlice is the number of blocks in a turn. Rows take turns so that noise affects all
+	// alike.
 	blockSlice = 25
-	// warmBlocks begin a slice and are not measured: connections and caches are the interleaving's doing.
+	// warmBlocks at the beginning of a turn are not measured: the other rows' turns have emptied
+	// caches.
 	warmBlocks = 2
 )
 
-// Check says what is wrong with the options and what to do.
+// Check returns an error that names the flag that is out of range, and the range.
 func (o HiccupOptions) Check() error {
 	if err := checkKeys(o.Keys); err != nil {
 		return err
 	}
 	switch {
 	case o.Blocks < 1 || o.Blocks > maxBlocks:
-		return fmt.Errorf("--blocks is %d, it must be from 1 to %d (500 for percentiles that mean something)", o.Blocks, maxBlocks)
+		return fmt.Errorf("--blocks is %d, it must be from 1 to %d (use 500 for meaningful percentiles)", o.Blocks, maxBlocks)
 	case o.SDKBlocks < 1 || o.SDKBlocks > maxBlocks:
 		return fmt.Errorf("--sdk-blocks is %d, it must be from 1 to %d", o.SDKBlocks, maxBlocks)
 	case o.PauseMS < 0 || o.PauseMS > 60_000:
@@ -54,7 +56,7 @@ func (o HiccupOptions) Check() error {
 	for i, n := range o.Joiners {
 		switch {
 		case n < 0 || n > maxJoiners:
-			return fmt.Errorf("--joiners names %d, it may be from 0 to %d", n, maxJoiners)
+			return fmt.Errorf("--joiners names %d, it must be from 0 to %d", n, maxJoiners)
 		case slices.Contains(o.Joiners[:i], n):
 			return fmt.Errorf("--joiners names %d twice, once is enough", n)
 		}
@@ -72,7 +74,7 @@ type HiccupResult struct {
 	Keys      int             `json:"keys"`
 	Blocks    int             `json:"blocks"`
 	PauseMS   int             `json:"interval_ms"`
-	RateMBPS  float64         `json:"rate_mb_s"` // the cap of each joiner
+	RateMBPS  float64         `json:"rate_mb_s"` // limit of each joiner
 	Starling  []HiccupRow     `json:"starling"`
 	SDK       []HiccupRow     `json:"sdk_iavl,omitempty"`
 	SDKBlocks int             `json:"sdk_blocks"`
@@ -81,10 +83,10 @@ type HiccupResult struct {
 	Goals     []Goal          `json:"targets"`
 }
 
-// HiccupRow are the commit times of one situation.
+// HiccupRow are the commit times with one number of joiners.
 type HiccupRow struct {
 	Joiners   int     `json:"joiners"`
-	Snapshots int     `json:"snapshots"` // SDK: finished meanwhile; Starling's cost nothing and are always taken
+	Snapshots int     `json:"snapshots"` // of the SDK, finished meanwhile; 0 for Starling
 	P50MS     float64 `json:"p50_ms"`
 	P99MS     float64 `json:"p99_ms"`
 	MaxMS     float64 `json:"max_ms"`
@@ -185,7 +187,8 @@ func (h *hiccups) starling(ctx context.Context) error {
 	return err
 }
 
-// sdk makes blocks without snapshots first, then as many with: what is made in the background would reach into the next slice.
+// sdk makes all blocks without snapshots first, then as many with: a snapshot is made in the
+// background, and would reach into the next turn.
 func (h *hiccups) sdk(ctx context.Context) (err error) {
 	program := h.o.SDK
 	if program == "" {
@@ -247,7 +250,7 @@ func (r *HiccupResult) judge() {
 	}
 }
 
-// Print writes the table, how to read it, and the targets.
+// Print writes the table, notes on how to read it, and the targets.
 func (r *HiccupResult) Print(out io.Writer) {
 	cells := [][]string{{harness.Group(r.Keys) + " keys, commit", "p50, ms", "p99, ms", "×", "max, ms", "×", "served, MB/s", "blocks"}}
 	add := func(name string, row HiccupRow) {
@@ -257,7 +260,7 @@ func (r *HiccupResult) Print(out io.Writer) {
 		})
 	}
 	for _, row := range r.Starling {
-		name := fmt.Sprintf("starling, %d joiners", row.Joiners)
+		name := "starling, " + harness.Count(row.Joiners, "joiner")
 		if row.Joiners == 1 {
 			name = "starling, 1 joiner"
 		}
@@ -266,17 +269,17 @@ func (r *HiccupResult) Print(out io.Writer) {
 	for i, row := range r.SDK {
 		name := "sdk-iavl"
 		if i > 0 {
-			name = fmt.Sprintf("sdk-iavl, %d snapshots", row.Snapshots)
+			name = "sdk-iavl, " + harness.Count(row.Snapshots, "snapshot")
 		}
 		add(name, row)
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
-commit    2,000 operations, from the changes to the block being committed: Starling's is the tree, the queue of the state zone, and every
-          %d blocks a snapshot, in all rows; one every %d ms, SDK's one after another
-joiners   download the newest snapshot over loopback, capped at %g MB/s each, and drop it: what they do with it is not the validator's work
-snapshots of the SDK are begun every %d blocks, where none is under way
-×         the first row of the kind
+commit    2,000 operations, from the changes until the block is committed. Starling's: the tree, the queue of the state zone and, in all
+          rows, a snapshot every %d blocks; a block every %d ms, the SDK's one after another
+joiners   download the newest snapshot over loopback, at %g MB/s each at most, and drop it: only the validator's work is measured
+snapshots of the SDK start every %d blocks, unless one is running
+×         over the first row of the kind
 `, snapshotEvery, r.PauseMS, r.RateMBPS, snapshotEvery)
 	printGoals(out, "1,000,000 keys", r.Goals)
 }

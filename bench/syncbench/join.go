@@ -11,13 +11,14 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/treestore"
 )
 
-// join connects to the peers of t and returns when the state is verified and durable in the empty folder dir: what a node does, but for the
-// light blocks, in whose place stands t's app hash.
+// join connects to the peers of t and returns when the state is verified and durable in the empty
+// folder dir. It does what a node does, except that t has the app hash, which a node takes from
+// light blocks.
 func join(ctx context.Context, t Target, dir string) (s JoinStats, err error) {
 	from := time.Now()
 	dialer, err := newDialer(t)
@@ -56,10 +57,12 @@ func join(ctx context.Context, t Target, dir string) (s JoinStats, err error) {
 	return s, nil
 }
 
-// headers are the proved ones: the newest that is needed to start at the target.
+// headers stands for proved headers, up to the newest that is needed to start at the target.
 type headers struct{ Target }
 
 func (h headers) Newest(context.Context) (int64, error) { return h.Height + 2, nil }
+
+func (h headers) Conflict() error { return nil }
 
 func (h headers) AppHash(_ context.Context, height int64) ([]byte, error) {
 	if height != h.Height {
@@ -68,15 +71,16 @@ func (h headers) AppHash(_ context.Context, height int64) ([]byte, error) {
 	return h.Target.AppHash[:], nil
 }
 
-// zone is where a joined state goes: the state zone of a node.
+// zone is the target of a join: the store of a node. It records the time of each phase.
 type zone struct {
-	state         *storage.State
-	manifest      *avlstar.Manifest
+	treestore.Target
+	state         *storage.Zone
+	chunks        int64
 	manifestBytes int64
-	restore       *storage.Restore
 
-	written         atomic.Int64
-	began, complete func() // called when the manifest is proved, and when all chunks are, and written
+	written atomic.Int64
+	// began is called when the manifest is proved, complete when all chunks are proved and written.
+	began, complete func()
 }
 
 var _ fastsync.Target = (*zone)(nil)
@@ -86,44 +90,24 @@ func openZone(dir string) (*zone, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &zone{state: state}, nil
+	store := treestore.New(treestore.Options{Zone: state, ChainID: chainID})
+	return &zone{state: state, Target: store.JoinTarget(treestore.JoinOptions{})}, nil
 }
 
-func (z *zone) Begin(_ int64, m *avlstar.Manifest) (err error) {
+// Continue implements statesync.Resumer: a join of fastsync starts with it.
+func (z *zone) Continue(height int64, m *avlstar.Manifest) error {
 	z.began()
-	label := m.Encode()
-	z.manifest, z.manifestBytes = m, int64(len(label))
-	z.restore, err = z.state.BeginRestore(label)
-	return err
+	z.chunks, z.manifestBytes = int64(len(m.Entries)), int64(len(m.Encode()))
+	return z.Target.Continue(height, m)
 }
 
-// Unfinished, Continue and Stored would go on with a join that was killed: here is none.
-func (z *zone) Unfinished() (int64, *avlstar.Manifest, bool)     { return 0, nil, false }
-func (z *zone) Continue(height int64, m *avlstar.Manifest) error { return z.Begin(height, m) }
-func (z *zone) Stored(uint32) []byte                             { return nil }
-
-// Write implements statesync.Target. The run of a chunk is named by its root, which is the same wherever it lies.
+// Write implements statesync.Target.
 func (z *zone) Write(k uint32, c *avlstar.Chunk) error {
-	leaves := statesync.Leaves(z.manifest, k, c)
-	root := c.Root().Hash
-	err := z.restore.Add(storage.RunID(root[:]), func(yield func(storage.Leaf) bool) {
-		for l := range leaves {
-			if !yield(storage.Leaf(l)) {
-				return
-			}
-		}
-	})
-	if err == nil && z.written.Add(1) == int64(len(z.manifest.Entries)) {
+	err := z.Target.Write(k, c)
+	if err == nil && z.written.Add(1) == z.chunks {
 		z.complete()
 	}
 	return err
 }
-
-func (z *zone) Commit(height int64, v *avlstar.Version) error {
-	hash := v.AppHash()
-	return z.restore.Commit(storage.Meta{Height: height, AppHash: hash[:], ChunkBytes: v.ChunkBytes(), ChainID: chainID})
-}
-
-func (z *zone) Abort() error { return z.restore.Abort() }
 
 func (z *zone) close() error { return z.state.Close() }

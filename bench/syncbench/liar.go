@@ -6,17 +6,19 @@ import (
 	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 )
 
-// Lies are what a peer can do wrong, by name. What it does besides is true, so that it is believed as long as possible.
+// Lies are what a peer can do wrong, by name. Otherwise it answers truthfully, so that it is
+// trusted for as long as possible.
 var Lies = []string{"damaged", "truncated", "longer", "swapped", "silent", "manifest"}
 
-// liar stands before a handler that tells the truth.
+// liar wraps an honest handler.
 type liar struct {
 	transport.Handler
 	lie     string
-	version *avlstar.Version // for chunks that were not asked for
+	version *avlstar.Version // source of chunks that were not requested
 }
 
 // Serve implements transport.Handler.
@@ -25,8 +27,8 @@ func (l liar) Serve(ctx context.Context, r transport.Request) ([]byte, error) {
 	if err != nil || len(answer) == 0 {
 		return answer, err
 	}
-	about := r.Method == transport.MethodCommitment || r.Method == transport.MethodManifest
-	if chunk := r.Method == transport.MethodChunk; chunk && l.lie != "manifest" {
+	about := r.Method == fastsync.MethodCommitment || r.Method == fastsync.MethodManifest
+	if chunk := r.Method == fastsync.MethodChunk; chunk && l.lie != "manifest" {
 		return l.chunk(ctx, r, slices.Clone(answer))
 	} else if chunk || about && l.lie == "manifest" {
 		return flip(slices.Clone(answer)), nil
@@ -55,7 +57,7 @@ func flip(b []byte) []byte {
 	return b
 }
 
-// another is as many bytes of the next chunk.
+// another returns as many bytes of the next chunk.
 func (l liar) another(r transport.Request, n int) ([]byte, error) {
 	k := binary.BigEndian.Uint32(r.Body[8:])
 	b, err := l.version.Chunk((k + 1) % l.version.NumChunks())

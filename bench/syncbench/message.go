@@ -2,8 +2,8 @@ package syncbench
 
 import "github.com/starling-kv/starling/bench/workload"
 
-// Parent and child speak JSON values, one a line: a begin, its answer, then requests and their answers in turn. (bench/sdkstore has
-// messages of its own.)
+// Parent and child exchange JSON values, one on each line: a begin and its answer, then requests
+// and their answers. (bench/sdkstore has its own messages.)
 
 // Roles of a child.
 const (
@@ -14,26 +14,26 @@ const (
 	roleDownload  = "downloaders" // hiccup
 )
 
-// begin is the first line to a child.
+// begin is the first line that a child gets.
 type begin struct {
 	Role   string        `json:"role"`
 	Spec   workload.Spec `json:"spec"`
 	Dir    string        `json:"dir"`
-	Blocks int           `json:"blocks,omitempty"` // validator: the most that will be made
+	Blocks int           `json:"blocks,omitempty"` // validator: at most
 }
 
-// op is what a child is asked to do.
+// op is the kind of a request.
 type op string
 
 const (
 	opBegin op = "begin"
 	opLoad  op = "load"  // n batches, or what is left
-	opServe op = "serve" // server, validator: listen, and tell the target
+	opServe op = "serve" // server, validator: listen, and answer with the target
 	opUsage op = "usage" // server
 	opJoin  op = "join"  // joiner: from the target; memiavl: export and import
 
 	opBlocks   op = "blocks"   // validator: n blocks
-	opDownload op = "download" // downloaders: from now on, n of them
+	opDownload op = "download" // downloaders: n of them, from now on
 )
 
 type request struct {
@@ -41,28 +41,28 @@ type request struct {
 	N      int    `json:"n,omitempty"`
 	Target Target `json:"target,omitzero"`
 
-	Peers int      `json:"peers,omitempty"` // opServe: on so many addresses
+	Peers int      `json:"peers,omitempty"` // opServe: number of addresses
 	Lies  []string `json:"lies,omitempty"`  // of the last peers, one each
-	Rate  int64    `json:"rate,omitempty"`  // bytes/s for each peer; 0: no cap
+	Rate  int64    `json:"rate,omitempty"`  // bytes/s for each peer; 0: no limit
 
 	LimitS float64 `json:"limit_s,omitempty"` // opJoin: give up then; 0: never
 
-	PauseMS int `json:"pause_ms,omitempty"` // opBlocks: between the beginnings of two blocks
+	PauseMS int `json:"pause_ms,omitempty"` // opBlocks: between the starts of two blocks
 }
 
-// answer has the fields of its request's op set, or Error.
+// answer has the fields set that belong to its request's op, or Error.
 type answer struct {
 	Error  string  `json:"error,omitempty"`
 	Done   int     `json:"done,omitempty"` // batches
 	Target Target  `json:"target,omitzero"`
 	CPU    float64 `json:"cpu,omitempty"` // seconds of this process; of opJoin those during it
-	RSS    int64   `json:"rss,omitempty"` // the most that was resident so far, in bytes
+	RSS    int64   `json:"rss,omitempty"` // peak of resident memory, in bytes
 
 	Ended   bool      `json:"ended,omitempty"`   // opJoin, false: not within the limit
 	Seconds float64   `json:"seconds,omitempty"` // opJoin, opBlocks
 	Stats   JoinStats `json:"stats,omitzero"`
 	ExportS float64   `json:"export_s,omitempty"` // memiavl, of Seconds
-	Bytes   int64     `json:"bytes,omitempty"`    // memiavl: leaf records; downloaders: received so far
+	Bytes   int64     `json:"bytes,omitempty"`    // memiavl: records; downloaders: received so far
 	Nanos   []int64   `json:"nanos,omitempty"`    // of each block
 }
 

@@ -13,16 +13,16 @@ const (
 	nameMemiavl = "memiavl"
 )
 
-// Peers are the names that Options.Against may have.
+// Peers are the names that Options.Against takes.
 var Peers = []string{nameSDK, nameMemiavl}
 
-// Options are what a run is asked for.
+// Options of a run.
 type Options struct {
 	Keys    int
 	Seed    uint64
 	Against []string
-	Repeat  int    // joins of each contestant; the SDK's store makes one, which is long enough
-	Dir     string // for databases; a folder of its own is made in it
+	Repeat  int    // joins of each contestant; the SDK's store makes only one, which is long enough
+	Dir     string // for databases; each run makes a folder in it
 	SDK     string // the built program of bench/sdkstore; empty: built from its source
 }
 
@@ -30,10 +30,10 @@ type Options struct {
 const (
 	maxKeys   = 200_000_000
 	maxRepeat = 100
-	batch     = 10_000 // keys of a version when they are loaded
+	batch     = 10_000 // keys in a version of the load
 )
 
-// Check says what is wrong with the options and what to do.
+// Check returns an error that names the flag that is out of range, and the range.
 func (o Options) Check() error {
 	if err := checkKeys(o.Keys); err != nil {
 		return err

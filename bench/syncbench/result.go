@@ -2,7 +2,8 @@ package syncbench
 
 import "github.com/starling-kv/starling/bench/harness"
 
-// Result is the outcome of a run. Peers that did not take part are left out. Seconds are medians over the joins.
+// Result is the outcome of a run. Peers that did not take part are left out. Seconds are medians
+// over the joins.
 type Result struct {
 	Keys      int     `json:"keys"`
 	StarlingS float64 `json:"starling_s"` // from connecting to durable, verified state
@@ -10,10 +11,10 @@ type Result struct {
 	MemiavlS  float64 `json:"memiavl_s,omitempty"`
 	FloorS    float64 `json:"floor_s"`
 	CPUS      float64 `json:"cpu_s"`     // of server and joiner during a join
-	Bytes     int64   `json:"bytes"`     // that the joiner received
-	RSSBytes  int64   `json:"rss_bytes"` // the most that the joiner had resident
+	Bytes     int64   `json:"bytes"`     // received by the joiner
+	RSSBytes  int64   `json:"rss_bytes"` // peak of the joiner
 
-	// Beyond what was asked for.
+	// Details.
 	Starling Starling        `json:"starling"`
 	SDK      *SDK            `json:"sdk_iavl,omitempty"`
 	Memiavl  *Memiavl        `json:"memiavl,omitempty"`

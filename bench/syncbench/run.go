@@ -12,7 +12,7 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// loadSlice is how many batches a child loads before it says so.
+// loadSlice is the number of batches that a child loads between two reports.
 const loadSlice = 10
 
 // runner makes one run.
@@ -21,10 +21,10 @@ type runner struct {
 	dir      string
 	progress *harness.Progress
 	result   Result
-	blocks   int // that children make after the load, at most
+	blocks   int // the most that children make after the load
 }
 
-// Run measures. It says on progress how far it is, and ends its processes in any case.
+// Run measures, and shows on progress how far it is. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// build makes the SDK's store.
+// build builds the program of the SDK's store.
 func (r *runner) build(ctx context.Context) (program string, err error) {
 	r.progress.Begin("build", "programs", 1)
 	r.progress.Working("the SDK's store")
@@ -73,7 +73,7 @@ func (r *runner) build(ctx context.Context) (program string, err error) {
 	return program, err
 }
 
-// folder makes one in the run's. It is removed with all of it.
+// folder makes a folder in the run's, which is removed as a whole.
 func (r *runner) folder(name string) (string, error) {
 	dir := filepath.Join(r.dir, name)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -82,12 +82,13 @@ func (r *runner) folder(name string) (string, error) {
 	return dir, nil
 }
 
-// startSelf runs this program as a child in a role. It is never stopped: a server serves while the parent waits for the joiner.
+// startSelf runs this program as a child in a role. The child is never stopped: a server serves
+// while the parent waits for the joiner.
 func startSelf(ctx context.Context, b begin) (*harness.Process, error) {
 	return harness.StartRunning(ctx, ChildCommand, b.Role, b, new(answer))
 }
 
-// startLoaded starts a child in a role and lets it load all keys.
+// startLoaded starts a child in a role, and lets it load all keys.
 func (r *runner) startLoaded(ctx context.Context, role string) (*harness.Process, error) {
 	dir, err := r.folder(role)
 	if err != nil {
@@ -112,13 +113,14 @@ func (r *runner) startLoaded(ctx context.Context, role string) (*harness.Process
 	return p, nil
 }
 
-// joined is one join of Starling.
+// joined is a join of Starling, with the CPU seconds of the server during it.
 type joined struct {
 	answer
 	serverCPU float64
 }
 
-// turns lets joiners, each a new process, join from one server, in turns with memiavl's imports: noise that lasts seconds hits both.
+// turns lets joiners, each a new process, join from one server, in turns with memiavl's imports:
+// noise that lasts seconds hits both.
 func (r *runner) turns(ctx context.Context) error {
 	server, err := r.startLoaded(ctx, roleServer)
 	if err != nil {
@@ -195,7 +197,7 @@ func (r *runner) join(ctx context.Context, server *harness.Process, q request, n
 	return j, nil
 }
 
-// setStarling takes the join of the median time, as a whole: its parts belong together.
+// setStarling takes all figures from the join of the median time: they belong together.
 func (r *runner) setStarling(joins []joined, serverRSS int64) {
 	s := Starling{ServerRSS: serverRSS}
 	for _, j := range joins {
@@ -261,7 +263,7 @@ func (r *runner) sdk(ctx context.Context, program string) error {
 	return nil
 }
 
-// loadSDK makes the load here and sends it over: its module cannot have the workload's.
+// loadSDK makes the load here and sends it over: the SDK's module cannot import the workload's.
 func loadSDK(store sdkStore, w *workload.Workload, keys int, progress *harness.Progress) error {
 	progress.Begin("load", "batches", specOf(keys, 0).LoadSteps())
 	progress.Working(nameSDK)

@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// buildSDK makes the program of bench/sdkstore in dir. The first time takes a minute or two.
+// buildSDK builds the program of bench/sdkstore in dir. The first time takes a minute or two.
 func buildSDK(ctx context.Context, dir string) (string, error) {
 	source, err := sdkSource()
 	if err != nil {
@@ -30,12 +30,12 @@ func buildSDK(ctx context.Context, dir string) (string, error) {
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		text := strings.TrimSpace(string(out))
-		return "", fmt.Errorf("the SDK's store could not be built in %s (--against memiavl does without): %w\n%s", source, err, text)
+		return "", fmt.Errorf("the SDK's store could not be built in %q (--against memiavl needs none): %w\n%s", source, err, text)
 	}
 	return program, nil
 }
 
-// sdkSource finds bench/sdkstore: where this file was compiled, else in the working directory.
+// sdkSource finds bench/sdkstore: beside the source of this file, or else in the working directory.
 func sdkSource() (string, error) {
 	candidates := []string{"sdkstore", filepath.Join("bench", "sdkstore")}
 	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
@@ -46,10 +46,10 @@ func sdkSource() (string, error) {
 			return filepath.Abs(dir)
 		}
 	}
-	return "", fmt.Errorf("the source of the SDK's store is not there (run this in the folder bench, or name a built one with --sdkstore): %q", candidates)
+	return "", fmt.Errorf("no source of the SDK's store in %q: run this in the folder bench, or name a built program with --sdkstore", candidates)
 }
 
-// sdkStore is bench/sdkstore, seen from the parent.
+// sdkStore is the process of bench/sdkstore, as the parent sees it.
 type sdkStore struct{ *harness.Process }
 
 func startSDK(ctx context.Context, program, dir string) (sdkStore, error) {
@@ -57,7 +57,7 @@ func startSDK(ctx context.Context, program, dir string) (sdkStore, error) {
 	return sdkStore{p}, err
 }
 
-// commit makes a block of changes; snapshot begins one of its state.
+// commit makes a block of changes; snapshot starts a snapshot of its state.
 func (s sdkStore) commit(changes []workload.Change, snapshot bool) (a sdkAnswer, err error) {
 	r := sdkRequest{Op: "commit", N: len(changes), Snapshot: snapshot}
 	err = s.AskWith(r, func(w *bufio.Writer) error { return writeChanges(w, changes) }, &a)
@@ -69,7 +69,7 @@ func (s sdkStore) join() (a sdkAnswer, err error) {
 	return a, err
 }
 
-// writeChanges is the inverse of sdkstore's readChanges, where the form is described.
+// writeChanges is the inverse of sdkstore's readChanges, which describes the format.
 func writeChanges(w *bufio.Writer, changes []workload.Change) error {
 	var b []byte
 	for _, c := range changes {

@@ -12,29 +12,31 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Target is what a joiner is told: peers, and the state that it has to get. It is trusted, as a verified header would be.
+// Target is what a joiner starts from: peers, and the state to get. It is trusted, as a verified
+// header would be.
 type Target struct {
 	ChainID string       `json:"chain_id"`
 	Peers   []string     `json:"peers"` // transport.Address, as text
 	Height  int64        `json:"height"`
 	AppHash avlstar.Hash `json:"app_hash"`
-	Keys    uint64       `json:"keys"` // not told to the peer: what the joined state is checked against
+	Keys    uint64       `json:"keys"` // in the state, which the join is checked against
 }
 
-// JoinStats are what a joiner knows about its join.
+// JoinStats are a joiner's figures of its join.
 type JoinStats struct {
-	Bytes     int64 `json:"bytes"`    // received in answers, wasted ones too
-	Wasted    int64 `json:"wasted"`   // of them: bytes that were of no use
-	Manifest  int64 `json:"manifest"` // of them
+	Bytes    int64 `json:"bytes"`    // received in answers, with the wasted ones
+	Wasted   int64 `json:"wasted"`   // of Bytes: wasted
+	Manifest int64 `json:"manifest"` // of Bytes: the manifest
+
 	Chunks    int   `json:"chunks"`
-	Refetched int   `json:"refetched"` // chunks that were asked for again
+	Refetched int   `json:"refetched"` // chunks re-requested
 	Banned    int   `json:"banned"`    // peers
 	Keys      int64 `json:"keys"`      // of the joined state
 
 	// Seconds from the start to the end of each phase; they overlap.
 	ManifestS float64 `json:"manifest_s"` // until the manifest was verified
 	FetchedS  float64 `json:"fetched_s"`  // until the last chunk was verified
-	DurableS  float64 `json:"durable_s"`  // until all was durable
+	DurableS  float64 `json:"durable_s"`  // until everything was durable
 }
 
 // servedHeight is a multiple of the default snapshot interval.
@@ -42,7 +44,7 @@ const servedHeight = 1000
 
 const chainID = "starling-bench"
 
-// server serves snapshots on one or many addresses, each with a key of its own, until it is closed.
+// server serves snapshots on one or many addresses, each with its own key, until it is closed.
 type server struct {
 	snapshots *statesync.Manager
 	listeners []*tcp.Server
@@ -50,14 +52,14 @@ type server struct {
 	target    Target
 }
 
-// newServer serves the snapshots of a Manager. Nobody is served before listen.
+// newServer serves the snapshots of a Manager, once listen is called.
 func newServer(snapshots *statesync.Manager) *server {
 	s := &server{snapshots: snapshots, mux: new(transport.Mux), target: Target{ChainID: chainID}}
 	fastsync.NewServer(fastsync.ServerOptions{Snapshots: snapshots}).Register(s.mux)
 	return s
 }
 
-// serveOnly serves v, which it retains, as the one snapshot.
+// serveOnly serves v, which it retains, as the only snapshot.
 func serveOnly(v *avlstar.Version) *server {
 	s := newServer(statesync.NewManager(statesync.Options{Interval: servedHeight, Keep: 1}))
 	s.snapshots.Committed(servedHeight, v)
@@ -65,7 +67,7 @@ func serveOnly(v *avlstar.Version) *server {
 	return s
 }
 
-// listen adds a peer; wrap, where it is not nil, stands before what is true.
+// listen adds a peer; wrap, if it is not nil, wraps the honest handler.
 func (s *server) listen(o tcp.Options, wrap func(transport.Handler) transport.Handler) error {
 	var err error
 	if _, o.Key, err = ed25519.GenerateKey(rand.Reader); err != nil {
@@ -95,7 +97,7 @@ func (s *server) silence() (err error) {
 
 func (s *server) close() error { return errors.Join(s.silence(), s.snapshots.Close()) }
 
-// newDialer is one of a node that has a key.
+// newDialer dials with a new node key.
 func newDialer(t Target) (transport.Dialer, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -10,10 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncDisk waits until what was written lies on the disk, whoever wrote it: it is not the next one's to wait for.
+// syncDisk waits until all files are on the disk, whoever wrote them, so that the next contestant
+// does not wait for them.
 func syncDisk() { unix.Sync() }
 
-// cpuTime is what this process has used of all CPUs.
+// cpuTime is the CPU time that this process has used, user and system.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
@@ -22,8 +23,8 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// peakBytes is the most memory that was ever resident, VmHWM of proc(5). getrusage's maximum would begin with that of the process that
-// started this one.
+// peakBytes is the peak of resident memory, VmHWM of proc(5). The maximum of getrusage(2) would
+// include the process that started this one, before the exec.
 func peakBytes() int64 {
 	f, err := os.Open("/proc/self/status")
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// column is a contestant of the table; zero figures are not shown.
+// column is a contestant in the table; figures of zero are not shown.
 type column struct {
 	name                 string
 	seconds, first, then float64
@@ -27,7 +27,7 @@ func (r *Result) columns() []column {
 	return append(columns, column{name: "floor", seconds: r.FloorS})
 }
 
-// Print writes the table, how to read it, and the targets.
+// Print writes the table, notes on how to read it, and the targets.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{
 		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  ×"}, {"  of it first, s"}, {"  then, s"}, {"CPU, s"}, {"bytes, MB"}, {"memory, MB"},
@@ -44,16 +44,18 @@ func (r *Result) Print(out io.Writer) {
 	harness.PrintAligned(out, cells)
 	f, s := r.Floor, r.Starling
 	fmt.Fprintf(out, `
-×        how many times Starling's figure it needs
-starling from connecting to durable, verified state, over loopback, the app hash being known; first: until the last chunk was verified
-         and written, then: until all was durable; %d chunks, CPU: server %.2f s, joiner %.2f s; memory: the joiner's peak, its server had %.0f MB; the median of %d joins
+×        its figure over Starling's
+starling from connecting to durable, verified state, over loopback, with a known app hash; first: until the last chunk was verified and
+         written, then: until everything was durable; %s; CPU: server %.2f s, joiner %.2f s; memory: the joiner's peak, its
+         server had %.0f MB; the median of %s
 memiavl  export, then import with its files synced, both in one process; bytes: leaf records
-sdk-iavl snapshot create, then restore until committed, on goleveldb, both in one process; bytes: compressed; loading is not counted
-floor    the largest of loopback %.3f s (%.0f MB/s), hashes %.3f s (%d cores, %s: key %.1f, value %.1f, leaf %.1f, inner %.1f ns),
-         disk %.3f s (%.0f MB/s, synced), CPU of both sides %.3f s (over the cores): %s
-`, s.Join.Chunks, s.ServerCPUS, s.JoinerCPUS, float64(s.ServerRSS)/1e6, len(s.Seconds),
+sdk-iavl snapshot create, then restore until committed, on goleveldb, both in one process, without loading; bytes: compressed
+memory   of one process each: Starling's joiner without its server; for the others source, copy and importer together, so not comparable
+floor    the largest of loopback %.3f s (%.0f MB/s), hashes %.3f s (%d cores, %s: key %.1f, value %.1f, leaf %.1f, inner %.1f ns)
+         and disk %.3f s (%.0f MB/s, synced): %s; not in it: the CPU time of both sides over the cores, %.3f s
+`, harness.Count(s.Join.Chunks, "chunk"), s.ServerCPUS, s.JoinerCPUS, float64(s.ServerRSS)/1e6, harness.Count(len(s.Seconds), "join"),
 		f.LoopbackS, f.LoopbackMBPerS, f.HashesS, f.Cores, f.Hash.Kernel, f.Hash.Key, f.Hash.Value, f.Hash.Leaf, f.Hash.Inner,
-		f.DiskS, f.DiskMBPerS, f.CPUS, f.By)
+		f.DiskS, f.DiskMBPerS, f.By, f.CPUS)
 	printGoals(out, "1,000,000 keys", r.Goals)
 }
 

@@ -15,15 +15,17 @@ import (
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/transport/tcp"
+	"github.com/starling-kv/starling/treestore"
 )
 
-// Of a validator under load.
+// Parameters of a validator under load.
 const (
-	// stepsABlock makes blocks of 2,000 operations, of the workload's versions of 1,000.
+	// stepsABlock makes blocks of 2,000 operations from the workload's versions of 1,000.
 	stepsABlock = 2
-	// snapshotEvery is the snapshot interval in blocks, Starling's and the SDK's.
+	// snapshotEvery is the snapshot interval in blocks, for Starling and for the SDK.
 	snapshotEvery = 10
-	// holdFor is how long a snapshot stays that is asked for: long enough at this pace, where three minutes would be gigabytes.
+	// holdFor is how long a snapshot is kept that a peer downloads. A node's three minutes would
+	// take gigabytes at this rate.
 	holdFor = time.Minute
 )
 
@@ -44,14 +46,15 @@ func blockOf(w *workload.Workload) []workload.Change {
 	return changes
 }
 
-// validator commits blocks as a node does: tree, state zone, and a snapshot pinned every ten blocks, which it serves.
+// validator commits blocks as a node does: tree, state zone, and a snapshot pinned every ten
+// blocks, which it serves.
 type validator struct {
-	work    *workload.Workload
-	state   *storage.State
-	server  *server
-	newest  *avlstar.Version
-	height  int64
-	pinning atomic.Bool // one waits to be stored; there is no second one meanwhile
+	work   *workload.Workload
+	state  *storage.Zone
+	store  *treestore.Store
+	server *server
+	newest *avlstar.Version
+	height int64
 }
 
 func openValidator(b begin) (v *validator, err error) {
@@ -66,11 +69,14 @@ func openValidator(b begin) (v *validator, err error) {
 		return nil, err
 	}
 	v.server = newServer(statesync.NewManager(statesync.Options{Interval: snapshotEvery, Keep: 2, Hold: holdFor}))
+	v.store = treestore.New(treestore.Options{Zone: v.state, ChainID: chainID})
+	v.store.SetSnapshots(v.server.snapshots)
 	return v, nil
 }
 
 func (v *validator) close() error {
-	err := errors.Join(v.server.close(), v.state.Close()) // Close waits for blocks that hold versions
+	// Close waits for blocks that hold versions.
+	err := errors.Join(v.server.close(), v.state.Close())
 	v.newest.Release()
 	return err
 }
@@ -91,10 +97,10 @@ func (v *validator) do(r request) (a answer, err error) {
 	case opBlocks:
 		return v.blocks(r.N, time.Duration(r.PauseMS)*time.Millisecond)
 	}
-	return a, fmt.Errorf("the %s does not know this request", roleValidator)
+	return a, fmt.Errorf("a %s has no such request", roleValidator)
 }
 
-// blocks makes n blocks, one every pause; those that take longer follow each other at once.
+// blocks makes n blocks, one every pause; one that takes longer is followed by the next at once.
 func (v *validator) blocks(n int, pause time.Duration) (a answer, err error) {
 	runtime.GC()
 	from := time.Now()
@@ -114,7 +120,8 @@ func (v *validator) blocks(n int, pause time.Duration) (a answer, err error) {
 	return a, nil
 }
 
-// commit is timed from the changes until the block is committed: app hash, handed over to the state zone, snapshot pinned.
+// commit measures a block from its changes until it is committed: app hash, write to the state
+// zone, snapshot pinned.
 func (v *validator) commit(changes []workload.Change) (nanos int64, err error) {
 	given := make([]avlstar.Change, len(changes))
 	for i, c := range changes {
@@ -126,7 +133,7 @@ func (v *validator) commit(changes []workload.Change) (nanos int64, err error) {
 		return 0, err
 	}
 	v.height++
-	if err := v.store(next, given); err != nil {
+	if err := v.store.Commit(v.height, next, v.newest, given); err != nil {
 		next.Release()
 		return 0, err
 	}
@@ -137,50 +144,12 @@ func (v *validator) commit(changes []workload.Change) (nanos int64, err error) {
 	return time.Since(from).Nanoseconds(), nil
 }
 
-// store hands a block over to the state zone, as package node does.
-func (v *validator) store(next *avlstar.Version, changes []avlstar.Change) error {
-	hash, base, height := next.AppHash(), v.newest, v.height
-	b := storage.Block{Meta: storage.Meta{Height: height, AppHash: hash[:], ChunkBytes: next.ChunkBytes(), ChainID: chainID}}
-	for _, c := range changes {
-		if c.Value == nil {
-			b.Deletes = append(b.Deletes, c.Key)
-		} else {
-			b.Puts = append(b.Puts, storage.Leaf{Key: c.Key, Value: c.Value})
-		}
-	}
-	b.Heights = func(yield func(storage.Height) bool) {
-		for key, h := range next.NewInner(base) {
-			if !yield(storage.Height{Key: key, Height: h}) {
-				return
-			}
-		}
-	}
-	pins := v.server.snapshots.Due(height) && v.pinning.CompareAndSwap(false, true)
-	if pins {
-		b.PinData = func() []byte { return v.server.snapshots.PinData(height, next) }
-	}
-	next.Retain()
-	base.Retain()
-	b.Done = func() {
-		next.Release()
-		base.Release()
-		if pins {
-			v.pinning.Store(false)
-		}
-	}
-	err := v.state.Write(b)
-	if err != nil {
-		b.Done()
-	}
-	return err
-}
-
-// downloads are joiners that only download: what a joiner does with a chunk is not the validator's work. Each has a connection and a key
-// of its own.
+// downloads are joiners that only download, since only the validator is measured. Each has its own
+// connection and key.
 type downloads struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	stop   []func() // of each that is under way; waits for its end
+	stop   []func() // one for each that runs; it waits for its end
 	bytes  atomic.Int64
 	failed atomic.Pointer[error]
 }
@@ -199,10 +168,11 @@ func (d *downloads) close() {
 	d.stop = nil
 }
 
-// do starts or stops downloads until there are r.N, and says how many bytes have come in all.
+// do starts or stops downloads until there are r.N, and returns the number of bytes received in
+// all.
 func (d *downloads) do(r request) (a answer, err error) {
 	if r.Op != opDownload {
-		return a, fmt.Errorf("the %s do not know this request", roleDownload)
+		return a, fmt.Errorf("the %s have no such request", roleDownload)
 	}
 	for len(d.stop) > r.N {
 		d.stop[len(d.stop)-1]()
@@ -222,7 +192,7 @@ func (d *downloads) do(r request) (a answer, err error) {
 	return a, nil
 }
 
-// inFlight is how many chunks one asks for at a time.
+// inFlight is the number of chunks that a downloader requests at a time.
 const inFlight = 4
 
 func (d *downloads) start(t Target) (stop func(), err error) {
@@ -242,7 +212,7 @@ func (d *downloads) start(t Target) (stop func(), err error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		defer func() { _ = conn.Close() }() // nobody asks it any more
+		defer func() { _ = conn.Close() }() // it is not used any more
 		if err := downloadAll(ctx, conn, &d.bytes); err != nil && ctx.Err() == nil {
 			d.failed.CompareAndSwap(nil, &err)
 		}
@@ -250,7 +220,7 @@ func (d *downloads) start(t Target) (stop func(), err error) {
 	return func() { cancel(); <-ended }, nil
 }
 
-// millis are nanoseconds in milliseconds, ascending.
+// millis converts nanoseconds to milliseconds, in ascending order.
 func millis(nanos []int64) []float64 {
 	ms := make([]float64, 0, len(nanos))
 	for _, n := range nanos {

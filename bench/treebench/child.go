@@ -18,7 +18,7 @@ import (
 // ChildCommand is the hidden command with which this program runs itself for each contestant.
 const ChildCommand = "tree-contestant"
 
-// verifiedProofs is how many proofs of each slice are verified.
+// verifiedProofs is the number of proofs in each slice that are verified.
 const verifiedProofs = 20
 
 // child is one contestant with its workload.
@@ -26,7 +26,7 @@ type child struct {
 	begin
 	work   *workload.Workload
 	tree   contestant.Contestant
-	before memory // of the process, before there was a tree
+	before memory // of the process, before the tree was made
 }
 
 // Serve is the child: it answers requests until there are no more.
@@ -34,7 +34,7 @@ func Serve(in io.Reader, out io.Writer) (err error) {
 	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
 	c := &child{}
 	if err := requests.Decode(&c.begin); err != nil {
-		return fmt.Errorf("this command is for starling-bench itself, run 'starling-bench tree': %w", err)
+		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench tree': %w", err)
 	}
 	opened := c.open()
 	if err := answers.Encode(c.answer(request{Op: opBegin}, opened)); err != nil || opened != nil {
@@ -91,7 +91,7 @@ func (c *child) do(r request) (answer, error) {
 	case opCheck:
 		return c.check()
 	}
-	return answer{}, errors.New("nobody knows this request")
+	return answer{}, errors.New("no such request")
 }
 
 // commits makes r.N steps, each timed from its changes to its root.
@@ -150,7 +150,7 @@ func (c *child) get(r request) (answer, error) {
 	}
 	took := time.Since(from)
 	if missing > 0 {
-		return answer{}, fmt.Errorf("%d of %d present keys were not found", missing, len(keys))
+		return answer{}, fmt.Errorf("%d of %d keys in the state were not found", missing, len(keys))
 	}
 	return answer{Nanos: []int64{took.Nanoseconds() / int64(len(keys))}}, nil
 }
@@ -179,14 +179,14 @@ func (c *child) prove(r request) (answer, error) {
 	return a, nil
 }
 
-// export makes a version first, so that nothing of an export before is of use.
+// export makes a version first, so that nothing is left over from an earlier export.
 func (c *child) export() (answer, error) {
 	_, root, err := c.commit()
 	if err != nil {
 		return answer{}, err
 	}
 	a := answer{Roots: []string{hex.EncodeToString(root)}}
-	runtime.GC() // what the last round left is not this one's to clear away
+	runtime.GC() // garbage of the last round is not this one's
 	from := time.Now()
 	export, err := c.tree.Export()
 	if err != nil {
@@ -205,7 +205,7 @@ func (c *child) export() (answer, error) {
 	return a, nil
 }
 
-// check compares the tree with the workload's model: all keys by number, some by value.
+// check compares the tree with the workload's model: the number of keys, and the values of some.
 func (c *child) check() (answer, error) {
 	const sample = 1000
 	a := answer{Verified: sample}
@@ -215,7 +215,7 @@ func (c *child) check() (answer, error) {
 			return a, err
 		}
 		if !bytes.Equal(value, kv.Value) {
-			return a, fmt.Errorf("key %x has the value %x, it was given %x", kv.Key, value, kv.Value)
+			return a, fmt.Errorf("key %x has the value %x, want %x", kv.Key, value, kv.Value)
 		}
 	}
 	return a, c.tree.CheckLen(c.work.Len())

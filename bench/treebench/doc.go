@@ -12,10 +12,12 @@
 //	           ▼
 //	Result (result.go) ─▶ table.go · targets.go · JSON
 //
-// One process works at a time, the others are stopped (SIGSTOP): nobody's garbage collector or compaction runs in somebody else's
-// time. Slices of all contestants alternate, so that the machine's noise hits all alike. Each process makes the seeded operations
-// itself, outside of the timed part.
+// One process runs at a time, the others are stopped (SIGSTOP), so no garbage collector or
+// compaction runs in another contestant's time. Slices of all contestants alternate, so that the
+// machine's noise affects all alike. Each process makes the seeded operations itself, outside the
+// timed part.
 //
-// The floor (floor.go) is what the hashes of a commit cost with the best kernel in bulk on one core: no tree with these hashes can be
-// faster there without more cores. Beside it stands the walk: the cache misses on the changed paths at the latency of this memory.
+// The floor (floor.go) is the time for the hashes of a commit, computed in bulk with the best
+// kernel on one core: no tree with these hashes can be faster without more cores. Beside it stands
+// the walk: the cache misses on the changed paths, at the latency of this memory.
 package treebench

@@ -7,7 +7,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// result checks that all trees are what they should be, and computes the figures.
+// result checks that all trees have the right content, and computes the figures.
 func (r *runner) result() (*Result, error) {
 	result := &Result{
 		Keys: r.o.Keys, Batch: r.o.Batch, Versions: r.o.Versions, Seed: r.o.Seed, ExportRate: r.o.ExportRate, Machine: harness.ThisMachine(),
@@ -84,7 +84,8 @@ func (r *runner) floor() (Floor, error) {
 	return f, nil
 }
 
-// sameRoots compares contestants of one hash, memiavl and IAVL v1, over all versions that both made.
+// sameRoots compares contestants with the same hashes, memiavl and IAVL v1, over all versions that
+// both made.
 func sameRoots(entrants []*entrant) error {
 	peers := slices.DeleteFunc(slices.Clone(entrants), func(e *entrant) bool { return e.Name == "starling" })
 	if len(peers) < 2 {
@@ -93,7 +94,7 @@ func sameRoots(entrants []*entrant) error {
 	a, b := peers[0], peers[1]
 	for i := range min(len(a.roots), len(b.roots)) {
 		if a.roots[i] != b.roots[i] {
-			return fmt.Errorf("version %d has the root %s in %s and %s in %s: they did not make the same changes", i+1, a.roots[i], a.Name, b.roots[i], b.Name)
+			return fmt.Errorf("version %d has the root %s in %s and %s in %s: they made different changes", i+1, a.roots[i], a.Name, b.roots[i], b.Name)
 		}
 	}
 	return nil

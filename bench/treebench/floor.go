@@ -13,13 +13,16 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Lengths of what is hashed (design, section 2).
+// Lengths of the hashed images (docs/spec/tree.md#hashes), in bytes.
 const (
-	innerImage = 1 + 2*(1+8) + 3*32 // 115: 01 ‖ stat(left) ‖ stat(right) ‖ SHA256(key) ‖ left ‖ right
-	leafImage  = 1 + 2*32           // 65: 00 ‖ SHA256(key) ‖ SHA256(value)
+	// 01 ‖ stat(left) ‖ stat(right) ‖ SHA256(key) ‖ left ‖ right
+	innerImage = 1 + 2*(1+8) + 3*32
+	// 00 ‖ SHA256(key) ‖ SHA256(value)
+	leafImage = 1 + 2*32
 )
 
-// hashCost is what one message of each kind costs with the best kernel, in bulk on one core, in nanoseconds.
+// hashCost is the time for one message of each kind, in bulk with the best kernel on one core, in
+// nanoseconds.
 type hashCost struct {
 	Kernel string  `json:"kernel"`
 	Inner  float64 `json:"inner_ns"`
@@ -39,20 +42,21 @@ func measureHash() hashCost {
 	}
 }
 
-// messageCost hashes messages that lie as the kernel wants them, with room for their padding, in a core's own cache.
+// messageCost hashes messages that are laid out as the kernel needs them, with space for their
+// padding, in a core's own cache.
 func messageCost(length int) float64 {
 	const messages, passes = 2048, 4
 	padded := (length + 9 + 63) / 64 * 64 // FIPS 180-4, section 5.1.1
 	memory := make([]byte, messages*padded)
 	for i := 0; i+8 <= len(memory); i += 8 {
-		binary.LittleEndian.PutUint64(memory[i:], rand.Uint64()) //nolint:gosec // what is hashed does not matter
+		binary.LittleEndian.PutUint64(memory[i:], rand.Uint64()) //nolint:gosec // the content does not matter
 	}
 	msgs, out := make([][]byte, messages), make([][32]byte, messages)
 	for i := range msgs {
 		msgs[i] = memory[i*padded:][:length:padded]
 	}
 	best := sha256mb.Best()
-	best.Sum(out, msgs) // brings all into the cache
+	best.Sum(out, msgs) // loads everything into the cache
 	from := time.Now()
 	for range passes {
 		best.Sum(out, msgs)
@@ -60,24 +64,25 @@ func messageCost(length int) float64 {
 	return float64(time.Since(from).Nanoseconds()) / (messages * passes)
 }
 
-// Floor is what no commit of these versions can be faster than on one core.
+// Floor is the least time that a commit of these versions takes on one core.
 type Floor struct {
 	CommitMS float64 `json:"commit_ms"` // the hashes
 	WalkMS   float64 `json:"walk_ms"`   // the cache misses, one after another
 
 	Inner   float64  `json:"inner_hashes"` // in a version, on average
 	Leaves  float64  `json:"leaf_hashes"`
-	Counted bool     `json:"counted"` // by the tree; else both are estimates
+	Counted bool     `json:"counted"` // by the tree; otherwise Inner and Leaves are estimates
 	Hash    hashCost `json:"hash"`
 
 	ReadNS       float64 `json:"read_ns"`       // a random read
-	ReadMiB      int     `json:"read_mib"`      // in that much memory
-	CachedLevels int     `json:"cached_levels"` // of the tree, which fit a core's L2 cache
+	ReadMiB      int     `json:"read_mib"`      // in an array of this size
+	CachedLevels int     `json:"cached_levels"` // levels of the tree that fit a core's L2 cache
 	Misses       float64 `json:"misses"`        // nodes below them that a version touches
 }
 
-// hashes computes the floor of a commit: each changed inner node's image once; for each put its value and its leaf's image; for an
-// insert the key, too, whose hash an update finds in the tree.
+// hashes computes the floor of a commit: the image of each changed inner node once; for each put,
+// its value and the image of its leaf; for an insert, the key as well, whose hash an update finds
+// in the tree.
 func (f *Floor) hashes(keys int) {
 	if !f.Counted {
 		f.Inner, f.Leaves = distinctInner(keys, workload.Changes), workload.Updates+workload.Inserts
@@ -86,8 +91,9 @@ func (f *Floor) hashes(keys int) {
 	f.CommitMS = nanos / 1e6
 }
 
-// walk computes the cache misses of a commit: every changed node has to be read once, except the top levels that fit a core's own
-// cache; each read waits for the one before. A tree that reads ahead on many paths at once can be faster.
+// walk computes the time for the cache misses of a commit: every changed node is read once, except
+// the top levels that fit a core's own cache, and each read waits for the one before. A tree that
+// reads ahead on many paths at once can be faster.
 func (f *Floor) walk(keys int, treeBytes int64) {
 	nodeBytes := max(float64(treeBytes)/float64(2*keys), 1)
 	f.CachedLevels = int(math.Log2(float64(l2Bytes())/nodeBytes + 1))
@@ -95,10 +101,12 @@ func (f *Floor) walk(keys int, treeBytes int64) {
 	f.WalkMS = f.Misses * f.ReadNS / 1e6
 }
 
-// distinctInner is how many inner nodes of a balanced tree lie on the paths to random leaves, on average.
+// distinctInner is the average number of inner nodes of a balanced tree on the paths to random
+// leaves.
 func distinctInner(keys, leaves int) float64 { return distinctAbove(math.MaxInt, keys, leaves) }
 
-// distinctAbove counts those of the first levels only: of 2^l nodes on level l each is missed by all paths with (1 - 2^-l)^leaves.
+// distinctAbove counts those of the first levels only: of the 2^l nodes on level l, each is missed
+// by all paths with a probability of (1 - 2^-l)^leaves.
 func distinctAbove(levels, keys, leaves int) (n float64) {
 	left := float64(keys - 1) // inner nodes not counted yet; the last level is not full
 	for l := 0; l < levels && left > 0; l++ {
@@ -109,7 +117,7 @@ func distinctAbove(levels, keys, leaves int) (n float64) {
 	return n
 }
 
-// l2Bytes is a core's own cache, 1 MiB where nobody tells.
+// l2Bytes is the size of a core's own cache, or 1 MiB if it is unknown.
 func l2Bytes() int {
 	text, err := os.ReadFile("/sys/devices/system/cpu/cpu0/cache/index2/size")
 	if err != nil {
@@ -122,19 +130,21 @@ func l2Bytes() int {
 	return kib << 10
 }
 
-// maxReadBytes bounds the array of readLatency: beyond a gigabyte a read only gets slower by its page table's misses.
+// maxReadBytes bounds the array of readLatency: beyond a gigabyte, reads only get slower by misses
+// of the page table.
 const maxReadBytes = 1 << 30
 
-// readLatency is the time of a random read in an array of n bytes, in nanoseconds: a chase along one cycle through all its cache lines.
+// readLatency is the time of a random read in an array of n bytes, in nanoseconds: it follows one
+// cycle through all its cache lines.
 func readLatency(n int) float64 {
-	const words = 64 / 4 // in a line
+	const words = 64 / 4 // in a cache line
 	lines := max(min(n, maxReadBytes)/64, 2)
 	array := make([]uint32, lines*words)
 	for i := range lines {
 		array[i*words] = uint32(i)
 	}
 	for i := lines - 1; i > 0; i-- { // Sattolo's algorithm makes a permutation of one cycle
-		j := rand.IntN(i) //nolint:gosec // a shuffle, nobody guesses it
+		j := rand.IntN(i) //nolint:gosec // a shuffle needs no secret
 		array[i*words], array[j*words] = array[j*words], array[i*words]
 	}
 	const reads = 1 << 20
@@ -145,7 +155,8 @@ func readLatency(n int) float64 {
 	}
 	took := time.Since(from)
 	if at >= uint32(lines) {
-		panic("treebench: the chase left the array") // and so the compiler may not drop it
+		// This use of the result keeps the compiler from dropping the loop.
+		panic("treebench: the chase left the array")
 	}
 	return float64(took.Nanoseconds()) / reads
 }

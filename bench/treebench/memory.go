@@ -9,25 +9,26 @@ import (
 	"strings"
 )
 
-// memory is what a process holds after a garbage collection, in bytes. Resident counts memory outside of the Go heap, too, and what
-// lies unused between objects; it is 0 where /proc does not tell it.
+// memory is what a process holds after a garbage collection, in bytes. Resident includes memory
+// outside the Go heap, and unused space between objects; it is 0 if /proc does not report it.
 type memory struct {
 	Heap     int64 `json:"heap"`
 	Resident int64 `json:"resident"`
 }
 
-// larger is the measure that the table shows.
+// larger is the figure in the table.
 func (m memory) larger() int64 { return max(m.Heap, m.Resident) }
 
 func measureMemory() memory {
-	runtime.GC() // objects with finalizers and pools take two
+	runtime.GC() // objects with finalizers, and pools, take two collections
 	debug.FreeOSMemory()
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return memory{Heap: int64(stats.HeapInuse), Resident: residentBytes()}
 }
 
-// residentBytes reads RssAnon of proc(5): memory of files, such as this program's text or a mapped database, is not counted.
+// residentBytes reads RssAnon of proc(5): memory of files, such as this program's text or a mapped
+// database, does not count.
 func residentBytes() int64 {
 	f, err := os.Open("/proc/self/status")
 	if err != nil {

@@ -2,18 +2,19 @@ package treebench
 
 import "github.com/starling-kv/starling/bench/workload"
 
-// Parent and child speak JSON values, one a line: a begin, its answer, then requests and their answers in turn.
+// Parent and child exchange JSON values, one on each line: a begin and its answer, then requests
+// and their answers.
 
-// begin is the first line to a child.
+// begin is the first line that a child gets.
 type begin struct {
 	Name       string        `json:"name"`
 	Spec       workload.Spec `json:"spec"`
-	Versions   int           `json:"versions"` // the most that will be made
+	Versions   int           `json:"versions"` // at most
 	ExportRate float64       `json:"export_rate"`
 	Dir        string        `json:"dir"`
 }
 
-// op is what a child is asked to do.
+// op is the kind of a request.
 type op string
 
 const (
@@ -24,9 +25,9 @@ const (
 	opGet      op = "get"    // n gets
 	opProve    op = "prove"  // n proofs, of which some are verified
 	opExport   op = "export" // one version untimed, then an export and its import
-	opHash     op = "hash"   // what the kernel needs for each image
+	opHash     op = "hash"   // time for each image
 	opRead     op = "read"   // latency of random reads in n bytes
-	opCheck    op = "check"  // the tree is what the workload says
+	opCheck    op = "check"  // compare the tree with the workload's model
 )
 
 type request struct {
@@ -37,11 +38,13 @@ type request struct {
 	Round  uint64 `json:"round,omitempty"`
 }
 
-// answer has the fields of its request's op set, or Error.
+// answer has the fields set that belong to its request's op, or Error.
 type answer struct {
 	Error string `json:"error,omitempty"`
 
-	Nanos []int64  `json:"nanos,omitempty"` // one for each commit; of get and prove the mean; of export and import one each
+	// Nanos has one figure for each commit; the mean of a get or prove; one each for export and
+	// import.
+	Nanos []int64  `json:"nanos,omitempty"`
 	Roots []string `json:"roots,omitempty"` // of each commit
 	Step  int      `json:"step,omitempty"`  // commits in all
 	Keys  int      `json:"keys,omitempty"`

@@ -8,16 +8,16 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Options are what a run is asked for.
+// Options of a run.
 type Options struct {
 	Keys         int
 	Batch        int
-	Versions     int // with and as many without an export
+	Versions     int // without an export, and as many beside one
 	IAVLVersions int // the same for IAVL v1, which is slow
 	Against      []string
 	Seed         uint64
-	ExportRate   float64 // MB/s of leaf records that a concurrent export makes
-	Dir          string  // for databases; a folder of its own is made in it
+	ExportRate   float64 // MB/s of leaf records, the limit of a concurrent export
+	Dir          string  // for databases; each run makes a folder in it
 }
 
 // Limits: identities of keys have 32 bits, and so have memiavl's sizes.
@@ -28,7 +28,7 @@ const (
 	maxRate     = 10_000
 )
 
-// Check says what is wrong with the options and what to do.
+// Check returns an error that names the flag that is out of range, and the range.
 func (o Options) Check() error {
 	switch {
 	case o.Keys < workload.MinKeys || o.Keys > maxKeys:
@@ -36,7 +36,7 @@ func (o Options) Check() error {
 	case o.Batch < 1 || o.Batch > maxBatch:
 		return fmt.Errorf("--batch is %d, it must be from 1 to %d", o.Batch, maxBatch)
 	case o.Versions < 1 || o.Versions > maxVersions:
-		return fmt.Errorf("--versions is %d, it must be from 1 to %d (2000 for percentiles that mean something)", o.Versions, maxVersions)
+		return fmt.Errorf("--versions is %d, it must be from 1 to %d (use 2000 for meaningful percentiles)", o.Versions, maxVersions)
 	case o.IAVLVersions < 1 || o.IAVLVersions > maxVersions:
 		return fmt.Errorf("--iavl-versions is %d, it must be from 1 to %d", o.IAVLVersions, maxVersions)
 	case !(o.ExportRate > 0 && o.ExportRate <= maxRate):
@@ -58,7 +58,8 @@ func (o Options) spec() workload.Spec {
 	return workload.Spec{Seed: o.Seed, Keys: o.Keys, Batch: o.Batch}
 }
 
-// versions is how many versions a contestant makes without an export, and as many beside one.
+// versions is the number of versions that a contestant makes without an export, and again beside
+// one.
 func (o Options) versions(name string) int {
 	if name == "iavl" {
 		return min(o.IAVLVersions, o.Versions)
@@ -66,5 +67,5 @@ func (o Options) versions(name string) int {
 	return o.Versions
 }
 
-// contestants are the names, Starling first.
+// contestants are the names of all that take part, Starling first.
 func (o Options) contestants() []string { return append(contestant.Names[:1:1], o.Against...) }

@@ -5,7 +5,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Figures are what was measured of one contestant.
+// Figures are the measurements of one contestant.
 type Figures struct {
 	LoadS                   float64 `json:"load_s"`
 	CommitP50MS             float64 `json:"commit_p50_ms"`
@@ -17,12 +17,12 @@ type Figures struct {
 	BytesPerKey             float64 `json:"bytes_per_key"`
 	CommitP99DuringExportMS float64 `json:"commit_p99_during_export_ms"`
 
-	// Beyond what was asked for.
+	// Details.
 	CommitP50DuringExportMS  float64 `json:"commit_p50_during_export_ms"`
-	Versions                 int     `json:"versions"`           // without an export, and as many beside one
-	StreamMBPerS             float64 `json:"export_rate_mb_s"`   // that the concurrent export reached
+	Versions                 int     `json:"versions"`           // without an export
+	StreamMBPerS             float64 `json:"export_rate_mb_s"`   // reached by the concurrent export
 	ProofBytes               int     `json:"proof_bytes"`        // on average
-	HeapBytesPerKey          float64 `json:"heap_bytes_per_key"` // of BytesPerKey, in the Go heap
+	HeapBytesPerKey          float64 `json:"heap_bytes_per_key"` // in the Go heap
 	BytesPerKeyAfterVersions float64 `json:"bytes_per_key_after_versions"`
 	ExportBytes              int     `json:"export_bytes"` // leaf records
 	FinalKeys                int     `json:"final_keys"`
@@ -40,12 +40,12 @@ type Result struct {
 	Batch      int             `json:"batch"`
 	Versions   int             `json:"versions"`
 	Seed       uint64          `json:"seed"`
-	ExportRate float64         `json:"export_rate_mb_s"` // that was asked for
+	ExportRate float64         `json:"export_rate_mb_s"` // as requested
 	Machine    harness.Machine `json:"machine"`
 	Targets    []Target        `json:"targets"`
 }
 
-// figures of a contestant, nil where it did not take part.
+// figures returns those of a contestant, or nil if it did not take part.
 func (r *Result) figures(name string) *Figures {
 	switch name {
 	case "starling":
@@ -69,7 +69,7 @@ func (r *Result) set(name string, f *Figures) {
 	}
 }
 
-// peers are those that took part, in the order of the table.
+// peers are the contestants beside Starling that took part, in the order of the table.
 func (r *Result) peers() (names []string) {
 	for _, name := range contestant.Names[1:] {
 		if r.figures(name) != nil {

@@ -9,13 +9,15 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Sizes of slices and samples. A slice is short, so that noise which lasts seconds hits all contestants; slices are many, so that
-// medians over them mean something.
+// Sizes of slices and samples. Slices are short, so that noise that lasts seconds affects all
+// contestants, and many, so that their medians are meaningful.
 const (
 	loadSlice    = 10 // batches
 	versionSlice = 50
 	warmUp       = 100 // versions at most
-	sliceWarmUp  = 3   // versions of each slice that are not measured: caches and sleeping threads are the interleaving's doing
+	// sliceWarmUp versions at the beginning of each slice are not measured: in the other
+	// contestants' turns, caches were emptied and threads went to sleep.
+	sliceWarmUp  = 3
 	getSlices    = 10
 	getsASlice   = 20_000
 	proofSlices  = 10
@@ -35,7 +37,7 @@ type runner struct {
 	costs    []hashCost
 }
 
-// entrant is a contestant with what was measured of it, in the order of measuring.
+// entrant is a contestant with its measurements, in their order.
 type entrant struct {
 	*harness.Process
 	versions int
@@ -52,7 +54,7 @@ type entrant struct {
 	roots                 []string // of all commits
 }
 
-// held is the memory of a tree with so many keys.
+// held is the memory of a tree, and its number of keys.
 type held struct {
 	memory
 	keys int
@@ -60,28 +62,26 @@ type held struct {
 
 func (h held) perKey() float64 { return harness.Ratio(float64(h.larger()), float64(h.keys)) }
 
-// Run measures. It says on progress how far it is, and ends its processes in any case.
+// Run measures, and shows on progress how far it is. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(o.Dir, "starling-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("no folder for the databases (--dir says where): %w", err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }() // what stays is in a temporary folder
 	r := &runner{o: o, progress: progress}
-	defer progress.Run()()
-	defer func() {
-		for _, e := range r.entrants {
-			e.End()
-		}
-	}()
-	result, err := r.run(ctx, dir)
-	if ctx.Err() != nil {
-		return nil, harness.ErrInterrupted
+	var result *Result
+	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) (err error) {
+		defer func() {
+			for _, e := range r.entrants {
+				e.End()
+			}
+		}()
+		result, err = r.run(ctx, dir)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return result, err
+	return result, nil
 }
 
 func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
@@ -111,7 +111,7 @@ func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
 	return r.result()
 }
 
-// slices calls slice for each round and contestant, each round beginning with another one.
+// slices calls slice in turns, and shows whose turn it is.
 func (r *runner) slices(rounds int, slice func(round int, e *entrant) error) error {
 	return harness.InTurns(rounds, r.entrants, func(round int, e *entrant) error {
 		r.progress.Working(e.Name)
@@ -135,7 +135,7 @@ func (r *runner) load() error {
 // rounds is the number of slices of versions.
 func (r *runner) rounds() int { return (r.o.Versions + versionSlice - 1) / versionSlice }
 
-// commits alternates slices without and with an export; every other round begins with the export.
+// commits alternates slices without and with an export; every other round starts with the export.
 func (r *runner) commits() error {
 	total := 0
 	for _, e := range r.entrants {
@@ -175,7 +175,8 @@ func (r *runner) commits() error {
 	})
 }
 
-// warmUp measures the memory of the loaded tree, for which all free pages are given back; then some versions take them again.
+// warmUp measures the memory of the loaded tree, for which all free pages are returned to the
+// system; then it makes some versions, which take them back.
 func (r *runner) warmUp() error {
 	r.progress.Begin("memory and warm-up", "trees", len(r.entrants))
 	return r.slices(1, func(_ int, e *entrant) error {
@@ -190,7 +191,7 @@ func (r *runner) warmUp() error {
 	})
 }
 
-// memory measures the memory once more after the versions: what they left behind counts.
+// memory measures the memory again after all versions, with what they left behind.
 func (r *runner) memory() error {
 	r.progress.Begin("memory", "trees", len(r.entrants))
 	return r.slices(1, func(_ int, e *entrant) error {
@@ -254,13 +255,13 @@ func (r *runner) exports() error {
 	})
 }
 
-// ask lets the contestant's process do something.
+// ask sends a request to the contestant's process.
 func (e *entrant) ask(q request) (a answer, err error) {
 	err = e.Ask(q, &a)
 	return a, err
 }
 
-// commit is ask for what makes versions: it keeps their roots.
+// commit is ask for requests that make versions: it keeps their roots.
 func (e *entrant) commit(q request) (answer, error) {
 	a, err := e.ask(q)
 	e.roots = append(e.roots, a.Roots...)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// startStream exports the newest version beside commits, at the rate that was asked for or as fast as the contestant can. stop ends
-// that and tells how many bytes were exported in which time.
+// startStream exports the newest version beside commits, at the requested rate or as fast as the
+// contestant can. stop ends that, and returns the bytes exported and the time taken.
 func (c *child) startStream() (stop func() (bytes int, seconds float64, err error), err error) {
 	stream, err := c.tree.Stream()
 	if err != nil {
@@ -34,7 +34,8 @@ func (c *child) startStream() (stop func() (bytes int, seconds float64, err erro
 		ended <- e
 	}()
 	return func() (int, float64, error) {
-		took := time.Since(from).Seconds() // the piece that is being made is not the commits' time any more
+		// The last piece, which may end after the commits, does not count.
+		took := time.Since(from).Seconds()
 		cancel()
 		e := <-ended
 		stream.Close()

@@ -13,8 +13,8 @@ type row struct {
 	name   string
 	format string
 	of     func(*Figures) float64
-	floor  float64 // 0: none
-	plain  bool    // no ratios
+	floor  float64 // 0: no floor
+	plain  bool    // without ratios
 }
 
 func (r *Result) rows() []row {
@@ -36,7 +36,7 @@ func (r *Result) rows() []row {
 	}
 }
 
-// Print writes the table, how to read it, and the targets.
+// Print writes the table, notes on how to read it, and the targets.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{{fmt.Sprintf("%s keys", harness.Group(r.Keys)), "starling"}}
 	for _, name := range r.peers() {
@@ -61,11 +61,14 @@ func (r *Result) Print(out io.Writer) {
 	r.printNotes(out)
 	fmt.Fprintf(out, "\nTargets (they are set for 1,000,000 keys and %s versions)\n", harness.Group(2000))
 	for _, t := range r.Targets {
-		met := "not met"
-		if t.Met {
-			met = "met"
+		verdict, why := "not met", ""
+		switch {
+		case t.Undecided != "":
+			verdict, why = "undecided", " ("+t.Undecided+")"
+		case t.Met:
+			verdict = "met"
 		}
-		fmt.Fprintf(out, "  %-8s %s: %s\n", met, t.Name, t.Measure)
+		fmt.Fprintf(out, "  %-9s %s: %s%s\n", verdict, t.Name, t.Measure, why)
 	}
 }
 
@@ -73,21 +76,34 @@ func (r *Result) printNotes(out io.Writer) {
 	f := r.Floor
 	counted := "counted"
 	if !f.Counted {
-		counted = "estimated, the tree does not count"
+		counted = "estimated: the tree does not count them"
 	}
 	fmt.Fprintf(out, `
-× beside a peer: how many times Starling's figure it needs; × beside the floor: how many times the floor Starling needs.
-commit      %d operations (%d updates, %d inserts, %d deletes), from the changes to the root hash
+× beside a peer: its figure over Starling's; × beside the floor: Starling's figure over the floor.
+commit      %d operations (%d updates, %d inserts, %d deletes), from the changes to the root hash; Starling uses all cores, the others one;
+            no log on either side
 floor       %.0f inner nodes × %.1f ns + %.0f leaves × (%.1f + %.1f) ns + %d new keys × %.1f ns (%s),
             in bulk on one core with the kernel %s
 walk        %.2f ms beside it: %.0f nodes of the changed paths below the %d levels that fit the L2 cache × %.0f ns,
             a random read in %d MiB, one after another
-export      beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the rate reached stands above
-memory      growth of the process since before the tree, after a garbage collection: the Go heap in use or, where it is larger, what is
-            resident; first of the loaded tree, then after all versions; IAVL v1's is its cache
+export      beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the table has the rate reached
+memory      growth of the process since before the tree was made, after a garbage collection: the Go heap in use or resident memory,
+            whichever is larger; of the loaded tree, and after all versions%s
 `, workload.Changes, workload.Updates, workload.Inserts, workload.Deletes,
 		f.Inner, f.Hash.Inner, f.Leaves, f.Hash.Leaf, f.Hash.Value, workload.Inserts, f.Hash.Key, counted, f.Hash.Kernel,
-		f.WalkMS, f.Misses, f.CachedLevels, f.ReadNS, f.ReadMiB, r.ExportRate)
+		f.WalkMS, f.Misses, f.CachedLevels, f.ReadNS, f.ReadMiB, r.ExportRate,
+		r.memoryNote())
+}
+
+// memoryNote is what the memory of the peers that took part means.
+func (r *Result) memoryNote() (note string) {
+	if r.IAVL != nil {
+		note += ";\n            IAVL v1's is its cache"
+	}
+	if r.Memiavl != nil {
+		note += ";\n            memiavl never maps a snapshot here, which would take most of its nodes out of memory"
+	}
+	return note
 }
 
 func times(a, b float64, plain bool) string {

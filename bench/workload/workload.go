@@ -1,14 +1,15 @@
-// Package workload makes the operations that every contestant of a benchmark gets, the same from one seed.
+// Package workload makes the operations that every contestant of a benchmark gets, the same for the
+// same seed.
 //
-//	New(spec) ── step 1 … L ──▶ load: batches of puts of new keys, until Keys are there
+//	New(spec) ── step 1 … L ──▶ load: batches of puts of new keys, until there are Keys
 //	              │
 //	              └── step L+1 … ─▶ versions: 1,000 changes each, 80 % update · 15 % insert · 5 % delete
 //
-//	a key   = f(seed, identity)          20 bytes          ┐ so the model of what is there is two arrays of numbers
+//	a key   = f(seed, identity)          20 bytes          ┐ so the model of the state is two arrays of numbers
 //	a value = f(seed, identity, step)    100 bytes         ┘ without pointers, which no garbage collector scans
 //
-// Each process has a Workload of its own and makes the operations itself: that is not part of any timing. The changes of
-// a step come in random order; no key is twice in one step.
+// Each process has its own Workload and makes the operations itself, which is never timed. The
+// changes of a step are in random order; no key occurs twice in one step.
 package workload
 
 import (
@@ -25,41 +26,41 @@ const (
 	Updates = 800
 	Inserts = 150
 	Deletes = 50
-	// Changes is how many a version has.
+	// Changes is the number of changes in a version.
 	Changes = Updates + Inserts + Deletes
 
-	// MinKeys leaves enough keys for the updates and deletes of a version, which are of different keys.
+	// MinKeys is enough for the updates and deletes of a version, which are of different keys.
 	MinKeys = 2 * Changes
 )
 
-// Spec says which operations these are.
+// Spec determines the operations.
 type Spec struct {
 	Seed  uint64 `json:"seed"`
 	Keys  int    `json:"keys"`
 	Batch int    `json:"batch"` // changes in a step of the load
 }
 
-// Change puts a value or, where Value is nil, deletes a key. Both are allocated for this change alone: whoever gets it may keep
-// them.
+// Change puts a value or, if Value is nil, deletes a key. Both slices are the receiver's to keep.
 type Change struct{ Key, Value []byte }
 
-// Workload makes the steps and remembers what is there after them. Not for concurrent use.
+// Workload makes the steps, and keeps the state after them. It is for one goroutine.
 type Workload struct {
 	spec    Spec
 	step    uint32
-	present []uint32 // identities of the keys that are there, in no order
+	present []uint32 // identities of the keys in the state, unordered
 	last    []uint32 // by identity: the step of the value
 }
 
-// New begins a workload that has room for versions after the load.
+// New begins a workload with memory for this many versions after the load.
 func New(spec Spec, versions int) (*Workload, error) {
 	switch {
 	case spec.Keys < MinKeys:
-		return nil, fmt.Errorf("%d keys are too few for versions of %d changes, it takes %d", spec.Keys, Changes, MinKeys)
+		return nil, fmt.Errorf("%d keys are too few for versions of %d changes: at least %d are needed", spec.Keys, Changes, MinKeys)
 	case spec.Batch < 1:
-		return nil, fmt.Errorf("a load batch of %d keys, it takes at least 1", spec.Batch)
+		return nil, fmt.Errorf("a load batch of %d keys: at least 1 is needed", spec.Batch)
 	}
-	// All memory is taken and written to now: what a tree needs is measured later as growth of the process.
+	// All memory is allocated and written to now: the memory of a tree is measured later as growth
+	// of the process.
 	room := spec.Keys + versions*Inserts
 	w := &Workload{spec: spec, present: make([]uint32, room), last: make([]uint32, room)}
 	for i := range room {
@@ -69,16 +70,16 @@ func New(spec Spec, versions int) (*Workload, error) {
 	return w, nil
 }
 
-// LoadSteps is how many steps the load has.
+// LoadSteps is the number of steps of the load.
 func (s Spec) LoadSteps() int { return (s.Keys + s.Batch - 1) / s.Batch }
 
-// Len is how many keys are there.
+// Len is the number of keys in the state.
 func (w *Workload) Len() int { return len(w.present) }
 
-// Step is how many steps were made.
+// Step is the number of steps made so far.
 func (w *Workload) Step() int { return int(w.step) }
 
-// Loaded says whether the load is over.
+// Loaded reports whether the load is over.
 func (w *Workload) Loaded() bool { return int(w.step) >= w.spec.LoadSteps() }
 
 // Next makes the changes of the next step.
@@ -98,7 +99,7 @@ func (w *Workload) Next() []Change {
 func (w *Workload) version() []Change {
 	rng := w.rand(uint64(w.step))
 	changes := make([]Change, 0, Changes)
-	// The keys that change are drawn without repetition by moving them to the front.
+	// Keys are drawn without repetition: each one that is drawn is moved to the front.
 	for i := range Updates + Deletes {
 		j := i + rng.IntN(len(w.present)-i)
 		w.present[i], w.present[j] = w.present[j], w.present[i]
@@ -127,7 +128,7 @@ func (w *Workload) insert() Change {
 	return Change{Key: w.key(id), Value: w.value(id, w.step)}
 }
 
-// Present draws n random keys that are there with their values. round makes draws of one step differ.
+// Present draws n random keys of the state, with their values. Draws of one step differ by round.
 func (w *Workload) Present(n int, round uint64) []Change {
 	rng := w.rand(uint64(w.step) | (round+1)<<32)
 	drawn := make([]Change, n)
@@ -138,7 +139,8 @@ func (w *Workload) Present(n int, round uint64) []Change {
 	return drawn
 }
 
-// PresentKeys is Present without the values, one after another in one array, which costs less to make.
+// PresentKeys is Present without values, with the keys side by side in one array, which takes less
+// time.
 func (w *Workload) PresentKeys(n int, round uint64) [][]byte {
 	rng := w.rand(uint64(w.step) | (round+1)<<32)
 	array := make([]byte, 0, n*KeyBytes+8)
@@ -161,7 +163,8 @@ func (w *Workload) key(id uint32) []byte {
 
 func (w *Workload) appendKey(b []byte, id uint32) []byte {
 	end := len(b) + KeyBytes
-	state := mix(w.spec.Seed) + uint64(id) // mix is a bijection: the first 8 bytes of all keys differ
+	// mix is a bijection: the first 8 bytes of all keys differ.
+	state := mix(w.spec.Seed) + uint64(id)
 	for range 3 {
 		state = mix(state)
 		b = binary.LittleEndian.AppendUint64(b, state)
@@ -180,7 +183,8 @@ func (w *Workload) value(id, step uint32) []byte {
 	return b[:ValueBytes:ValueBytes]
 }
 
-// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+// Generators, OOPSLA 2014).
 func mix(z uint64) uint64 {
 	z += 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

@@ -13,9 +13,11 @@ import (
 // prefix is where everyone may write in the demonstration's network.
 const prefix = "demo/"
 
-// The demonstration's chunks are small, so that there are some hundreds of them however few keys: whoever is connected when the fetching
-// begins is asked for one, and others as long as there are any. In-band, a liar is one of validators+liars peers that CometBFT picks from
-// at random for each chunk; that none of even 100 chunks is asked from a single liar among 4 honest peers has a probability below 10⁻⁹.
+// The demonstration's chunks are small, so that there are some hundreds of them however few keys:
+// whoever is connected when the fetching begins is asked for one, and others as long as there are
+// any. In-band, a liar is one of validators+liars peers that CometBFT picks from at random for each
+// chunk; that none of even 100 chunks is asked from a single liar among 4 honest peers has a
+// probability below 10⁻⁹.
 const (
 	wantedChunks  = 400
 	minChunkBytes = 64
@@ -32,7 +34,8 @@ type dataset struct {
 func (d dataset) at(i int) (key string, value []byte) {
 	random := rand.New(rand.NewPCG(d.seed, uint64(i)))
 	var id [8]byte
-	binary.BigEndian.PutUint64(id[:], random.Uint64()<<32|uint64(i)) // the low half keeps keys apart
+	// the low half keeps keys apart
+	binary.BigEndian.PutUint64(id[:], random.Uint64()<<32|uint64(i))
 	raw := make([]byte, 20+random.IntN(50))
 	for j := range raw {
 		raw[j] = byte(random.Uint32())

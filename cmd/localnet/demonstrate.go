@@ -11,7 +11,8 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// demonstrate is the whole program after the command line. Whatever way it is left, no node that it started stays behind.
+// demonstrate is the whole program after the command line. However it ends, no node that it started
+// stays behind.
 func demonstrate(ctx context.Context, o options) (err error) {
 	s := newScreen(os.Stdout)
 	data := dataset{seed: o.Seed, n: o.Keys}
@@ -136,7 +137,7 @@ func (n *network) stay(ctx context.Context, det details) error {
 	return nil
 }
 
-// interrupted replaces err where Ctrl-C is behind it.
+// interrupted replaces err if Ctrl-C caused it.
 func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return errInterrupted

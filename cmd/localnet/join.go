@@ -15,8 +15,8 @@ import (
 // comparedHeights is how many heights the joiner's app hash is compared at, beside the snapshot's.
 const comparedHeights = 3
 
-// awaitSnapshot waits for a snapshot with everything written up to height written, on all nodes. It returns right after the snapshot
-// was taken, so that a whole interval is left before the next.
+// awaitSnapshot waits for a snapshot with everything written up to height written, on all nodes. It
+// returns right after the snapshot was taken, so that a whole interval is left before the next.
 func (n *network) awaitSnapshot(ctx context.Context, written int64) (int64, error) {
 	snapshot := (written + snapshotInterval - 1) / snapshotInterval * snapshotInterval
 	if late := n.height(ctx); late > snapshot+snapshotInterval/4 {
@@ -40,8 +40,8 @@ func (n *network) awaitSnapshot(ctx context.Context, written int64) (int64, erro
 // attempts is how often the node joins at most, until it has met a liar.
 const attempts = 3
 
-// joinAndMeet lets the joiner join. Where it was done before it had asked a liar for anything, which takes a very busy machine, it forgets
-// everything and joins again.
+// joinAndMeet lets the joiner join. If the join ends before the joiner has asked a liar for
+// anything, as on a very busy machine, it forgets everything and joins again.
 func (n *network) joinAndMeet(ctx context.Context, snapshot int64, sum *summary, det *details) error {
 	for attempt := 1; ; attempt++ {
 		process, err := n.join(ctx, snapshot, sum, det)
@@ -71,7 +71,8 @@ func (n *network) join(ctx context.Context, snapshot int64, sum *summary, det *d
 		c.StateSync.TrustHeight = trusted.Height
 		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
 		if n.InBand {
-			witness := n.validators[min(1, len(n.validators)-1)] // CometBFT wants two servers, even where there is only one
+			// CometBFT wants two servers, even where there is only one
+			witness := n.validators[min(1, len(n.validators)-1)]
 			c.StateSync.RPCServers = []string{n.validators[0].RPC(), witness.RPC()}
 			c.StateSync.DiscoveryTime = 5 * time.Second // the least that CometBFT takes
 		}
@@ -99,7 +100,8 @@ func (n *network) join(ctx context.Context, snapshot int64, sum *summary, det *d
 	if err != nil {
 		return nil, err
 	}
-	det.SnapshotHeight = status.Earliest - 1 // usually the one awaited; a later one where the joiner was slow
+	// usually the one awaited; a later one where the joiner was slow
+	det.SnapshotHeight = status.Earliest - 1
 	n.screen.say("the joiner is at the network's height, %d", sum.JoinerHeight)
 	return process, nil
 }
@@ -147,7 +149,8 @@ func (n *network) watchRestore(ctx context.Context, sum *summary, det *details) 
 	return n.restored(sum, det)
 }
 
-// restored takes the final figures from the line that a join over the transport ends with: it may take less time than a look at the metrics.
+// restored takes the final figures from the line that a join over the transport ends with: it may
+// take less time than a look at the metrics.
 func (n *network) restored(sum *summary, det *details) error {
 	lines := runner.Logged(n.joiner.Log(), runner.LogRestored)
 	if len(lines) == 0 {
@@ -176,7 +179,8 @@ func (n *network) watchCatchUp(ctx context.Context, sum *summary) error {
 	})
 }
 
-// compare compares app hashes: what the joiner's application says of its state against what the validators' headers say.
+// compare compares app hashes: what the joiner's application says of its state against what the
+// validators' headers say.
 func (n *network) compare(ctx context.Context, sum *summary, det *details) error {
 	var last int64
 	for range comparedHeights {
@@ -204,7 +208,8 @@ func (n *network) compare(ctx context.Context, sum *summary, det *details) error
 	return nil
 }
 
-// equal compares with the header after at, of every validator: it holds the hash of the state that at is about.
+// equal compares with the header after at, of every validator: it holds the hash of the state that
+// at is about.
 func (n *network) equal(ctx context.Context, at runner.App) (bool, error) {
 	for _, v := range n.validators {
 		var header runner.Header

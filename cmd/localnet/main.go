@@ -1,4 +1,5 @@
-// Command localnet shows in a minute what Starling is for: a network on this machine, some peers that lie, and a node that joins.
+// Command localnet shows in a minute what Starling is for: a network on this machine, some peers
+// that lie, and a node that joins.
 //
 //	validator-0 … validator-N       make blocks, hold the keys, serve headers and snapshots
 //	     │    ▲                │
@@ -6,8 +7,8 @@
 //	liar-0 … liar-L            ▼
 //	     └─ damaged chunks ─► joiner    verifies each chunk on arrival, rejects the liars, arrives at the validators' state
 //
-// Every node is a process of its own (starlingd; the liars are e2e/byzantine), nothing is simulated. All of them listen on loopback
-// only, and end with this program.
+// Every node is a process of its own (starlingd; the liars are e2e/byzantine), nothing is
+// simulated. All of them listen on loopback only, and end with this program.
 package main
 
 import (
@@ -42,7 +43,8 @@ type options struct {
 	InBand     bool
 }
 
-// Bounds: more processes than this and a laptop spends its time switching between them; fewer keys and there is nothing to join.
+// Bounds: more processes than this and a laptop spends its time switching between them; fewer keys
+// and there is nothing to join.
 const (
 	maxValidators = 32
 	maxLiars      = 16
@@ -69,7 +71,7 @@ func (o options) check() error {
 	return nil
 }
 
-// lies are the ways to lie, which the liars take turns with.
+// lies are the ways to lie, dealt to the liars in turn.
 func (o options) lies() []string { return strings.Split(o.Lie, ",") }
 
 // lie is how liar i lies.
@@ -83,11 +85,12 @@ func (o options) way() string {
 	return "transport"
 }
 
-// provable says whether one of the liars does what a joiner can prove.
+// provable reports whether one of the liars does what a joiner can prove.
 func (o options) provable() bool {
 	for i := range o.Liars {
 		mode := liar.Mode(o.lie(i))
-		if mode.Provable() || o.InBand && (mode == liar.Drip || mode == liar.Last) { // in-band, these two serve as mix does
+		// in-band, these two serve as mix does
+		if mode.Provable() || o.InBand && (mode == liar.Drip || mode == liar.Last) {
 			return true
 		}
 	}
@@ -140,7 +143,8 @@ liars; 1 otherwise.`,
 var errInterrupted = errors.New("interrupted")
 
 func main() {
-	// After the first signal the default is back: a second Ctrl-C ends the program at once (and, on Linux, the nodes with it).
+	// After the first signal the default is back: a second Ctrl-C ends the program at once (and, on
+	// Linux, the nodes with it).
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	err := command(demonstrate).ExecuteContext(ctx)

@@ -18,20 +18,23 @@ import (
 const (
 	chainID = "localnet"
 
-	// A snapshot every 15 blocks of somewhat more than half a second. CometBFT (--in-band) dials its peers in the first three seconds and
-	// asks each for its snapshots at that moment; the interval is long enough that a joiner started right after a snapshot hears of the same
-	// newest one from all of them, liars and honest.
+	// A snapshot every 15 blocks of somewhat more than half a second. CometBFT (--in-band) dials
+	// its peers in the first three seconds and asks each for its snapshots at that moment; the
+	// interval is long enough that a joiner started right after a snapshot hears of the same newest
+	// one from all of them, liars and honest.
 	snapshotInterval = 15
 	blockPause       = 400 * time.Millisecond
 
-	// keepSnapshots is how many snapshots a node serves: one must outlive the download, whatever the machine.
+	// keepSnapshots is how many snapshots a node serves: one must outlive the download, even on a
+	// slow machine.
 	keepSnapshots = 5
 
 	// stopGrace is how long a node may take to stop cleanly.
 	stopGrace = 10 * time.Second
 )
 
-// network is the nodes of the demonstration. validators, liars and joiner are all homes that there are.
+// network is the nodes of the demonstration. validators, liars and joiner are all homes that there
+// are.
 type network struct {
 	options
 	screen    *screen
@@ -47,32 +50,19 @@ type network struct {
 // programs are the paths of what is started.
 type programs struct{ starlingd, byzantine string }
 
-// build builds what the command line does not name, into build/localnet of the module.
-func build(ctx context.Context, o options, s *screen) (programs, error) {
-	p := programs{o.Starlingd, o.Byzantine}
-	var todo []struct{ pkg, out string }
-	for _, program := range []struct {
-		path *string
-		pkg  string
-	}{{&p.starlingd, "./cmd/starlingd"}, {&p.byzantine, "./e2e/byzantine"}} {
-		if *program.path != "" {
-			continue
-		}
-		root, err := runner.Root(ctx)
-		if err != nil {
-			return p, err
-		}
-		*program.path = filepath.Join(root, "build", "localnet", filepath.Base(program.pkg))
-		todo = append(todo, struct{ pkg, out string }{filepath.Join(root, program.pkg), *program.path})
-	}
-	if len(todo) == 0 {
+// build builds what the command line does not name.
+func build(ctx context.Context, o options, s *screen) (p programs, err error) {
+	p = programs{o.Starlingd, o.Byzantine}
+	if p.starlingd != "" && p.byzantine != "" {
 		return p, nil
 	}
 	s.plain("Building starlingd and the lying node (a minute or two the first time; not counted below) …")
 	start := time.Now()
-	for _, b := range todo {
-		if err := runner.Build(ctx, filepath.Dir(filepath.Dir(b.pkg)), b.pkg, b.out); err != nil {
-			return p, err
+	for pkg, path := range map[string]*string{"./cmd/starlingd": &p.starlingd, "./e2e/byzantine": &p.byzantine} {
+		if *path == "" {
+			if *path, err = runner.Program(ctx, pkg); err != nil {
+				return p, err
+			}
 		}
 	}
 	s.plain("Built in %.1f s.", time.Since(start).Seconds())
@@ -107,9 +97,10 @@ func (n *network) make(ctx context.Context, data dataset) error {
 	_, err := runner.Genesis(n.validators, homes[:1+n.Liars], chainID, app.Genesis{
 		ChunkBytes:       n.chunkBytes,
 		SnapshotInterval: snapshotInterval,
-		Open:             true, // so that the newcomer can try `curl …/broadcast_tx_commit?tx="name=value"`
-		Admins:           []string{},
-		Grants:           []app.GenesisGrant{{Grantee: app.Everyone, Prefix: prefix}},
+		// so that the newcomer can try `curl …/broadcast_tx_commit?tx="name=value"`
+		Open:   true,
+		Admins: []string{},
+		Grants: []app.GenesisGrant{{Grantee: app.Everyone, Prefix: prefix}},
 	})
 	if err != nil {
 		return err
@@ -117,7 +108,8 @@ func (n *network) make(ctx context.Context, data dataset) error {
 	for i, h := range n.validators {
 		if err := h.Configure(func(c *cfg.Config) {
 			c.Consensus.TimeoutCommit = blockPause
-			// One of two dials the other: two that dial each other at once may both fail, and then wait for seconds.
+			// One of two dials the other: two that dial each other at once may both fail, and then
+			// wait for seconds.
 			c.P2P.PersistentPeers = runner.Peers(n.validators[:i]...)
 		}); err != nil {
 			return err
@@ -195,7 +187,7 @@ func (n *network) height(ctx context.Context) int64 {
 	return height
 }
 
-// folder makes the folder for the homes; temporary says that nobody asked for it to stay.
+// folder makes the folder for the homes; temporary reports whether it is to be removed at the end.
 func folder(o options) (dir string, temporary bool, err error) {
 	if o.Dir == "" {
 		dir, err = os.MkdirTemp("", "starling-localnet-")

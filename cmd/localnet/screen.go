@@ -15,8 +15,8 @@ import (
 // lineEvery is how often progress is reported where there is no terminal to redraw a bar on.
 const lineEvery = 2 * time.Second
 
-// screen tells what happens: on a terminal with bars that move, elsewhere (a log, CI) with plain lines. Every line carries the seconds
-// since the clock was started.
+// screen tells what happens: on a terminal with bars that move, elsewhere (a log, CI) with plain
+// lines. Every line carries the seconds since the clock was started.
 type screen struct {
 	out      io.Writer
 	terminal bool
@@ -27,7 +27,7 @@ func newScreen(out *os.File) *screen {
 	return &screen{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
 }
 
-// restartClock begins the time that counts.
+// restartClock sets the time that lines show to zero.
 func (s *screen) restartClock() { s.start = time.Now() }
 
 // say prints a line with the time.
@@ -38,7 +38,7 @@ func (s *screen) say(format string, args ...any) {
 // plain prints without the time.
 func (s *screen) plain(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
 
-// meter shows how far one thing is.
+// meter shows the progress of one thing.
 type meter struct {
 	screen *screen
 	what   string
@@ -48,7 +48,8 @@ type meter struct {
 	next time.Time                // elsewhere: when the next line is due
 }
 
-// meter begins to show progress of what, in total units (0: nobody knows how many). end it before the next line is said.
+// meter begins to show progress of what, in total units (0: unknown). end it before the next line
+// is printed.
 func (s *screen) meter(what string, total int64) *meter {
 	m := &meter{screen: s, what: what, next: time.Now().Add(lineEvery)}
 	if s.terminal {
@@ -67,7 +68,8 @@ func (s *screen) meter(what string, total int64) *meter {
 		} else {
 			total = -1 // a spinner
 			look = append(look, progressbar.OptionSpinnerType(14),
-				progressbar.OptionSetSpinnerChangeInterval(0)) // turned by set alone: its own clock would go on after end
+				// turned by set alone: its own clock would continue after end
+				progressbar.OptionSetSpinnerChangeInterval(0))
 		}
 		m.bar = progressbar.NewOptions64(total, look...)
 	}

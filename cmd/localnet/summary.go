@@ -10,20 +10,22 @@ import (
 
 // summary is what --json writes.
 type summary struct {
-	Validators     int     `json:"validators"`
-	Liars          int     `json:"liars"`
-	Keys           int     `json:"keys"`
-	Height         int64   `json:"height"`          // of the network, when the joiner had arrived
-	Chunks         int64   `json:"chunks"`          // of the snapshot that it joined by
-	ChunksRejected int64   `json:"chunks_rejected"` // damaged ones that it received and refused
-	PeersRejected  int64   `json:"peers_rejected"`  // that it refused to hear any more
-	JoinSeconds    float64 `json:"join_seconds"`    // from the start of its process to the network's height
-	AppHashEqual   bool    `json:"app_hash_equal"`  // its application and the validators' headers, at every height compared
-	JoinerHeight   int64   `json:"joiner_height"`
-	Way            string  `json:"way"` // how it joined: transport, or in-band
+	Validators     int   `json:"validators"`
+	Liars          int   `json:"liars"`
+	Keys           int   `json:"keys"`
+	Height         int64 `json:"height"`          // of the network, when the joiner had arrived
+	Chunks         int64 `json:"chunks"`          // of the snapshot that it joined by
+	ChunksRejected int64 `json:"chunks_rejected"` // damaged ones that it received and refused
+	PeersRejected  int64 `json:"peers_rejected"`  // that it refused to hear any more
+	// from the start of its process to the network's height
+	JoinSeconds float64 `json:"join_seconds"`
+	// its application and the validators' headers, at every height compared
+	AppHashEqual bool   `json:"app_hash_equal"`
+	JoinerHeight int64  `json:"joiner_height"`
+	Way          string `json:"way"` // how it joined: transport, or in-band
 }
 
-// met says whether the joiner has heard a lie and refused it.
+// met reports whether the joiner has heard a lie and refused it.
 func (s summary) met() bool { return s.ChunksRejected > 0 || s.PeersRejected > 0 }
 
 // verdict says what is wrong, nil if nothing is. provable: one of the liars did what can be proved.

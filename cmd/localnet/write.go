@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	// batch is how many keys one transaction writes; writers, how many accounts write at the same time, each one transaction after
-	// another. Together they fill few blocks, none of them above CometBFT's 4 MB.
+	// batch is how many keys one transaction writes; writers, how many accounts write at the same
+	// time, each one transaction after another. Together they fill few blocks, none of them above
+	// CometBFT's 4 MB.
 	batch   = 1000
 	writers = 8
 )
@@ -71,9 +72,11 @@ func (n *network) write(ctx context.Context, data dataset) (int64, error) {
 	return height, nil
 }
 
-// provedRead reads a key from the joiner and checks it against the header of a light client, whose witness is a validator.
+// provedRead reads a key from the joiner and checks it against the header of a light client, whose
+// witness is a validator.
 func (n *network) provedRead(ctx context.Context, data dataset, det *details) error {
-	trusted, err := n.validators[0].Header(ctx, det.SnapshotHeight+1) // the oldest block that the joiner has
+	// the oldest block that the joiner has
+	trusted, err := n.validators[0].Header(ctx, det.SnapshotHeight+1)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 )
 
 func newABCICmd(env *cliEnv) *cobra.Command {
@@ -17,28 +18,28 @@ func newABCICmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "abci --address ADDRESS",
 		Short: "Run the application alone, for a stock cometbft",
-		Long: `Serves the application over ABCI to a cometbft process, which has the blocks,
-the peers and the consensus. The state lies in data/state of --home, settings in
-its config/app.toml, if there is one.
+		Long: `Serves the application over ABCI to a cometbft process, which is responsible for
+blocks, peers and consensus. The state is in data/state of --home, the settings in
+its config/app.toml, if it exists.
 
-The genesis file (default: config/genesis.json of --home) lets a joining node
-refuse snapshots at heights that the network has none at, and --transport grpc
-needs it: a gRPC message carries 4 MiB at most.
+With the genesis file (default: config/genesis.json of --home) a joining node can
+refuse snapshots at heights for which the network has none. --transport grpc
+requires it, since a gRPC message carries at most 4 MiB.
 
-The cometbft process keeps databases of its own: in a home that "starlingd init"
-made, set db_backend = "goleveldb" in config/config.toml for it.`,
+The cometbft process keeps its own databases: in a home made by "starlingd init",
+set db_backend = "goleveldb" in config/config.toml for it.`,
 		Example: `  starlingd abci --address unix:///run/starling.sock --home ~/.starling
   cometbft start --proxy_app unix:///run/starling.sock`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if opts.Address == "" {
-				return usagef("--address is missing: where is cometbft to find the application? unix:///PATH or tcp://HOST:PORT")
+				return usagef("--address is missing: the address where cometbft finds the application, unix:///PATH or tcp://HOST:PORT")
 			}
 			var err error
-			if opts.Config, err = node.LoadAppConfig(env.Home, env.V); err != nil {
+			if opts.Config, err = config.LoadApp(env.Home, env.V); err != nil {
 				return err
 			}
-			if opts.Logger, err = node.NewLogger(env.Err, env.V.GetString("log_level"), env.V.GetString("log_format")); err != nil {
+			if opts.Logger, err = config.NewLogger(env.Err, env.V.GetString("log_level"), env.V.GetString("log_format")); err != nil {
 				return err
 			}
 			opts.Home = env.Home
@@ -54,9 +55,9 @@ made, set db_backend = "goleveldb" in config/config.toml for it.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&opts.Address, "address", "", "address to listen on: unix:///PATH or tcp://HOST:PORT")
-	flags.StringVar(&opts.Transport, "transport", "socket", "socket or grpc, as the abci setting of cometbft")
+	flags.StringVar(&opts.Transport, "transport", "socket", "socket or grpc, like the abci setting of cometbft")
 	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of the network")
-	node.AddAppFlags(flags)
+	config.AddAppFlags(flags)
 	return cmd
 }
 
@@ -77,7 +78,7 @@ func serveABCI(ctx context.Context, opts node.ABCIOptions) error {
 	case <-ctx.Done():
 	case err = <-server.Failed():
 		if err = unlessHalted(opts.Logger, err); err != nil {
-			err = fmt.Errorf("the application cannot go on: %w", err)
+			err = fmt.Errorf("the application cannot continue: %w", err)
 		}
 	}
 	return errors.Join(err, server.Stop())

@@ -4,33 +4,36 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newCompactCmd(env *cliEnv) *cobra.Command {
 	return &cobra.Command{
 		Use:   "compact",
-		Short: "Rewrite the data of a stopped node, so that nothing deleted takes room",
+		Short: "Reclaim disk space of a stopped node: rewrite its data without what was deleted",
 		Long: `Rewrites state and blocks on disk without what was overwritten, deleted or
-pruned, which a running node does little by little. The node must be stopped.
-It needs free space of about the size of a few large files; Ctrl-C ends it at
-any time, and what is done stays done.
+pruned. A running node does the same gradually. The node must be stopped.
 
-Stored snapshots (data/snapshots) share files with the state. They keep theirs,
-so that they take room of their own afterwards.`,
+It needs free space for a few large files. Ctrl-C ends it at any time; what it has
+rewritten so far stays rewritten.
+
+Stored snapshots (data/snapshots) share files with the state. They keep the old
+files, so afterwards they take disk space of their own.`,
 		Example: `  starlingd compact
   starlingd compact --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return offline(cmd, env, func(ctx context.Context, config *node.Config) error {
+			return offline(cmd, env, func(ctx context.Context, config *config.Config) error {
 				shown := stages{env: env, unit: bytesUnit}
-				zones, err := node.Compact(ctx, config, func(zone string, done, total uint64) { shown.at("compacting "+zone, done, total) })
+				zones, err := home.Compact(ctx, config, func(zone string, done, total uint64) { shown.at("compacting "+zone, done, total) })
 				shown.end()
 				if env.JSON() {
 					if zones == nil {
-						zones = []node.CompactedZone{}
+						zones = []home.CompactedZone{}
 					}
 					if wrong := writeJSON(env.Out, zones); wrong != nil {
 						return wrong
@@ -38,7 +41,7 @@ so that they take room of their own afterwards.`,
 					return err
 				}
 				for _, z := range zones {
-					fmt.Fprintf(env.Out, "%s: %s before, %s now\n", z.Folder, byteCount(z.Before), byteCount(z.After))
+					fmt.Fprintf(env.Out, "%s: %s before, %s now\n", z.Folder, humanize.IBytes(z.Before), humanize.IBytes(z.After))
 				}
 				return err
 			})

@@ -13,17 +13,18 @@ import (
 )
 
 const (
-	absentHelp = `The value goes to standard output. A key that is absent is a message on standard error
-and exit status 4.`
+	absentHelp = `The value goes to standard output. For an absent key there is a message on standard
+error, and exit status 4.`
 
-	verifyHelp = `With --verify the answer is proved against a block header that validators signed. The
-chain of trust starts at the home's genesis.json, or at a header that you have from
-somebody you trust: --trust-height and --trust-hash. Name several nodes by --node, then
-all but the first are witnesses; with one node alone, a fork made by more than a third of
-the validators would not be seen.`
+	verifyHelp = `With --verify the answer is verified against a block header that validators signed. The
+chain of trust starts at the home's genesis.json, or at a header from a source you trust:
+--trust-height and --trust-hash. If --node names several nodes, all but the first are
+witnesses. With only one node, a fork signed by more than a third of the validators would
+not be detected.`
 )
 
-// absent has an exit status of its own, so that a script can ask whether a key is there.
+// absent returns the error of an absent key. It has an exit status of its own, so that a script can
+// test whether a key exists.
 func absent(env *cliEnv, key []byte, height int64) error {
 	return absentError{fmt.Errorf("key %s is absent at height %d", formatBytes(env, key), height)}
 }
@@ -31,15 +32,15 @@ func absent(env *cliEnv, key []byte, height int64) error {
 func addReadFlags(flags *pflag.FlagSet) {
 	addCallFlags(flags)
 	addBytesFlags(flags)
-	flags.Int64("height", 0, "read the state after this block (default: the last)")
-	flags.Bool("prove", false, "ask for the proof and show it (--output json: all of it)")
+	flags.Int64("height", 0, "read the state after this block (default: the last block)")
+	flags.Bool("prove", false, "request the proof and show it (--output json: all of it)")
 	flags.Bool("verify", false, "verify the proof against a signed block header")
-	flags.Int64("trust-height", 0, "with --verify: height of a header that is trusted")
+	flags.Int64("trust-height", 0, "with --verify: height of a trusted header")
 	flags.String("trust-hash", "", "with --verify: hash of that header, in hex")
-	flags.Duration("trust-period", client.DefaultTrustPeriod, "with --verify: age at which a header is no longer trusted")
+	flags.Duration("trust-period", client.DefaultTrustPeriod, "with --verify: maximum age of a trusted header")
 }
 
-// reader connects for a read, verified if --verify says so.
+// reader connects for a read, which is verified with --verify.
 func reader(ctx context.Context, env *cliEnv) (*client.Client, []client.ReadOption, error) {
 	var options []client.ReadOption
 	if h := env.V.GetInt64("height"); h != 0 {
@@ -64,7 +65,7 @@ func trustOf(env *cliEnv) (client.Trust, error) {
 	trust := client.Trust{Height: env.V.GetInt64("trust-height"), Period: env.V.GetDuration("trust-period")}
 	text := env.V.GetString("trust-hash")
 	if (trust.Height == 0) != (text == "") {
-		return trust, usagef("--trust-height and --trust-hash go together")
+		return trust, usagef("use --trust-height and --trust-hash together")
 	}
 	if text != "" {
 		var err error
@@ -78,7 +79,7 @@ func trustOf(env *cliEnv) (client.Trust, error) {
 		return trust, err
 	}
 	if trust.Genesis == nil {
-		return trust, usagef("nothing to verify against: %s holds no config/genesis.json; give --home, or --trust-height and --trust-hash", env.Home)
+		return trust, usagef("nothing to verify against: %q has no config/genesis.json; use --home, or --trust-height and --trust-hash", env.Home)
 	}
 	return trust, nil
 }
@@ -98,7 +99,7 @@ func toStateJSON(s client.State) stateJSON {
 	return out
 }
 
-// noteState tells on standard error what an answer rests on.
+// noteState prints on standard error how far an answer is proved.
 func noteState(env *cliEnv, s client.State, proofBytes int) {
 	if s.Verified {
 		fmt.Fprintf(env.Err, "verified: height %d, app hash %v, proved by the header of %s\n", s.Height, s.AppHash, s.Time.UTC().Format(time.RFC3339))
@@ -108,7 +109,7 @@ func noteState(env *cliEnv, s client.State, proofBytes int) {
 }
 
 type entryJSON struct {
-	Key      *string `json:"key,omitempty"` // where it is printable text
+	Key      *string `json:"key,omitempty"` // only if it is printable text
 	KeyHex   string  `json:"key_hex"`
 	Value    *string `json:"value,omitempty"`
 	ValueHex string  `json:"value_hex,omitempty"`
@@ -136,7 +137,7 @@ func toEntryJSON(key, value []byte) entryJSON {
 func newGetCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get KEY",
-		Short: "Read a key, with a proof if asked for",
+		Short: "Read a key, with a proof on request",
 		Long:  "Read a key.\n\n" + absentHelp + "\n\n" + verifyHelp,
 		Example: `  starlingd get fruit/apple
   starlingd get fruit/apple --prove --verify
@@ -198,13 +199,13 @@ func printValue(env *cliEnv, v *client.Value) (err error) {
 func newRangeCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "range [START] [END]",
-		Short: "List keys in order, from START on and below END",
-		Long: `List keys in order with their values, from START on and below END.
+		Short: "List keys in order, from START up to but excluding END",
+		Long: `List keys and values in key order, from START up to but excluding END.
 
-One page of at most --limit entries is read. If there are more, the key to go on from is
-printed on standard error; give it as --cursor.
+One page of at most --limit entries is read. If there are more, the next key is printed
+on standard error; pass it as --cursor.
 
-` + verifyHelp + ` A verified page is complete: no key in it was left out.`,
+` + verifyHelp + ` A verified page is complete: no key was left out of it.`,
 		Example: `  starlingd range --prefix fruit/
   starlingd range a b --limit 10
   starlingd range --prefix fruit/ --cursor fruit/pear --prove --verify`,
@@ -232,9 +233,9 @@ printed on standard error; give it as --cursor.
 		},
 	}
 	addReadFlags(cmd.Flags())
-	cmd.Flags().Int("limit", client.DefaultRangeLimit, "most entries to list")
-	cmd.Flags().String("prefix", "", "list the keys that start so")
-	cmd.Flags().String("cursor", "", "go on from this key (at the --height of the page before, for one picture)")
+	cmd.Flags().Int("limit", client.DefaultRangeLimit, "maximum number of entries")
+	cmd.Flags().String("prefix", "", "list only keys with this prefix")
+	cmd.Flags().String("cursor", "", "continue from this key (use the --height of the previous page for a consistent view)")
 	return cmd
 }
 
@@ -251,7 +252,7 @@ func rangeArgs(env *cliEnv, args []string) (start, end []byte, err error) {
 	}
 	if p := env.V.GetString("prefix"); p != "" {
 		if len(args) > 0 {
-			return nil, nil, usagef("give either START and END or --prefix")
+			return nil, nil, usagef("use either START and END or --prefix")
 		}
 		if start, err = parseBytes(env, "--prefix", p); err != nil {
 			return nil, nil, err

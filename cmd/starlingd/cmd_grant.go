@@ -18,8 +18,8 @@ func newGrantCmd(env *cliEnv) *cobra.Command {
 		Long: `Let an account write keys that start with PREFIX. An admin must sign.
 
 GRANTEE: ` + accountHelp + `, or
-"everyone". An empty PREFIX ("") covers all keys. A grant of the same pair replaces the
-one before.`,
+"everyone". An empty PREFIX ("") covers all keys. A new grant of the same pair replaces
+the old one.`,
 		Example: `  starlingd grant alice fruit/ --from root
   starlingd grant everyone public/ --quota 1000000 --from root`,
 		Args: cobra.ExactArgs(2),
@@ -40,7 +40,7 @@ one before.`,
 func newRevokeCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "revoke GRANTEE PREFIX",
-		Short:   "Take a grant back (for admins); keys that were written stay",
+		Short:   "Revoke a grant (for admins); keys that were written stay",
 		Example: "  starlingd revoke alice fruit/ --from root",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -75,9 +75,9 @@ func newValidatorCmd(env *cliEnv) *cobra.Command {
 	}
 	set := &cobra.Command{
 		Use:   "set PUBKEY POWER",
-		Short: "Give a validator its voting power; 0 removes it",
-		Long: `Give a validator its voting power; 0 removes it. An admin must sign. PUBKEY is what
-"starlingd show-validator" prints on the validator's machine.`,
+		Short: "Set the voting power of a validator; 0 removes the validator",
+		Long: `Set the voting power of a validator; 0 removes the validator. An admin must sign. PUBKEY
+is what "starlingd show-validator" prints on the validator's machine.`,
 		Example: "  starlingd validator set $(starlingd show-validator --home /other) 10 --from root",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -87,7 +87,7 @@ func newValidatorCmd(env *cliEnv) *cobra.Command {
 			}
 			power, err := strconv.ParseUint(args[1], 10, 64)
 			if err != nil {
-				return usagef("POWER %q is not a number from 0 on", args[1])
+				return usagef("POWER %q is not a number of 0 or more", args[1])
 			}
 			return submit(cmd, env, tx.NewSetValidator(key, power))
 		},

@@ -15,28 +15,30 @@ import (
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 )
 
-// healthTimeout bounds the question to the node of this home: a node that takes longer is not well.
+// healthTimeout bounds the request to the node of this home: a node that takes longer is not
+// healthy.
 const healthTimeout = 3 * time.Second
 
 func newHealthCmd(env *cliEnv) *cobra.Command {
 	var live bool
 	cmd := &cobra.Command{
 		Use:   "health",
-		Short: "Ask the node of this home whether it is ready, for supervisors: exit status 0 or 1",
-		Long: `Asks the node of the home folder whether it is ready: it follows the chain, its last
-block is not old, and its disk has room. With --live only whether it is alive: it runs
-and its consensus has not failed, so that there is no reason to restart it; a node that
-joins is alive and not ready.
+		Short: "Check whether the node of this home is ready, for supervisors: exit status 0 or 1",
+		Long: `Checks whether the node of the home folder is ready: it follows the chain, its last
+block is recent, and its disk has free space. With --live it only checks whether the node
+is live: it runs, and its consensus has not failed, so there is no reason to restart it.
+A node that joins is live but not ready.
 
-It asks [status] laddr of app.toml (GET /readyz, /livez) where there is one, else RPC,
-which does not tell everything: a node whose consensus has failed still answers there.`,
+It asks [status] laddr of app.toml (GET /readyz, /livez) if that is set, and RPC otherwise.
+RPC shows less: a node whose consensus has failed still answers there.`,
 		Example: `  starlingd health
   starlingd health --live --home ~/.starling`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := node.LoadConfig(env.Home, env.V)
+			config, err := config.Load(env.Home, env.V)
 			if err != nil {
 				return err
 			}
@@ -64,7 +66,7 @@ which does not tell everything: a node whose consensus has failed still answers 
 	return cmd
 }
 
-func askHealth(ctx context.Context, config *node.Config) (health.Report, error) {
+func askHealth(ctx context.Context, config *config.Config) (health.Report, error) {
 	local := config.Local()
 	if local.Status != "" {
 		return askStatusServer(ctx, local.Status)
@@ -84,13 +86,14 @@ func askHealth(ctx context.Context, config *node.Config) (health.Report, error) 
 	return health.Report{}, fmt.Errorf("not live: %w", err)
 }
 
-// askStatusServer takes the node's own report.
+// askStatusServer returns the node's own report.
 func askStatusServer(ctx context.Context, address string) (report health.Report, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+health.PathReady, nil)
 	if err != nil {
 		return report, err
 	}
-	answer, err := (&http.Client{Transport: new(http.Transport)}).Do(request) // no proxy: it is this machine's node
+	// no proxy: it is this machine's node
+	answer, err := (&http.Client{Transport: new(http.Transport)}).Do(request)
 	if err != nil {
 		return report, fmt.Errorf("not live: %w", err)
 	}
@@ -102,7 +105,7 @@ func askStatusServer(ctx context.Context, address string) (report health.Report,
 	return report, nil
 }
 
-// askRPC adds what RPC tells.
+// askRPC adds what RPC reports.
 func askRPC(ctx context.Context, address string, facts *health.Facts) error {
 	rpc, err := client.NewHTTP(address)
 	if err != nil {

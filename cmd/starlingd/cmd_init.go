@@ -7,18 +7,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newInitCmd(env *cliEnv) *cobra.Command {
-	var opts node.InitOptions
+	var opts home.InitOptions
 	cmd := &cobra.Command{
 		Use:   "init [MONIKER]",
-		Short: "Make the home folder of a new node",
-		Long: `Makes configuration, keys and a genesis file that names this node as the only
-validator. Nothing is ever overwritten.
+		Short: "Create the home folder of a new node",
+		Long: `Creates configuration, keys and a genesis file that names this node as the only
+validator. Existing files are never overwritten.
 
-To join an existing network give its genesis file with --genesis.`,
+To join an existing network, pass its genesis file with --genesis.`,
 		Example: `  starlingd init alice --chain-id demo-1 --open
   starlingd init bob --genesis genesis.json --home ~/.starling-bob`,
 		Args: cobra.MaximumNArgs(1),
@@ -30,11 +30,11 @@ To join an existing network give its genesis file with --genesis.`,
 			if opts.GenesisFile != "" {
 				for _, name := range []string{"chain-id", "admin", "open", "chunk-bytes", "snapshot-interval"} {
 					if cmd.Flags().Changed(name) {
-						return usagef("--%s and --genesis exclude each other: the genesis file of the network says it", name)
+						return usagef("--%s cannot be used with --genesis: the network's genesis file sets it", name)
 					}
 				}
 			}
-			result, err := node.Init(opts)
+			result, err := home.Init(opts)
 			if err != nil {
 				return err
 			}
@@ -42,29 +42,29 @@ To join an existing network give its genesis file with --genesis.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&opts.ChainID, "chain-id", "", "name of the chain (default: starling- and six random characters)")
+	flags.StringVar(&opts.ChainID, "chain-id", "", "chain id (default: starling- and six random characters)")
 	flags.StringArrayVar(&opts.App.Admins, "admin", nil, "public key of an admin, in hex or base64 (repeat for more)")
-	flags.BoolVar(&opts.App.Open, "open", false, "accept unsigned key=value transactions where no grant covers the key")
+	flags.BoolVar(&opts.App.Open, "open", false, "accept unsigned key=value transactions for keys that no grant covers")
 	flags.Uint64Var(&opts.App.ChunkBytes, "chunk-bytes", 0, "largest chunk in bytes (default 1 MiB)")
 	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("a snapshot is offered at every multiple of this height (default %d)", app.DefaultSnapshotInterval))
 	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of an existing network to join")
 	return cmd
 }
 
-func reportInit(env *cliEnv, opts node.InitOptions, result node.InitResult) error {
+func reportInit(env *cliEnv, opts home.InitOptions, result home.InitResult) error {
 	if env.JSON() {
 		return writeJSON(env.Out, map[string]string{
 			"home": result.Home, "chain_id": result.ChainID, "moniker": result.Moniker,
 			"node_id": result.NodeID, "validator_pub_key": hex.EncodeToString(result.ValidatorPubKey),
 		})
 	}
-	fmt.Fprintf(env.Out, "Made %s: node %q of chain %q\n  node id        %s\n  validator key  %x\n\n", result.Home, result.Moniker, result.ChainID, result.NodeID, result.ValidatorPubKey)
+	fmt.Fprintf(env.Out, "Created %q: node %q of chain %q\n  node id        %s\n  validator key  %x\n\n", result.Home, result.Moniker, result.ChainID, result.NodeID, result.ValidatorPubKey)
 	if opts.GenesisFile != "" {
 		fmt.Fprintf(env.Out, "Next: name a peer and start it:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656\n", result.Home)
 		return nil
 	}
 	if !opts.App.Open && len(opts.App.Admins) == 0 {
-		fmt.Fprintf(env.Out, "Nobody may write yet: name an admin or set \"open\" in config/genesis.json before the first start.\n")
+		fmt.Fprintf(env.Out, "Nobody can write yet: name an admin or set \"open\" in config/genesis.json before the first start.\n")
 	}
 	fmt.Fprintf(env.Out, "Next: start it:\n  starlingd start --home %s\n", result.Home)
 	return nil

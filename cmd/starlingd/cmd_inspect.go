@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"text/tabwriter"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newInspectCmd(env *cliEnv) *cobra.Command {
@@ -16,15 +18,15 @@ func newInspectCmd(env *cliEnv) *cobra.Command {
 		Use:   "inspect",
 		Short: "Show what is on the disk of a stopped node",
 		Long: `Shows heights and sizes of state and blocks on disk, and how many blocks the next
-start executes again: the state on disk follows some blocks behind. The node must
-be stopped. Nothing is changed.`,
+start executes again: the state on disk lags a few blocks behind. The node must be
+stopped. Nothing is changed.`,
 		Example: `  starlingd inspect
   starlingd inspect --count --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return offline(cmd, env, func(ctx context.Context, config *node.Config) error {
+			return offline(cmd, env, func(ctx context.Context, config *config.Config) error {
 				shown := stages{env: env, unit: "keys"}
-				result, err := node.Inspect(ctx, config, counted, func(done, total uint64) { shown.at("counting keys", done, total) })
+				result, err := home.Inspect(ctx, config, counted, func(done, total uint64) { shown.at("counting keys", done, total) })
 				shown.end()
 				if err != nil {
 					return err
@@ -40,7 +42,7 @@ be stopped. Nothing is changed.`,
 	return cmd
 }
 
-func showInspection(env *cliEnv, r node.Inspection) error {
+func showInspection(env *cliEnv, r home.Inspection) error {
 	table := tabwriter.NewWriter(env.Out, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(table, name+"\t"+format+"\n", args...) }
 	s := r.State
@@ -48,7 +50,7 @@ func showInspection(env *cliEnv, r node.Inspection) error {
 	if s.Height == 0 {
 		row("  height", "there is no state")
 		if s.Joining > 0 {
-			row("  joining", "height %d: interrupted, `starlingd start` goes on with it", s.Joining)
+			row("  joining", "height %d: interrupted, `starlingd start` resumes it", s.Joining)
 		}
 	} else {
 		from := ""
@@ -64,12 +66,12 @@ func showInspection(env *cliEnv, r node.Inspection) error {
 		row("  chain id", "%s", s.ChainID)
 		row("  keys", "%s%d", about, s.Keys)
 	}
-	row("  size", "%s", byteCount(s.Bytes))
+	row("  size", "%s", humanize.IBytes(s.Bytes))
 	for _, l := range s.Levels {
-		row(fmt.Sprintf("  level %d", l.Level), "%d files, %s", l.Files, byteCount(l.Bytes))
+		row(fmt.Sprintf("  level %d", l.Level), "%s, %s", counted(l.Files, "file"), humanize.IBytes(l.Bytes))
 	}
 	for _, p := range s.Snapshots {
-		row(fmt.Sprintf("  snapshot %d", p.Height), "%s, shared with the state", byteCount(p.Bytes))
+		row(fmt.Sprintf("  snapshot %d", p.Height), "%s, shared with the state", humanize.IBytes(p.Bytes))
 	}
 	if r.Blocks == nil {
 		row("blocks", "there are none")
@@ -77,10 +79,10 @@ func showInspection(env *cliEnv, r node.Inspection) error {
 	}
 	row("blocks", "%s (%s)", r.Blocks.Folder, r.Blocks.Backend)
 	row("  heights", "%d to %d", r.Blocks.Base, r.Blocks.Height)
-	row("  size", "%s", byteCount(r.Blocks.Bytes))
+	row("  size", "%s", humanize.IBytes(r.Blocks.Bytes))
 	for _, d := range r.Blocks.Databases {
-		row("  "+d.ID, "%s", byteCount(d.Bytes))
+		row("  "+d.ID, "%s", humanize.IBytes(d.Bytes))
 	}
-	row("to execute", "%d blocks at the next start", r.Lag)
+	row("to execute", "%s at the next start", counted(r.Lag, "block"))
 	return table.Flush()
 }

@@ -5,26 +5,27 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newJoinCmd(env *cliEnv) *cobra.Command {
 	var (
-		opts   node.NewcomerOptions
+		opts   home.NewcomerOptions
 		noRun  bool
-		joined node.Newcomer
+		joined home.Newcomer
 	)
 	cmd := &cobra.Command{
 		Use:   "join ADDRESS",
-		Short: "Make the home of a new node and join a running network with it",
-		Long: `Makes a new home folder from one address of the network and runs the node, which
-fetches the state from many peers at once, verifies every chunk of it and follows
-the chain. Killed at any time, it goes on with "starlingd start".
+		Short: "Create the home of a new node and join a running network with it",
+		Long: `Creates a new home folder from one address of the network and runs the node, which
+fetches the state from many peers at once, verifies every chunk and follows the
+chain. If it is killed, "starlingd start" resumes the join.
 
-ADDRESS is a node's RPC server (http://host:26657) or its transport (host:26666,
-id@host:26666: its p2p port + 10). Its genesis file is taken, and checked against
-the header that is trusted: --trust-height and --trust-hash, which you should have
-from somebody whom you trust. Without them the newest header of ADDRESS is trusted.`,
+ADDRESS is a node's RPC server (http://host:26657) or its transport (host:26666 or
+id@host:26666: the p2p port + 10). The node's genesis file is used, and checked
+against the trusted header: --trust-height and --trust-hash, which should come from
+a source you trust. Without them the newest header of ADDRESS is trusted.`,
 		Example: `  starlingd join http://HOST:26657 --trust-height 1000 --trust-hash A1B2…
   starlingd join HOST:26666 --home ~/.starling-carol --moniker carol`,
 		Args: cobra.ExactArgs(1),
@@ -33,12 +34,12 @@ from somebody whom you trust. Without them the newest header of ADDRESS is trust
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()
 			var err error
-			if joined, err = node.InitFrom(ctx, opts); err != nil {
+			if joined, err = home.InitFrom(ctx, opts); err != nil {
 				return err
 			}
-			fmt.Fprintf(env.Err, "Made %s: node %q of chain %q, id %s\n", joined.Home, joined.Moniker, joined.ChainID, joined.NodeID)
+			fmt.Fprintf(env.Err, "Created %q: node %q of chain %q, id %s\n", joined.Home, joined.Moniker, joined.ChainID, joined.NodeID)
 			if joined.TrustsFrom {
-				fmt.Fprintf(env.Err, "TRUSTING header %d, hash %s, because %s says so: compare it with a source of yours\n",
+				fmt.Fprintf(env.Err, "TRUSTING header %d, hash %s, as reported by %s: compare it with a source you trust\n",
 					joined.TrustHeight, joined.TrustHash, opts.From)
 			}
 			if noRun {
@@ -48,7 +49,7 @@ from somebody whom you trust. Without them the newest header of ADDRESS is trust
 			return runNode(ctx, env)
 		},
 	}
-	node.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags())
 	cmd.Flags().Int64Var(&opts.TrustHeight, "trust-height", 0, "height of a header that you trust")
 	cmd.Flags().StringVar(&opts.TrustHash, "trust-hash", "", "hash of that header, in hex")
 	cmd.Flags().BoolVar(&noRun, "no-start", false, "only make the home")

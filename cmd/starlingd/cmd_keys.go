@@ -26,10 +26,10 @@ func newKeysCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys",
 		RunE:  group,
-		Short: "Make, list and import the keys that sign transactions",
-		Long: `Make, list and import the keys that sign transactions. They lie unencrypted in the
-home's folder keys, one file each, which its owner alone may read. An account is a
-public key; it can write once an admin grants it a prefix.`,
+		Short: "Create, list and import the keys that sign transactions",
+		Long: `Create, list and import the keys that sign transactions. They are stored unencrypted in
+the folder keys of the home, one file each, which only its owner can read. An account is
+a public key; it can write once an admin grants it a prefix.`,
 		Example: `  starlingd keys add alice
   starlingd keys show alice --public-key`,
 	}
@@ -40,7 +40,7 @@ public key; it can write once an admin grants it a prefix.`,
 func newKeysAddCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "add NAME",
-		Short: "Make a new key; an existing one is never overwritten",
+		Short: "Create a new key; an existing one is never overwritten",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if env.V.GetBool("recover") {

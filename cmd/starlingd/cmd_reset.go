@@ -9,7 +9,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newResetCmd(env *cliEnv) *cobra.Command {
@@ -17,29 +18,29 @@ func newResetCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unsafe-reset-all",
 		Short: "Remove all data of a stopped node, but neither keys nor the validator's signing state",
-		Long: `Removes blocks, state and indexes of a stopped node. It must get them again from
-the network: a network whose nodes all do this has lost its data.
+		Long: `Removes blocks, state and indexes of a stopped node, which must then fetch them from
+the network again. A network whose nodes all do this has lost its data.
 
-Keys, configuration and data/priv_validator_state.json stay: a validator that
-forgets what it signed may sign twice.`,
+Keys, configuration and data/priv_validator_state.json stay: a validator that forgets
+what it signed could sign twice.`,
 		Example: `  starlingd unsafe-reset-all --yes`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := node.LoadConfig(env.Home, env.V)
+			config, err := config.Load(env.Home, env.V)
 			if err != nil {
 				return err
 			}
 			if !yes {
 				if !term.IsTerminal(int(os.Stdin.Fd())) {
-					return usagef("this removes all data in %s: say --yes", config.CometBFT.DBDir())
+					return usagef("this removes all data in %q: confirm with --yes", config.CometBFT.DBDir())
 				}
-				fmt.Fprintf(env.Out, "Remove all data in %s? Type yes: ", config.CometBFT.DBDir())
+				fmt.Fprintf(env.Out, "Remove all data in %q? Type yes: ", config.CometBFT.DBDir())
 				answer, _ := bufio.NewReader(os.Stdin).ReadString('\n')
 				if strings.TrimSpace(answer) != "yes" {
 					return usagef("nothing was removed")
 				}
 			}
-			removed, err := node.Reset(config.CometBFT)
+			removed, err := home.Reset(config.CometBFT)
 			for _, path := range removed {
 				fmt.Fprintln(env.Out, "removed", path)
 			}

@@ -9,28 +9,28 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newRollbackCmd(env *cliEnv) *cobra.Command {
 	var hard, yes bool
 	cmd := &cobra.Command{
 		Use:   "rollback",
-		Short: "Take a stopped node one block back, so that it executes it again",
-		Long: `Takes a stopped node from height n to n-1, as cometbft rollback does: for a node
-that computed a wrong app hash and cannot go on. With another version of
-starlingd the next start executes block n again. With --hard block n is removed,
-too, and comes from the other nodes again (a network of one validator cannot
-make it a second time: it has signed the first). It can be done several times.
+		Short: "Take a stopped node one block back, so that it executes that block again",
+		Long: `Takes a stopped node from height n to n-1, like cometbft rollback, for a node that
+computed a wrong app hash and cannot continue. With another version of starlingd,
+the next start executes block n again. With --hard block n is removed as well, and
+fetched from other nodes again (a network of one validator cannot make it a second
+time, because the validator has signed the first). Rollback can be repeated.
 
-The state on disk goes back to the newest stored snapshot at or below n-1, or
-needs not, where it follows further behind; the next start executes the blocks
-since. Where no snapshot will do and all blocks are there, the state is emptied
-and everything is executed from the first block on, which may take long: that
-asks first. Otherwise nothing is changed, and the way back is state sync.
+The state on disk goes back to the newest stored snapshot at or below n-1, unless it
+is older anyway; the next start executes the blocks since then. If no snapshot fits
+and all blocks exist, the state is emptied, after a question, and everything is
+executed from the first block, which can take long. Otherwise nothing is changed,
+and the remedy is state sync.
 
-Ctrl-C ends it at any time: the node is then as before, or rollback does the
-rest when it is called again.`,
+Ctrl-C ends it at any time: either the node is unchanged, or rollback completes the
+work when it is called again.`,
 		Example: `  starlingd rollback
   starlingd rollback --hard --yes`,
 		Args: cobra.NoArgs,
@@ -39,7 +39,7 @@ rest when it is called again.`,
 			if err != nil {
 				return err
 			}
-			plan, err := node.Rollback(config, hard, func(plan node.RollbackPlan) error { return confirmRollback(env, plan, yes) })
+			plan, err := home.Rollback(config, hard, func(plan home.RollbackPlan) error { return confirmRollback(env, plan, yes) })
 			if err != nil {
 				return err
 			}
@@ -56,16 +56,16 @@ rest when it is called again.`,
 }
 
 // confirmRollback asks before all of the state is removed.
-func confirmRollback(env *cliEnv, plan node.RollbackPlan, yes bool) error {
+func confirmRollback(env *cliEnv, plan home.RollbackPlan, yes bool) error {
 	if plan.State > 0 && plan.State < plan.StateBefore {
-		fmt.Fprintf(env.Err, "copying the snapshot of height %d in the place of the state of height %d\n", plan.State, plan.StateBefore)
+		fmt.Fprintf(env.Err, "replacing the state of height %[2]d by the snapshot of height %[1]d\n", plan.State, plan.StateBefore)
 	}
 	if yes || !plan.Empties() {
 		return nil
 	}
-	what := fmt.Sprintf("no stored snapshot is low enough: the state is removed, and the next start executes all %d blocks", plan.Replayed)
+	what := fmt.Sprintf("no stored snapshot is low enough: the state is removed, and the next start executes %s, from the first block on", counted(plan.Replayed, "block"))
 	if !term.IsTerminal(int(os.Stdin.Fd())) {
-		return usagef("%s: say --yes", what)
+		return usagef("%s: confirm with --yes", what)
 	}
 	fmt.Fprintf(env.Err, "%s. Type yes: ", what)
 	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n')
@@ -75,7 +75,7 @@ func confirmRollback(env *cliEnv, plan node.RollbackPlan, yes bool) error {
 	return nil
 }
 
-func showRollback(env *cliEnv, plan node.RollbackPlan) {
+func showRollback(env *cliEnv, plan home.RollbackPlan) {
 	what := "CometBFT's state"
 	if plan.RemovedBlock > 0 {
 		what = fmt.Sprintf("CometBFT's state and block %d", plan.RemovedBlock)
@@ -89,5 +89,5 @@ func showRollback(env *cliEnv, plan node.RollbackPlan) {
 	default:
 		fmt.Fprintf(env.Out, "left the state on disk at height %d\n", plan.State)
 	}
-	fmt.Fprintf(env.Out, "the next start executes %d blocks\n", plan.Replayed)
+	fmt.Fprintf(env.Out, "the next start executes %s\n", counted(plan.Replayed, "block"))
 }

@@ -25,10 +25,11 @@ const sendFileHelp = `Send the operations of a file, one JSON object per line, m
   {"del": {"key": "fruit/pear"}}
   {"cas": {"key": "lock", "expected": "", "value": "alice"}}
 
-Keys and values are read as on the command line (text, 0x-hex, --hex, --base64). The file is
-checked as a whole before anything is sent. Transactions take effect one after another, in
-the order of the file, each as a whole. If the command stops, by Ctrl-C or by an error, it
-waits for what is under way and says how many lines are done: --skip goes on from there.`
+Keys and values are read as on the command line (text, 0x-hex, --hex, --base64). The whole
+file is checked before anything is sent. Transactions take effect one after another, in
+the order of the file, each completely or not at all. If the command stops, by Ctrl-C or
+by an error, it waits for the transactions in flight and prints how many lines are done:
+resume from there with --skip.`
 
 func newSendFileCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
@@ -94,13 +95,13 @@ func parseFileOperation(env *cliEnv, line []byte) (tx.Operation, error) {
 		value, err3 := field("value", o.Cas.Value)
 		return tx.NewCompareAndPut(key, expected, value), errors.Join(err1, err2, err3)
 	default:
-		return tx.Operation{}, errors.New(`want exactly one of "put", "del" and "cas"`)
+		return tx.Operation{}, errors.New(`it must have exactly one of "put", "del" and "cas"`)
 	}
 }
 
 // fileSender sends the lines of a file, a window of transactions at a time.
 //
-//	lines:  ── skipped ──│── done ──│── under way (window, oldest first) ──│── not read yet ──►
+//	lines:  ── skipped ──│── done ──│── in flight (window, oldest first) ──│── not read yet ──►
 type fileSender struct {
 	env                 *cliEnv
 	path                string
@@ -131,11 +132,12 @@ func (s *fileSender) run(cmd *cobra.Command) error {
 		return err
 	}
 	if s.skip > total {
-		return usagef("--skip is %d, but %s has %d lines", s.skip, s.path, total)
+		return usagef("--skip is %d, but %q has %s", s.skip, s.path, counted(total, "line"))
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// Ctrl-C ends the sending; what is under way is then waited for, until --timeout or a second Ctrl-C.
+	// Ctrl-C ends the sending; transactions in flight are then awaited, until --timeout or a second
+	// Ctrl-C.
 	waiting := context.WithoutCancel(ctx)
 	dialing, cancel := context.WithTimeout(ctx, s.env.V.GetDuration("timeout"))
 	defer cancel()
@@ -159,28 +161,29 @@ func (s *fileSender) run(cmd *cobra.Command) error {
 	if err != nil {
 		return s.stopped(err)
 	}
-	fmt.Fprintf(s.env.Err, "%d operations sent, all in blocks\n", s.done-s.skip)
+	fmt.Fprintf(s.env.Err, "%s sent, all in blocks\n", counted(s.done-s.skip, "operation"))
 	return nil
 }
 
-// stopped says what is certain and what is not.
+// stopped reports which lines are done, and which may be.
 func (s *fileSender) stopped(err error) error {
-	message := fmt.Sprintf("the first %d lines are in blocks", s.done)
+	message := fmt.Sprintf("%s in blocks so far", counted(s.done, "line"))
 	next := s.done
 	if len(s.refused) > 0 {
 		message += ", " + strings.Join(s.refused, " and ") + " were refused"
 		if s.reached > s.done {
-			message += fmt.Sprintf(", what follows them up to line %d is in blocks: send the refused lines apart", s.reached)
+			message += fmt.Sprintf(", and the lines after them up to line %d are in blocks: send the refused lines separately", s.reached)
 			next = s.reached
 		}
 	}
 	if n := len(s.underWay); n > 0 {
-		message += fmt.Sprintf(", lines %d to %d were sent and may be too: look at their keys", s.underWay[0].first, s.underWay[n-1].last)
+		message += fmt.Sprintf(", lines %d to %d were sent and may be in blocks too: check their keys", s.underWay[0].first, s.underWay[n-1].last)
 	}
-	return explain(fmt.Errorf("%w; %s; --skip %d goes on from there", err, message, next))
+	return explain(fmt.Errorf("%w; %s; resume with --skip %d", err, message, next))
 }
 
-// check parses every line, so that a wrong one is found before anything is sent, and counts them.
+// check parses every line, so that an invalid one is found before anything is sent, and counts
+// them.
 func (s *fileSender) check() (lines int, err error) {
 	err = s.each(func(int, tx.Operation) error { lines++; return nil })
 	return lines, err
@@ -242,7 +245,8 @@ func (s *fileSender) sendAll(ctx, waiting context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return errStopped
 		}
-		// A transaction is as large as its operations, a few bytes each for the list, and what MaxBytes leaves for the rest.
+		// A transaction takes the bytes of its operations, a few bytes each for the list, and what
+		// MaxBytes leaves for the rest.
 		const perOperation, rest = 8, 200
 		n := op.Size() + perOperation
 		if len(operations) == s.batch || len(operations) > 0 && size+n > tx.MaxBytes-rest {
@@ -267,7 +271,7 @@ func (s *fileSender) sendAll(ctx, waiting context.Context) error {
 
 var errStopped = errors.New("stopped")
 
-// await waits for the oldest transaction under way.
+// await waits for the oldest transaction in flight.
 func (s *fileSender) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.env.V.GetDuration("timeout"))
 	defer cancel()

@@ -6,13 +6,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 )
 
 func newShowNodeIDCmd(env *cliEnv) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show-node-id",
-		Short: "Print the name of this node among its peers: the ID in ID@HOST:PORT",
+		Short: "Print the id of this node among its peers: the ID in ID@HOST:PORT",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			identity, err := loadIdentity(env)
@@ -48,10 +48,10 @@ func newShowValidatorCmd(env *cliEnv) *cobra.Command {
 	}
 }
 
-func loadIdentity(env *cliEnv) (node.Identity, error) {
-	config, err := node.LoadConfig(env.Home, env.V)
+func loadIdentity(env *cliEnv) (config.Identity, error) {
+	conf, err := config.Load(env.Home, env.V)
 	if err != nil {
-		return node.Identity{}, err
+		return config.Identity{}, err
 	}
-	return node.LoadIdentity(config)
+	return config.LoadIdentity(conf)
 }

@@ -33,7 +33,7 @@ func newSnapshotsCmd(env *cliEnv) *cobra.Command {
 			}
 			infos := []app.SnapshotInfo{}
 			if err := json.Unmarshal(answer.Response.Value, &infos); err != nil {
-				return fmt.Errorf("the node's list of snapshots does not decode: %w", err)
+				return fmt.Errorf("the node's list of snapshots cannot be decoded: %w", err)
 			}
 			if env.JSON() {
 				return writeJSON(env.Out, infos)

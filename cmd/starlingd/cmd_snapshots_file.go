@@ -7,26 +7,28 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newSnapshotsExportCmd(env *cliEnv) *cobra.Command {
-	var o node.ExportOptions
+	var o home.ExportOptions
 	cmd := &cobra.Command{
 		Use:   "export FILE",
 		Short: "Write a snapshot of a stopped node to a file",
-		Long: `Writes the newest stored snapshot of a stopped node to a file, or the state as it
-is on disk where no snapshot is stored. Each chunk is verified before it is
-written. The same state gives the same file.
+		Long: `Writes the newest stored snapshot of a stopped node to a file, or, if no snapshot is
+stored, the state as it is on disk. Each chunk is verified before it is written.
+The same state gives the same file.
 
-FILE gets its name when it is whole: until then it is FILE.partial, which Ctrl-C
-removes. Whoever imports it must know the app hash from elsewhere: it stands in
-the header of the block after the snapshot's height.
+FILE gets its name once it is complete: until then it is FILE.partial, which Ctrl-C
+removes. To import it, one must know the app hash from elsewhere: it is in the
+header of the block after the snapshot's height.
 
-Exit status 6 says that data is damaged: the message names the file or folder
-and the way out.`,
+Exit status 6 means that data are damaged: the message names the file or folder and
+the remedy.`,
 		Example: `  starlingd snapshots export demo.snapshot
   starlingd snapshots export demo.snapshot --height 12000 --overwrite`,
 		Args: cobra.ExactArgs(1),
@@ -35,18 +37,18 @@ and the way out.`,
 				return usagef("--height is %d, it must be above 0", o.Height)
 			}
 			o.File = args[0]
-			return offline(cmd, env, func(ctx context.Context, config *node.Config) error {
+			return offline(cmd, env, func(ctx context.Context, config *config.Config) error {
 				keys, bytes := stages{env: env, unit: "keys"}, stages{env: env, unit: bytesUnit}
 				o.Reading = func(done, total uint64) { keys.at("reading the state on disk", done, total) }
 				o.Writing = func(done, total uint64) {
 					keys.end()
 					bytes.at("writing "+o.File, done, total)
 				}
-				result, err := node.ExportSnapshot(ctx, config, o)
+				result, err := home.ExportSnapshot(ctx, config, o)
 				keys.end()
 				bytes.end()
-				if errors.Is(err, node.ErrFileExists) && !o.Overwrite {
-					return fmt.Errorf("%w: give another name, or say --overwrite", err)
+				if errors.Is(err, home.ErrFileExists) && !o.Overwrite {
+					return fmt.Errorf("%w: choose another name, or use --overwrite", err)
 				}
 				if err != nil {
 					return err
@@ -72,38 +74,38 @@ and the way out.`,
 }
 
 func newSnapshotsImportCmd(env *cliEnv) *cobra.Command {
-	var o node.ImportOptions
+	var o home.ImportOptions
 	var appHash string
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Start a node's state from a snapshot file",
-		Long: `Makes a snapshot file the state of a stopped node that has none: a new home after
-"starlingd init --genesis FILE", or one after "starlingd unsafe-reset-all".
-Nothing in the file is believed. Every chunk is proved against the app hash of
-its height, which must come from somewhere else:
+		Long: `Imports a snapshot file as the state of a stopped node that has none: a new home
+after "starlingd init --genesis FILE", or one after "starlingd unsafe-reset-all".
+Nothing in the file is trusted. Every chunk is verified against the app hash of its
+height, which must come from elsewhere:
 
   a light client   --statesync.trust_height and trust_hash, as in the [statesync]
                    section of config.toml, with the transports of peers (those of
                    p2p.persistent_peers and p2p.seeds, or --join.peers), or with
-                   two --statesync.rpc_servers. It also fetches what the consensus
-                   needs to go on: header, validators and commit of that height.
-                   The chain must be two blocks further. The next start gets the
-                   blocks since then from its peers.
-  blocks in home   where CometBFT's data is here and only the state is missing
+                   two --statesync.rpc_servers. It also fetches what consensus
+                   needs to continue: header, validators and commit of that height.
+                   The chain must be at least two blocks further. The next start
+                   fetches the blocks since then from its peers.
+  blocks in home   if CometBFT's data exist and only the state is missing
                    (data/state was removed): the header of the next block names
                    the app hash. The next start executes the blocks since then.
-  --app-hash HEX   what you trust, compared with either of the two. Alone it proves
-                   the state, but no node can start from it: the consensus part is
-                   in no file. With --state-only it is enough, for the application
-                   of a cometbft that runs by itself (starlingd abci) and has the
-                   blocks after that height: it has them executed at its next start.
+  --app-hash HEX   a hash that you trust, compared with either of the two. Alone it
+                   proves the state, but no node can start from it, because no file
+                   contains the consensus part. With --state-only it is enough, for
+                   the application of a separate cometbft (starlingd abci) that has
+                   the blocks after that height and executes them at its next start.
 
-Ctrl-C, a damaged file or a full disk leave the home as it was; after a kill the
-next start or import does away with what is left. The validator's signing state
-is never touched.
+Ctrl-C, a damaged file or a full disk leave the home unchanged; after a kill, the
+next start or import removes what is left. The validator's signing state is never
+touched.
 
-Exit status 3 says that the file is of another state than the one that is
-trusted, 6 that it is damaged.`,
+Exit status 3 means that the file is of another state than the trusted one, 6 that
+it is damaged.`,
 		Example: `  starlingd snapshots import demo.snapshot --join.peers HOST:26666 \
       --statesync.trust_height 1000 --statesync.trust_hash A1B2…
   starlingd snapshots import demo.snapshot --state-only --app-hash C3D4…`,
@@ -115,31 +117,31 @@ trusted, 6 that it is damaged.`,
 					return usagef("--app-hash is %q, it must be 64 hex digits", appHash)
 				}
 			}
-			config, err := importConfig(env, o.StateOnly)
+			conf, err := importConfig(env, o.StateOnly)
 			if err != nil {
 				return err
 			}
-			if o.Logger, err = node.NewLogger(env.Err, "error", config.CometBFT.LogFormat); err != nil {
+			if o.Logger, err = config.NewLogger(env.Err, "error", conf.CometBFT.LogFormat); err != nil {
 				return err
 			}
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()
 			bytes, keys := stages{env: env, unit: bytesUnit}, stages{env: env, unit: "keys"}
-			o.Progress = func(stage node.ImportStage, done, total uint64) {
-				if stage == node.ImportWriting {
+			o.Progress = func(stage home.ImportStage, done, total uint64) {
+				if stage == home.ImportWriting {
 					bytes.at(string(stage), done, total)
 					return
 				}
 				bytes.end()
 				keys.at(string(stage), done, total)
 			}
-			result, err := node.ImportSnapshot(ctx, config, o)
+			result, err := home.ImportSnapshot(ctx, conf, o)
 			bytes.end()
 			keys.end()
 			switch {
 			case err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled):
 				return errors.New("interrupted: nothing was imported")
-			case errors.Is(err, node.ErrOtherState):
+			case errors.Is(err, home.ErrOtherState):
 				return refusedError{err}
 			case err != nil:
 				return err
@@ -149,35 +151,36 @@ trusted, 6 that it is damaged.`,
 			fmt.Fprintf(env.Out, "imported %s, trusted: %s\n", snapshotLine(result.SnapshotFile), result.Trust)
 			switch {
 			case o.StateOnly:
-				fmt.Fprintf(env.Out, "the state alone is here: the cometbft of `starlingd abci` must have the blocks from %d on\n", result.Height+1)
+				fmt.Fprintf(env.Out, "only the state was imported: the cometbft of `starlingd abci` must have the blocks from %d on\n", result.Height+1)
 			case result.Executes > 0:
-				fmt.Fprintf(env.Out, "the next start executes %d blocks\n", result.Executes)
+				fmt.Fprintf(env.Out, "the next start executes %s\n", counted(result.Executes, "block"))
 			default:
-				fmt.Fprintf(env.Out, "the next start goes on from block %d, with blocks of its peers\n", result.Height+1)
+				fmt.Fprintf(env.Out, "the next start continues from block %d, with blocks from its peers\n", result.Height+1)
 			}
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&appHash, "app-hash", "", "app hash of the file's height, in hex, that you trust")
 	cmd.Flags().BoolVar(&o.StateOnly, "state-only", false, "install the state only, for a cometbft that runs by itself")
-	node.AddTrustFlags(cmd.Flags())
+	config.AddTrustFlags(cmd.Flags())
 	return cmd
 }
 
-// importConfig is the configuration of a home, under the flags; a home of which only the application is used needs no config.toml.
-func importConfig(env *cliEnv, stateOnly bool) (*node.Config, error) {
-	config, err := node.LoadConfig(env.Home, env.V)
-	if !stateOnly || !errors.Is(err, node.ErrNotInitialised) {
-		return config, err
+// importConfig returns the configuration of a home, overridden by the flags. A home of which only
+// the application is used needs no config.toml.
+func importConfig(env *cliEnv, stateOnly bool) (*config.Config, error) {
+	conf, err := config.Load(env.Home, env.V)
+	if !stateOnly || !errors.Is(err, config.ErrNotInitialised) {
+		return conf, err
 	}
-	config = &node.Config{Home: env.Home, CometBFT: node.DefaultCometBFTConfig()}
-	config.CometBFT.SetRoot(env.Home)
-	config.App, err = node.LoadAppConfig(env.Home, env.V)
-	return config, err
+	conf = &config.Config{Home: env.Home, CometBFT: config.DefaultCometBFT()}
+	conf.CometBFT.SetRoot(env.Home)
+	conf.App, err = config.LoadApp(env.Home, env.V)
+	return conf, err
 }
 
-// snapshotLine is all about a snapshot file in a line.
-func snapshotLine(s node.SnapshotFile) string {
-	return fmt.Sprintf("%s: chain %s, height %d, app hash %s, %d chunks, %s, in the file %s, %.1f s",
-		s.File, s.ChainID, s.Height, s.AppHash, s.Chunks, byteCount(s.Bytes), byteCount(s.FileBytes), s.Seconds)
+// snapshotLine describes a snapshot file in one line.
+func snapshotLine(s home.SnapshotFile) string {
+	return fmt.Sprintf("%s: chain %s, height %d, app hash %s, %s, %s, in the file %s, %.1f s",
+		s.File, s.ChainID, s.Height, s.AppHash, counted(s.Chunks, "chunk"), humanize.IBytes(s.Bytes), humanize.IBytes(s.FileBytes), s.Seconds)
 }

@@ -12,22 +12,23 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/node/config"
 )
 
 func newStartCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Run the node",
-		Long: `Runs the node until SIGTERM or SIGINT, which stop it cleanly with exit status 0;
-a second one ends it at once, which costs nothing but a replay of the last blocks.
+		Long: `Runs the node until SIGTERM or SIGINT, which stop it cleanly with exit status 0. A
+second signal ends it at once, which costs no more than a replay of the last blocks.
 
-Every setting of config/config.toml and config/app.toml is a flag and a variable
-too: [p2p] laddr is --p2p.laddr and STARLINGD_P2P_LADDR.
+Every setting of config/config.toml and config/app.toml is also a flag and a
+variable: [p2p] laddr is --p2p.laddr and STARLINGD_P2P_LADDR.
 
-With --statesync.enable a node without state fetches it from its peers, verified
-chunk by chunk: the header at --statesync.trust_height with hash
---statesync.trust_hash is all that it trusts. "starlingd join" makes a home and
-starts it so.`,
+With --statesync.enable a node without state fetches it from its peers and verifies
+it chunk by chunk. It trusts only the header at --statesync.trust_height with hash
+--statesync.trust_hash. "starlingd join" creates a home and starts it this way.`,
 		Example: `  starlingd start
   starlingd start --rpc.laddr tcp://127.0.0.1:36657 --log_format json
   starlingd start --p2p.persistent_peers ID@HOST:26656 --statesync.enable \
@@ -40,21 +41,21 @@ starts it so.`,
 		},
 	}
 	cmd.Flags().SetNormalizeFunc(haltFlag)
-	node.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags())
 	return cmd
 }
 
 // runNode runs the node of the home folder until ctx ends.
 func runNode(ctx context.Context, env *cliEnv) error {
-	config, err := node.LoadConfig(env.Home, env.V)
+	conf, err := config.Load(env.Home, env.V)
 	if err != nil {
 		return err
 	}
-	logger, err := node.NewLogger(env.Err, config.CometBFT.LogLevel, config.CometBFT.LogFormat)
+	logger, err := config.NewLogger(env.Err, conf.CometBFT.LogLevel, conf.CometBFT.LogFormat)
 	if err != nil {
 		return err
 	}
-	n, err := node.New(ctx, config, logger, joinProgress(env.Err)...)
+	n, err := node.New(ctx, conf, logger, joinProgress(env.Err)...)
 	if err != nil {
 		return unlessHalted(logger, unlessStopped(ctx, err))
 	}
@@ -68,12 +69,14 @@ func runNode(ctx context.Context, env *cliEnv) error {
 	return errors.Join(unlessHalted(logger, unlessStopped(ctx, err)), n.Stop())
 }
 
-// unlessHalted drops the error of a node that halt_height ended, but not what failed while it was stopped.
+// unlessHalted drops the error of a node that halt_height ended, but not one that occurred while it
+// stopped.
 func unlessHalted(logger log.Logger, err error) error {
-	if !errors.Is(err, node.ErrHalted) {
+	if !errors.Is(err, comet.ErrHalted) {
 		return err
 	}
-	if joined, several := err.(interface{ Unwrap() []error }); several { //nolint:errorlint // of errors.Join, not of what it joins
+	// of errors.Join, not of what it joins
+	if joined, several := err.(interface{ Unwrap() []error }); several { //nolint:errorlint
 		var rest []error
 		for _, one := range joined.Unwrap() {
 			rest = append(rest, unlessHalted(logger, one))
@@ -84,7 +87,7 @@ func unlessHalted(logger log.Logger, err error) error {
 	return nil
 }
 
-// haltFlag lets --halt-height, as the Cosmos SDK spells it, stand for --halt_height.
+// haltFlag accepts --halt-height, as the Cosmos SDK spells it, for --halt_height.
 func haltFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	if name == "halt-height" {
 		name = "halt_height"
@@ -92,7 +95,8 @@ func haltFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-// untilSignal ends the context at the first SIGTERM or SIGINT; a second one ends the process as if it was not caught.
+// untilSignal ends the context at the first SIGTERM or SIGINT; a second one ends the process as if
+// it were not caught.
 func untilSignal(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, cancel)

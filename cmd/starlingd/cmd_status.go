@@ -15,10 +15,10 @@ import (
 	"github.com/starling-kv/starling/client"
 )
 
-// statusTimeout bounds the questions to one node.
+// statusTimeout bounds the requests to one node.
 const statusTimeout = 10 * time.Second
 
-// status is what `starlingd status` says about one node.
+// status is what `starlingd status` reports about one node.
 type status struct {
 	Address     string            `json:"address"`
 	ChainID     string            `json:"chain_id"`
@@ -28,7 +28,7 @@ type status struct {
 	AppVersion  uint64            `json:"app_version"`
 	Height      int64             `json:"height"` // of the last block
 	BlockTime   time.Time         `json:"block_time"`
-	AppHeight   int64             `json:"app_height"` // after which the application's state is
+	AppHeight   int64             `json:"app_height"` // of the application's state
 	AppHash     string            `json:"app_hash"`   // of that state
 	CatchingUp  bool              `json:"catching_up"`
 	Peers       int               `json:"peers"`
@@ -145,7 +145,7 @@ func (s status) write(w io.Writer) error {
 	return table.Flush()
 }
 
-// harmless keeps what a node chose to call itself from commanding the terminal.
+// harmless removes control characters, so that a name chosen by a node cannot control the terminal.
 func harmless(s string) string {
 	if printable([]byte(s)) {
 		return s

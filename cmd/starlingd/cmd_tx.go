@@ -14,9 +14,9 @@ import (
 
 const txHelp = `Send a transaction, and wait until it is in a block.
 
-Keys and values are text, or hex after 0x; --hex, --base64 and --text say it for all.
-If a command ends without knowing whether its transaction was executed, it prints the
-hash; "starlingd tx wait HASH" asks again.`
+Keys and values are text, or hex after 0x; --hex, --base64 and --text set the form of all
+of them. If a command ends without knowing whether its transaction was executed, it prints
+the hash: query it again with "starlingd tx wait HASH".`
 
 func newTxCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
@@ -57,12 +57,12 @@ func newPutCmd(env *cliEnv) *cobra.Command {
 	return cmd
 }
 
-// valueArg is the last argument, or what --file holds.
+// valueArg returns the last argument, or the content of --file.
 func valueArg(cmd *cobra.Command, env *cliEnv, args []string) ([]byte, error) {
 	path := env.V.GetString("file")
 	switch {
 	case (path == "") == (len(args) == 0):
-		return nil, usagef("give the value either as an argument or by --file")
+		return nil, usagef("pass the value either as an argument or with --file")
 	case path == "":
 		return parseBytes(env, "VALUE", args[0])
 	case path == "-":
@@ -79,10 +79,10 @@ func valueArg(cmd *cobra.Command, env *cliEnv, args []string) ([]byte, error) {
 func readValue(r io.Reader, path string) ([]byte, error) {
 	value, err := io.ReadAll(io.LimitReader(r, tx.MaxValueBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+		return nil, fmt.Errorf("read %q: %w", path, err)
 	}
 	if len(value) > tx.MaxValueBytes {
-		return nil, usagef("%s holds more than %d bytes, which is the largest value", path, tx.MaxValueBytes)
+		return nil, usagef("%q has more than %d bytes, the limit of a value", path, tx.MaxValueBytes)
 	}
 	return value, nil
 }
@@ -90,7 +90,7 @@ func readValue(r io.Reader, path string) ([]byte, error) {
 func newDelCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "del KEY",
-		Short:   "Remove a key; it may be absent",
+		Short:   "Remove a key, if it exists",
 		Example: "  starlingd tx del fruit/apple --from alice",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -138,8 +138,8 @@ func newCasCmd(env *cliEnv) *cobra.Command {
 func newReadCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "read KEY",
-		Short: "Read a key by a transaction: a linearizable read, which costs a block (starlingd get does not)",
-		Long:  "Read a key by a transaction, in order with all writes.\n\n" + absentHelp,
+		Short: "Read a key in a transaction: a linearizable read, which takes a block (starlingd get does not)",
+		Long:  "Read a key in a transaction, in order with all writes.\n\n" + absentHelp,
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := parseBytes(env, "KEY", args[0])
@@ -169,7 +169,7 @@ func newReadCmd(env *cliEnv) *cobra.Command {
 func newTextCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "text KEY=VALUE",
-		Short:   "Write a key by an unsigned text transaction, where genesis says open",
+		Short:   "Write a key in an unsigned text transaction, if genesis says open",
 		Example: "  starlingd tx text apple=green",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -197,7 +197,7 @@ func newTextCmd(env *cliEnv) *cobra.Command {
 func newWaitCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait HASH",
-		Short: "Wait until a transaction is in a block, and show what came of it",
+		Short: "Wait until a transaction is in a block, and show its result",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			hash, err := hex.DecodeString(strings.TrimPrefix(args[0], "0x"))

@@ -16,22 +16,22 @@ func newUpgradeCmd(env *cliEnv) *cobra.Command {
 		Use:   "upgrade",
 		RunE:  group,
 		Short: "Raise the chain's app version at a height (for admins)",
-		Long: `The app version says by which rules blocks are executed. An admin schedules the next
-one: the block at the height is the last one of the old version. A node whose program
-knows the new version goes on; any other commits that block, stops with exit status 7
-and says which version it needs. So every operator installs the new program before,
-at any time: until the height it executes the old version.`,
+		Long: `The app version selects the rules by which blocks are executed. An admin schedules the
+next one; the block at that height is the last one of the old version. A node whose program
+knows the new version continues. Any other node commits that block, stops with exit status
+7 and names the version it needs. So every operator should install the new program before
+that height; until then it executes the old version.`,
 	}
 	schedule := &cobra.Command{
 		Use:   "schedule",
-		Short: "Schedule the next version; one that is scheduled already is replaced",
+		Short: "Schedule the next version, replacing one that is already scheduled",
 		Example: `  starlingd upgrade schedule --version 2 --at-height 250000 --from root \
       --info https://example.org/starling-2`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			version, height := env.V.GetUint64("version"), env.V.GetUint64("at-height")
 			if version == 0 || height == 0 {
-				return usagef("--version and --at-height are missing: which version, after which block?")
+				return usagef("--version and --at-height are missing: the next version, and the last block of the current one")
 			}
 			return submit(cmd, env, tx.NewScheduleUpgrade(version, height, env.V.GetString("info")))
 		},
@@ -42,13 +42,13 @@ at any time: until the height it executes the old version.`,
 	schedule.Flags().String("info", "", "where operators find the program, up to 256 bytes")
 	cancel := &cobra.Command{
 		Use:     "cancel",
-		Short:   "Take back the version that is scheduled",
+		Short:   "Cancel the scheduled version",
 		Example: "  starlingd upgrade cancel --version 2 --from root",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			version := env.V.GetUint64("version")
 			if version == 0 {
-				return usagef("--version is missing: which one is taken back? (`starlingd upgrade show`)")
+				return usagef("--version is missing: which version shall be cancelled? (see `starlingd upgrade show`)")
 			}
 			return submit(cmd, env, tx.NewCancelUpgrade(version))
 		},
@@ -57,7 +57,7 @@ at any time: until the height it executes the old version.`,
 	cancel.Flags().Uint64("version", 0, "version that is scheduled")
 	show := &cobra.Command{
 		Use:     "show",
-		Short:   "Show the chain's version, and the one that is scheduled",
+		Short:   "Show the chain's version, and the scheduled one",
 		Example: "  starlingd upgrade show --verify",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return showUpgrade(cmd, env) },
@@ -70,7 +70,7 @@ at any time: until the height it executes the old version.`,
 type upgradeJSON struct {
 	stateJSON
 	Version   uint64         `json:"version"`             // of the blocks after this state
-	Since     uint64         `json:"since,omitempty"`     // first block of it; left out: not on record
+	Since     uint64         `json:"since,omitempty"`     // its first block; omitted: not on record
 	Scheduled *scheduledJSON `json:"scheduled,omitempty"` // the next one
 }
 
@@ -94,7 +94,7 @@ func showUpgrade(cmd *cobra.Command, env *cliEnv) error {
 	}
 	var params app.Params
 	if err := params.Unmarshal(value.Value); err != nil || !value.Found {
-		return errors.New("the node's answer is no state of Starling: it has no parameters record that decodes")
+		return errors.New("the node's answer is not a Starling state: its parameters record is missing or invalid")
 	}
 	upgrade, err := c.ScheduledUpgrade(ctx, append(options, client.AtHeight(value.Height))...)
 	if err != nil {
@@ -117,7 +117,7 @@ func showUpgrade(cmd *cobra.Command, env *cliEnv) error {
 	}
 	fmt.Fprintf(env.Out, "height %d: app version %d%s\n", upgrade.Height, out.Version, since)
 	if s := out.Scheduled; s != nil {
-		fmt.Fprintf(env.Out, "scheduled: version %d after block %d, in %d blocks\n", s.Version, s.LastBlock, s.Blocks)
+		fmt.Fprintf(env.Out, "scheduled: version %d after block %d, in %s\n", s.Version, s.LastBlock, counted(s.Blocks, "block"))
 		if s.Info != "" {
 			fmt.Fprintf(env.Out, "info: %s\n", harmless(s.Info))
 		}

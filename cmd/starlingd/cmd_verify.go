@@ -4,30 +4,32 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newVerifyCmd(env *cliEnv) *cobra.Command {
-	var opts node.VerifyOptions
+	var opts home.VerifyOptions
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Check the state on disk of a stopped node against its root",
-		Long: `Reads every key of the state on disk, computes the root anew, and compares it
-with the app hash that was stored with it and with the one that the next block's
-header names. The node must be stopped. Nothing is changed.
+		Long: `Reads every key of the state on disk, recomputes the root, and compares it with the
+app hash that was stored with it and with the one in the header of the next block.
+The node must be stopped. Nothing is changed.
 
-Exit status 6 says that data is damaged: the message names the file or folder
-and the way out.`,
+Exit status 6 means that data are damaged: the message names the file or folder and
+the remedy.`,
 		Example: `  starlingd verify
   starlingd verify --snapshots --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return offline(cmd, env, func(ctx context.Context, config *node.Config) error {
+			return offline(cmd, env, func(ctx context.Context, config *config.Config) error {
 				shown := stages{env: env, unit: "keys"}
 				opts.Progress = func(folder string, done, total uint64) { shown.at("reading "+folder, done, total) }
-				result, err := node.Verify(ctx, config, opts)
+				result, err := home.Verify(ctx, config, opts)
 				shown.end()
 				if env.JSON() {
 					if wrong := writeJSON(env.Out, result); wrong != nil {
@@ -44,19 +46,19 @@ and the way out.`,
 	return cmd
 }
 
-func showVerification(env *cliEnv, result node.Verification, err error) {
+func showVerification(env *cliEnv, result home.Verification, err error) {
 	if result.State == nil && err == nil {
 		fmt.Fprintln(env.Out, "there is no state: the node has not committed a block, or its join was interrupted")
 	}
 	states := result.Snapshots
 	if result.State != nil {
-		states = append([]node.VerifiedState{*result.State}, states...)
+		states = append([]home.VerifiedState{*result.State}, states...)
 	}
 	for _, s := range states {
 		compared := "no header of it is here"
 		if s.Header > 0 {
 			compared = fmt.Sprintf("as header %d names it", s.Header)
 		}
-		fmt.Fprintf(env.Out, "good: %s: height %d, %d keys, %s, app hash %s, %s\n", s.Folder, s.Height, s.Keys, byteCount(s.Bytes), s.AppHash, compared)
+		fmt.Fprintf(env.Out, "good: %s: height %d, %s, %s, app hash %s, %s\n", s.Folder, s.Height, counted(s.Keys, "key"), humanize.IBytes(s.Bytes), s.AppHash, compared)
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/buildinfo"
 )
 
 func newVersionCmd(env *cliEnv) *cobra.Command {
@@ -17,13 +17,13 @@ func newVersionCmd(env *cliEnv) *cobra.Command {
 		Short: "Print the versions of Starling, CometBFT and Go in this program",
 		Long: `Prints the versions of Starling, CometBFT and Go in this program; with --long also how
 it was built, the app versions that it executes, and the formats of data on disk that it
-reads.`,
+can read.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if long {
 				return longVersion(env)
 			}
-			v := node.BuildVersions()
+			v := buildinfo.Read()
 			if env.JSON() {
 				return writeJSON(env.Out, v)
 			}
@@ -36,7 +36,7 @@ reads.`,
 }
 
 func longVersion(env *cliEnv) error {
-	v, err := node.BuildLongVersions()
+	v, err := buildinfo.ReadLong()
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func longVersion(env *cliEnv) error {
 	return writeLongVersion(env.Out, v)
 }
 
-func writeLongVersion(w io.Writer, v node.LongVersions) error {
+func writeLongVersion(w io.Writer, v buildinfo.LongVersions) error {
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	line := func(name string, value any) { fmt.Fprintf(table, "%s\t%v\n", name, value) }
 	line("starlingd", v.Starling)

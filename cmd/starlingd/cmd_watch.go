@@ -26,8 +26,8 @@ func newWatchCmd(env *cliEnv) *cobra.Command {
 		Short: "Show changes of keys that start with PREFIX as they happen, until Ctrl-C",
 		Long: `Show changes of keys that start with PREFIX as they happen, until Ctrl-C.
 
-A line is: height, kind (put, delete, grant, revoke, validator, admin), key. If the node
-goes away, the command waits for it and says that changes may have been missed.`,
+Each line has height, kind (put, delete, grant, revoke, validator, admin) and key. If the
+node disconnects, the command waits for it and reports that changes may have been missed.`,
 		Example: `  starlingd watch fruit/
   starlingd watch --output json`,
 		Args: cobra.MaximumNArgs(1),
@@ -49,7 +49,7 @@ goes away, the command waits for it and says that changes may have been missed.`
 			if err != nil {
 				return explain(err)
 			}
-			fmt.Fprintf(env.Err, "watching %s, Ctrl-C ends\n", c.ChainID())
+			fmt.Fprintf(env.Err, "watching %s, Ctrl-C to stop\n", c.ChainID())
 			lines := json.NewEncoder(env.Out)
 			for e := range events {
 				switch {

@@ -22,7 +22,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/starling-kv/starling/client"
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -34,7 +34,7 @@ func clientCommands(env *cliEnv) []*cobra.Command {
 	}
 }
 
-// group is a command that only holds others.
+// group makes a command that only holds others.
 func group(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return usagef("unknown command %q: see `%s --help`", args[0], cmd.CommandPath())
@@ -42,7 +42,7 @@ func group(cmd *cobra.Command, args []string) error {
 	return cmd.Help()
 }
 
-// callTimeout bounds a command that asks or sends one thing, unless --timeout says otherwise.
+// callTimeout bounds a command that sends one request, unless --timeout is given.
 const callTimeout = time.Minute
 
 func addCallFlags(flags *pflag.FlagSet) {
@@ -61,7 +61,7 @@ func addBytesFlags(flags *pflag.FlagSet) {
 	flags.Bool("text", false, "keys and values are text, even if they start with 0x")
 }
 
-// callContext ends on Ctrl-C, SIGTERM and after --timeout.
+// callContext returns a context that ends on Ctrl-C, on SIGTERM, and after --timeout.
 func callContext(cmd *cobra.Command, env *cliEnv) (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithTimeout(ctx, env.V.GetDuration("timeout"))
@@ -70,16 +70,16 @@ func callContext(cmd *cobra.Command, env *cliEnv) (context.Context, context.Canc
 
 func keyring(env *cliEnv) *client.Keyring { return client.NewKeyring(filepath.Join(env.Home, "keys")) }
 
-// homeGenesis is the genesis document of the home folder, nil where there is none.
+// homeGenesis returns the genesis document of the home folder, or nil if there is none.
 func homeGenesis(env *cliEnv) (*cmttypes.GenesisDoc, error) {
-	genesis, err := node.LoadGenesis(filepath.Join(env.Home, "config", "genesis.json"))
+	genesis, err := config.LoadGenesis(filepath.Join(env.Home, "config", "genesis.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return genesis, err
 }
 
-// dial connects to --node; chain id from --chain-id or the home's genesis.
+// dial connects to --node. The chain id is that of --chain-id or of the home's genesis.
 func dial(ctx context.Context, env *cliEnv, options ...client.Option) (*client.Client, error) {
 	id := env.V.GetString("chain-id")
 	if id == "" {
@@ -101,12 +101,12 @@ func dial(ctx context.Context, env *cliEnv, options ...client.Option) (*client.C
 func signer(env *cliEnv) (ed25519.PrivKey, error) {
 	name := env.V.GetString("from")
 	if name == "" {
-		return nil, usagef("who signs? Give --from NAME (`starlingd keys list` shows the names)")
+		return nil, usagef("no signer: use --from NAME (`starlingd keys list` shows the names)")
 	}
 	return keyring(env).Get(name)
 }
 
-// submit signs operations with --from, waits for the block and prints what came of it.
+// submit signs operations with --from, waits for the block and prints the result.
 func submit(cmd *cobra.Command, env *cliEnv, operations ...tx.Operation) error {
 	result, err := execute(cmd, env, operations...)
 	if err != nil {
@@ -134,7 +134,7 @@ func execute(cmd *cobra.Command, env *cliEnv, operations ...tx.Operation) (*clie
 	return result, nil
 }
 
-// explain adds what to do, and sorts refusals from failures.
+// explain adds a remedy to an error, and distinguishes refusals from failures.
 func explain(err error) error {
 	var (
 		refused *client.TxError
@@ -163,7 +163,8 @@ func explain(err error) error {
 	return err
 }
 
-// parseBytes reads a key or value from the command line: by --hex, --base64 or --text, else 0x-hex or text.
+// parseBytes reads a key or value from the command line: as --hex, --base64 or --text says,
+// otherwise as 0x-hex or text.
 func parseBytes(env *cliEnv, what, s string) ([]byte, error) {
 	var (
 		b   []byte
@@ -181,12 +182,12 @@ func parseBytes(env *cliEnv, what, s string) ([]byte, error) {
 		return []byte(s), nil
 	}
 	if err != nil {
-		return nil, usagef("%s %q: %w (--text takes it as it is)", what, s, err)
+		return nil, usagef("%s %q: %w (--text takes it literally)", what, s, err)
 	}
 	return b, nil
 }
 
-// formatBytes is the way back: what it prints, parseBytes reads under the same flags.
+// formatBytes is the inverse: parseBytes reads what it prints, given the same flags.
 func formatBytes(env *cliEnv, b []byte) string {
 	switch {
 	case env.V.GetBool("base64"):
@@ -212,7 +213,8 @@ func printable(b []byte) bool {
 	return true
 }
 
-// jsonText is the readable form of a key or value in JSON, nil where it has none; its hex stands beside it.
+// jsonText returns the readable form of a key or value in JSON, or nil if it has none. The hex form
+// is always printed as well.
 func jsonText(b []byte) *string {
 	if !printable(b) {
 		return nil

@@ -6,13 +6,16 @@ import (
 	"os"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/join"
 )
 
-// joinProgress draws a bar while the node joins, on a terminal. In a log the node's own lines tell.
+// joinProgress draws a bar on a terminal while the node joins. In a log, the node's own lines show
+// it.
 func joinProgress(out io.Writer) []node.Option {
 	f, ok := out.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -22,7 +25,7 @@ func joinProgress(out io.Writer) []node.Option {
 		bar *progressbar.ProgressBar
 		of  int64 // height
 	)
-	return []node.Option{node.WithJoinProgress(func(p node.JoinProgress) {
+	return []node.Option{node.WithJoinProgress(func(p join.Progress) {
 		if p.Bytes == 0 {
 			return
 		}
@@ -32,11 +35,12 @@ func joinProgress(out io.Writer) []node.Option {
 				progressbar.OptionSetWidth(24), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionSetPredictTime(true),
 				progressbar.OptionClearOnFinish())
 		}
-		bar.Describe(fmt.Sprintf("height %d, chunks %d/%d, %d peers", p.Height, p.ChunksDone, p.Chunks, p.Peers))
-		_ = bar.Set64(int64(min(p.BytesDone, p.Bytes))) // a bar that cannot be drawn is no reason to stop
+		bar.Describe(fmt.Sprintf("height %d, chunks %d/%d, %s", p.Height, p.ChunksDone, p.Chunks, counted(p.Peers, "peer")))
+		// a bar that cannot be drawn is not a reason to stop
+		_ = bar.Set64(int64(min(p.BytesDone, p.Bytes)))
 		if p.Phase == "done" {
-			fmt.Fprintf(out, "\nJoined at height %d: %s in %d chunks, %.1f s, %d peers, %d banned, %s there already, %s wasted\n", p.Height,
-				byteCount(p.Bytes), p.Chunks, p.Elapsed.Seconds(), p.Peers, p.Banned, byteCount(p.Reused), byteCount(p.Wasted))
+			fmt.Fprintf(out, "\nJoined at height %d: %s in %s, %.1f s, %s, %d banned, %s already present, %s wasted\n", p.Height,
+				humanize.IBytes(p.Bytes), counted(p.Chunks, "chunk"), p.Elapsed.Seconds(), counted(p.Peers, "peer"), p.Banned, humanize.IBytes(p.Reused), humanize.IBytes(p.Wasted))
 		}
 	})}
 }

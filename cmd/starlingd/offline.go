@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/viper"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 )
 
 // offlineCommands work on the data of a stopped node.
@@ -18,21 +18,22 @@ func offlineCommands(env *cliEnv) []*cobra.Command {
 	return []*cobra.Command{newVerifyCmd(env), newInspectCmd(env), newCompactCmd(env), newRollbackCmd(env)}
 }
 
-// offlineConfig is the configuration of a home, or what holds without one where only `starlingd abci` has run on it.
-func offlineConfig(env *cliEnv) (*node.Config, error) {
-	v := viper.New() // without flags: those of these commands may bear the name of a section
-	node.BindEnvironment(v)
-	config, err := node.LoadConfig(env.Home, v)
-	if errors.Is(err, node.ErrNotInitialised) && exists(node.StateDir(filepath.Join(env.Home, "data"))) {
-		config = &node.Config{Home: env.Home, CometBFT: node.DefaultCometBFTConfig(), App: node.DefaultAppConfig()}
-		config.CometBFT.SetRoot(env.Home)
-		return config, nil
+// offlineConfig returns the configuration of a home, or the defaults if only `starlingd abci` has
+// run on it.
+func offlineConfig(env *cliEnv) (*config.Config, error) {
+	v := viper.New() // without flags: a flag of these commands can have the name of a section
+	config.BindEnvironment(v)
+	conf, err := config.Load(env.Home, v)
+	if errors.Is(err, config.ErrNotInitialised) && exists(config.StateDir(filepath.Join(env.Home, "data"))) {
+		conf = &config.Config{Home: env.Home, CometBFT: config.DefaultCometBFT(), App: config.DefaultApp()}
+		conf.CometBFT.SetRoot(env.Home)
+		return conf, nil
 	}
-	return config, err
+	return conf, err
 }
 
-// offline runs work on a home until it is done or Ctrl-C comes.
-func offline(cmd *cobra.Command, env *cliEnv, work func(ctx context.Context, config *node.Config) error) error {
+// offline runs work on a home until it is done, or interrupted by Ctrl-C.
+func offline(cmd *cobra.Command, env *cliEnv, work func(ctx context.Context, config *config.Config) error) error {
 	config, err := offlineConfig(env)
 	if err != nil {
 		return err
@@ -41,12 +42,12 @@ func offline(cmd *cobra.Command, env *cliEnv, work func(ctx context.Context, con
 	defer cancel()
 	err = work(ctx, config)
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return errors.New("interrupted: the data is as good as before")
+		return errors.New("interrupted: the data are as good as before")
 	}
 	return err
 }
 
-// stages shows the progress of one thing after the other, each under its name.
+// stages shows the progress of several steps, one after another, each under its name.
 type stages struct {
 	env  *cliEnv
 	unit string
@@ -54,7 +55,7 @@ type stages struct {
 	now  *progress
 }
 
-// at is told how far the thing of that name is.
+// at sets the progress of the step of that name.
 func (s *stages) at(name string, done, total uint64) {
 	if s.now == nil || s.name != name {
 		s.end()
@@ -72,18 +73,3 @@ func (s *stages) end() {
 }
 
 func count(n uint64) int { return int(min(n, math.MaxInt)) }
-
-// byteCount is a number of bytes for people.
-func byteCount(bytes uint64) string {
-	value, unit := float64(bytes), "bytes"
-	for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if value < 1024 {
-			break
-		}
-		value, unit = value/1024, next
-	}
-	if unit == "bytes" {
-		return fmt.Sprintf("%d bytes", bytes)
-	}
-	return fmt.Sprintf("%.1f %s", value, unit)
-}

@@ -6,17 +6,18 @@ import (
 	"os"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 )
 
-// progressEvery is how often a log gets a line; a terminal has a bar.
+// progressEvery is the time between two lines in a log; a terminal has a bar.
 const progressEvery = 5 * time.Second
 
-// bytesUnit is the unit of which there are so many that they are shown as KiB, MiB, …
+// bytesUnit is the unit whose counts are shown as KiB, MiB, …
 const bytesUnit = "bytes"
 
-// progress shows how far a long command is: a bar on a terminal, now and then a line in a log.
+// progress shows the progress of a long command: a bar on a terminal, a line now and then in a log.
 type progress struct {
 	out          io.Writer
 	unit         string
@@ -32,12 +33,12 @@ func newProgress(out io.Writer, unit string, total, first int) *progress {
 		p.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
 			progressbar.OptionShowBytes(unit == bytesUnit), progressbar.OptionSetItsString(unit), progressbar.OptionSetWidth(24),
 			progressbar.OptionThrottle(100*time.Millisecond))
-		_ = p.bar.Set(first) // a bar that cannot be drawn is no reason to stop
+		_ = p.bar.Set(first) // a bar that cannot be drawn is not a reason to stop
 	}
 	return p
 }
 
-// at is told how many are done in all.
+// at sets the total number that is done.
 func (p *progress) at(done int) {
 	if p.bar != nil {
 		_ = p.bar.Set(done) // see newProgress
@@ -54,13 +55,13 @@ func (p *progress) at(done int) {
 		left = time.Duration(float64(p.total-done) / rate * float64(time.Second)).Round(time.Second).String()
 	}
 	if p.unit == bytesUnit {
-		fmt.Fprintf(p.out, "%s of %s, %s/s, %s left\n", byteCount(uint64(done)), byteCount(uint64(p.total)), byteCount(uint64(rate)), left)
+		fmt.Fprintf(p.out, "%s of %s, %s/s, %s left\n", humanize.IBytes(uint64(done)), humanize.IBytes(uint64(p.total)), humanize.IBytes(uint64(rate)), left)
 		return
 	}
 	fmt.Fprintf(p.out, "%d of %d %s, %.0f/s, %s left\n", done, p.total, p.unit, rate, left)
 }
 
-// end leaves the bar's line.
+// end ends the bar's line.
 func (p *progress) end() {
 	if p.bar != nil {
 		fmt.Fprintln(p.out)

@@ -13,7 +13,11 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/home"
 )
 
 // Exit statuses, listed in the package comment and in the help text.
@@ -28,7 +32,7 @@ const (
 	exitTooOld   = 7
 )
 
-// usageError is a command line that makes no sense: exit status 2.
+// usageError is an invalid command line: exit status 2.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -36,27 +40,29 @@ func (e usageError) Unwrap() error { return e.error }
 // usagef makes a usageError.
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// refusedError is a "no" that came from the chain or from a proof, not from a failure on the way: exit status 3.
+// refusedError is a refusal by the chain or by a proof, as opposed to a failure on the way: exit
+// status 3.
 type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
 
-// absentError: the key that was asked for is not there: exit status 4.
+// absentError reports that the requested key does not exist: exit status 4.
 type absentError struct{ error }
 
 func (e absentError) Unwrap() error { return e.error }
 
-// cliEnv is what every command gets: where it works and where it writes.
+// cliEnv is the environment of a command: its home folder, settings and outputs.
 type cliEnv struct {
 	Home     string       // home folder, once flags are parsed
 	V        *viper.Viper // flags and STARLINGD_… variables
 	Out, Err io.Writer
 }
 
-// JSON tells whether results are to be written as JSON.
+// JSON reports whether results are written as JSON.
 func (env *cliEnv) JSON() bool { return env.V.GetString("output") == "json" }
 
-// NodeAddrs are the RPC addresses to talk to: --node, else what the home's config.toml says, else CometBFT's default.
+// NodeAddrs returns the RPC addresses to connect to: --node, or that of the home's config.toml, or
+// CometBFT's default.
 func (env *cliEnv) NodeAddrs() []string {
 	if given := splitList(env.V.GetString("node")); len(given) > 0 {
 		for i, address := range given {
@@ -66,21 +72,21 @@ func (env *cliEnv) NodeAddrs() []string {
 		}
 		return given
 	}
-	return []string{node.RPCAddress(env.Home)}
+	return []string{config.RPCAddress(env.Home)}
 }
 
 func splitList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-const rootHelp = `Starling is a Byzantine-fault-tolerant key-value store whose new nodes join by
-chunks of the state that they verify one by one.
+const rootHelp = `Starling is a Byzantine-fault-tolerant key-value store. New nodes download the
+state in chunks, and verify each chunk on its own.
 
 Every flag can also be set by an environment variable: --rpc.laddr is
-STARLINGD_RPC_LADDR. Flags go before variables, variables before files.
+STARLINGD_RPC_LADDR. Flags override variables, and variables override files.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 refused by the chain or by a
-proof, 4 the key is absent, 5 the disk is full, 6 data on disk is damaged, 7 this
+proof, 4 the key is absent, 5 the disk is full, 6 data on disk are damaged, 7 this
 program is too old for the chain or for the data on disk.`
 
 const rootExample = `  starlingd init alice --chain-id demo-1 --open
@@ -95,7 +101,8 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 		Example:       rootExample,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.ArbitraryArgs, // so that an unknown command reaches RunE, and with it our exit status
+		// so that an unknown command reaches RunE, and with it our exit status
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cmd.Help()
@@ -115,7 +122,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 			}
 			env.Home = env.V.GetString("home")
 			if env.Home == "" {
-				return usagef("no home folder: give --home")
+				return usagef("no home folder: use --home")
 			}
 			if out := env.V.GetString("output"); out != "text" && out != "json" {
 				return usagef("--output is %q, it must be text or json", out)
@@ -126,8 +133,8 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	root.SuggestionsMinimumDistance = 2
 	flags := root.PersistentFlags()
 	flags.String("home", defaultHome(), "home folder")
-	flags.String("node", "", "RPC addresses, comma-separated (default: rpc.laddr of the home's config.toml, else http://127.0.0.1:26657)")
-	flags.String("output", "text", "how to write results: text or json")
+	flags.String("node", "", "RPC addresses, comma-separated (default: rpc.laddr of the home's config.toml, or http://127.0.0.1:26657)")
+	flags.String("output", "text", "format of results: text or json")
 	root.SetOut(env.Out)
 	root.SetErr(env.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
@@ -145,7 +152,8 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	return root
 }
 
-// bindFlags makes v know the flags: but not `abci --transport`, which is no setting, and would hide the section of that name in app.toml.
+// bindFlags binds the flags to v, except `abci --transport`, which is not a setting and would hide
+// the section of that name in app.toml.
 func bindFlags(v *viper.Viper, flags *pflag.FlagSet) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if err == nil && f.Name != "transport" {
@@ -155,7 +163,7 @@ func bindFlags(v *viper.Viper, flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// wrapArgs makes wrong arguments of cmd and its subcommands usage errors.
+// wrapArgs turns wrong arguments of cmd and its subcommands into usage errors.
 func wrapArgs(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -178,17 +186,17 @@ func defaultHome() string {
 	return filepath.Join(dir, ".starling")
 }
 
-// fromEnvironment gives flags that are not on the command line the value of their variable, under the rules of the flag: viper takes
-// what it cannot read for zero, and STARLINGD_VERIFY=yes for "do not verify".
+// fromEnvironment sets flags that are not on the command line from their variables, by the rules of
+// the flag. Viper would read an invalid value as zero, and STARLINGD_VERIFY=yes as "do not verify".
 func fromEnvironment(flags *pflag.FlagSet) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
-		name := node.EnvironmentName(f.Name)
+		name := config.EnvironmentName(f.Name)
 		value := os.Getenv(name)
 		if f.Changed || value == "" || err != nil {
 			return
 		}
 		if wrong := f.Value.Set(value); wrong != nil { // and Changed stays false: nobody typed it
-			err = usagef("%s is %q, which --%s does not take: %w", name, value, f.Name, wrong)
+			err = usagef("%s is %q, which is not a value of --%s: %w", name, value, f.Name, wrong)
 		}
 	})
 	return err
@@ -196,7 +204,7 @@ func fromEnvironment(flags *pflag.FlagSet) (err error) {
 
 func newEnv(out, err io.Writer) *cliEnv {
 	v := viper.New()
-	node.BindEnvironment(v)
+	config.BindEnvironment(v)
 	return &cliEnv{V: v, Out: out, Err: err}
 }
 
@@ -210,8 +218,8 @@ func run(args []string, out, errOut io.Writer) int {
 		return exitOK
 	}
 	fmt.Fprintf(errOut, "starlingd: %v\n", err)
-	if node.IsDiskFull(err) && env.Home != "" {
-		fmt.Fprintf(errOut, "starlingd: %s\n", node.FullDiskAdvice(filepath.Join(env.Home, "data")))
+	if disk.IsFull(err) && env.Home != "" {
+		fmt.Fprintf(errOut, "starlingd: %s\n", disk.Advice(filepath.Join(env.Home, "data")))
 	}
 	return exitStatus(err)
 }
@@ -231,13 +239,13 @@ func exitStatus(err error) int {
 		return exitRefused
 	case errors.As(err, &absent):
 		return exitAbsent
-	case node.IsDiskFull(err):
+	case disk.IsFull(err):
 		return exitDiskFull
-	case errors.Is(err, node.ErrDamaged):
+	case errors.Is(err, home.ErrDamaged):
 		return exitDamaged
-	case node.IsTooOld(err):
+	case buildinfo.IsTooOld(err):
 		return exitTooOld
-	case errors.Is(err, node.ErrPastHalt):
+	case errors.Is(err, comet.ErrPastHalt):
 		return exitUsage
 	default:
 		return exitFailed

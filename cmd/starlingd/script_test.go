@@ -17,7 +17,8 @@ import (
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/internal/ports"
+	"github.com/starling-kv/starling/node/buildinfo"
 )
 
 // patience bounds every wait for a node.
@@ -30,7 +31,7 @@ const programVariable = "STARLING_TEST_PROGRAM"
 const versionVariable = "STARLING_TEST_APP_VERSION"
 
 func TestMain(m *testing.M) {
-	node.RehearsedAppVersion = os.Getenv(versionVariable)
+	buildinfo.RehearsedAppVersion = os.Getenv(versionVariable)
 	if os.Getenv(programVariable) != "" {
 		main()
 	}
@@ -60,21 +61,19 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-func listenLoopback() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") }
-
-// freeports NAME… sets variables to free ports of loopback.
+// freeports NAME… sets variables to ports of loopback that nobody else takes.
 func freePortsCmd(ts *testscript.TestScript, _ bool, names []string) {
-	for _, name := range names {
-		l, err := listenLoopback()
-		ts.Check(err)
-		defer l.Close()
-		ts.Setenv(name, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+	held, err := ports.Hold(len(names))
+	ts.Check(err)
+	held.Release()
+	for i, name := range names {
+		ts.Setenv(name, strconv.Itoa(held.Number(i)))
 	}
 }
 
 // listen NAME occupies a port until the end of the script.
 func listenCmd(ts *testscript.TestScript, _ bool, args []string) {
-	l, err := listenLoopback()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ts.Check(err)
 	ts.Defer(func() { l.Close() })
 	ts.Setenv(args[0], strconv.Itoa(l.Addr().(*net.TCPAddr).Port))

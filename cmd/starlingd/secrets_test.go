@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The life of a home with everything logged that can be, and every command that touches keys: what can be read by others holds no
-// secret, and no log, output or error shows a private key.
+// The life of a home with everything logged that can be, and every command that touches keys: what
+// can be read by others holds no secret, and no log, output or error shows a private key.
 func TestSecretsStaySecret(t *testing.T) {
 	home := filepath.Join(t.TempDir(), "home")
 	rpc, p2p := freeAddress(t), freeAddress(t)
@@ -69,7 +69,8 @@ func TestSecretsStaySecret(t *testing.T) {
 	require.NoError(t, process.Wait())
 	fails("", "get", "a/1") // nobody answers
 
-	require.NoError(t, os.Truncate(filepath.Join(home, "config", "priv_validator_key.json"), 200)) // what a damaged key file says
+	// what a damaged key file says
+	require.NoError(t, os.Truncate(filepath.Join(home, "config", "priv_validator_key.json"), 200))
 	require.NoError(t, os.Truncate(filepath.Join(home, "config", "node_key.json"), 60))
 	fails("", "start")
 	fails("", "status")
@@ -125,7 +126,8 @@ func secretsOf(t *testing.T, home string) (secrets []secret) {
 	return secrets
 }
 
-// othersMayRead checks the modes: nobody but the owner comes into the home, and a file with a key is closed by itself, too.
+// othersMayRead checks the modes: nobody but the owner comes into the home, and a file with a key
+// is closed by itself, too.
 func othersMayRead(t *testing.T, home string) {
 	t.Helper()
 	for _, dir := range []string{home, filepath.Join(home, "config"), filepath.Join(home, "data"), filepath.Join(home, "keys")} {

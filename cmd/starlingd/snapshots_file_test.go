@@ -10,22 +10,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/home"
 )
 
-// A new home gets the state from a file, by a light client that the flags describe, and its node follows the network.
+// A new home gets the state from a file, by a light client that the flags describe, and its node
+// follows the network.
 func TestImportASnapshotAndFollow(t *testing.T) {
-	dir := t.TempDir()
-	home, joiner, file := filepath.Join(dir, "home"), filepath.Join(dir, "joiner"), filepath.Join(dir, "demo.snapshot")
-	made, err := node.Init(node.InitOptions{Home: home, ChainID: "demo", App: app.Genesis{Open: true, ChunkBytes: 512}})
+	root := t.TempDir()
+	dir, joiner, file := filepath.Join(root, "home"), filepath.Join(root, "joiner"), filepath.Join(root, "demo.snapshot")
+	made, err := home.Init(home.InitOptions{Home: dir, ChainID: "demo", App: app.Genesis{Open: true, ChunkBytes: 512}})
 	require.NoError(t, err)
-	_, err = node.Init(node.InitOptions{Home: joiner, GenesisFile: filepath.Join(home, "config", "genesis.json")})
+	_, err = home.Init(home.InitOptions{Home: joiner, GenesisFile: filepath.Join(dir, "config", "genesis.json")})
 	require.NoError(t, err)
 	rpc, p2p := freeAddress(t), freeAddress(t)
 	t.Setenv("STARLINGD_P2P_ALLOW_DUPLICATE_IP", "true")
 	t.Setenv("STARLINGD_P2P_ADDR_BOOK_STRICT", "false")
 
-	first := startProcess(t, home, rpc, p2p)
+	first := startProcess(t, dir, rpc, p2p)
 	require.NoError(t, waitHeight("http://"+rpc, 3))
 	client, err := rpchttp.New("http://"+rpc, "/websocket")
 	require.NoError(t, err)
@@ -38,9 +39,9 @@ func TestImportASnapshotAndFollow(t *testing.T) {
 	require.NoError(t, first.Wait())
 
 	var out, errOut bytes.Buffer
-	require.Equal(t, exitOK, run([]string{"snapshots", "export", file, "--home", home}, &out, &errOut), errOut.String())
+	require.Equal(t, exitOK, run([]string{"snapshots", "export", file, "--home", dir}, &out, &errOut), errOut.String())
 	require.Contains(t, out.String(), "exported the state on disk")
-	startProcess(t, home, rpc, p2p)
+	startProcess(t, dir, rpc, p2p)
 	status, err := client.Status(t.Context())
 	for err != nil || status.SyncInfo.LatestBlockHeight == 0 { // until it answers
 		require.NoError(t, waitHeight("http://"+rpc, 1))
@@ -55,7 +56,7 @@ func TestImportASnapshotAndFollow(t *testing.T) {
 		"--statesync.trust_hash", trusted.Commit.BlockID.Hash.String(),
 	}, &out, &errOut), errOut.String())
 	require.Contains(t, out.String(), "trusted: the light client")
-	require.Contains(t, out.String(), "the next start goes on from block")
+	require.Contains(t, out.String(), "the next start continues from block")
 
 	t.Setenv("STARLINGD_P2P_PERSISTENT_PEERS", made.NodeID+"@"+p2p)
 	second := freeAddress(t)

@@ -57,7 +57,7 @@ class Node:
         while True:
             try:
                 return self.call(method, **params)
-            except Refused as e:  # there is only the text to tell "not yet" by
+            except Refused as e:  # only the text distinguishes "not yet"
                 if not re.search("must be less than or equal to|not found", str(e)) or time.monotonic() > deadline:
                     raise
             time.sleep(0.2)
@@ -320,7 +320,7 @@ class LightClient:
             if self.follows(block):
                 self.trusted = block
                 wanted.pop()
-            else:  # too few of the validators that we know signed it: something halfway first
+            else:  # too few known validators signed it: verify a header halfway first
                 wanted.append((self.trusted.height + block.height) // 2)
         return self.trusted.header
 
@@ -427,10 +427,10 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("put", help="write a key, signed")
     writing.add_argument("--key", dest="file", required=True, help="file of a key, as `starlingd keys add` makes it")
-    text = commands.add_parser("text", help="write a key without a signature, where genesis says open")
+    text = commands.add_parser("text", help="write a key without a signature (if genesis says open)")
     reading = commands.add_parser("get", help="read a key, with a proof")
     reading.add_argument("--trust-height", type=int, required=True)
-    reading.add_argument("--trust-hash", type=bytes.fromhex, required=True, help="hash of that header, from somebody you believe")
+    reading.add_argument("--trust-hash", type=bytes.fromhex, required=True, help="hash of that header, from a source you trust")
     for command in (writing, text, reading):
         command.add_argument("name")
     for command in (writing, text):

@@ -1,4 +1,5 @@
-// Command byzantine is a node that follows the chain like any other and misbehaves, in one way or several.
+// Command byzantine is a node that follows the chain like any other and misbehaves, in one way or
+// several.
 //
 //	home of `starlingd init` ──► node.New(WithApp(liar.Wrap), WithTransport(liar.Over), WithPrivValidator(voter.Wrap)) ──► attack.Run
 //
@@ -29,7 +30,8 @@
 //	  connect        a thousand connections held, half open, closed                           limits of each host         no
 //	  garbage        bytes that are no handshake                                              limits before the handshake no
 //
-// It exists to be tried against: cmd/localnet and the end-to-end tests start it. It is never linked into starlingd.
+// It exists to be tried against: cmd/localnet and the end-to-end tests start it. It is never linked
+// into starlingd.
 package main
 
 import (
@@ -55,6 +57,7 @@ import (
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/e2e/byzantine/voter"
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 )
 
 func main() {
@@ -111,31 +114,31 @@ func command(logs io.Writer) *cobra.Command {
 // run runs the node until ctx ends.
 func run(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
 	v := viper.New()
-	node.BindEnvironment(v)
-	config, err := node.LoadConfig(o.home, v)
+	config.BindEnvironment(v)
+	conf, err := config.Load(o.home, v)
 	if err != nil {
 		return err
 	}
-	logger, err := node.NewLogger(logs, config.CometBFT.LogLevel, config.CometBFT.LogFormat)
+	logger, err := config.NewLogger(logs, conf.CometBFT.LogLevel, conf.CometBFT.LogFormat)
 	if err != nil {
 		return err
 	}
-	genesis, err := node.LoadGenesis(config.CometBFT.GenesisFile())
+	genesis, err := config.LoadGenesis(conf.CometBFT.GenesisFile())
 	if err != nil {
 		return err
 	}
 	onto := attack.Options{Set: set, Seed: o.seed, ChainID: genesis.ChainID, RPC: o.rpc}
-	if onto.Targets, err = attack.ParseTargets(ctx, config.CometBFT.P2P.PersistentPeers); err != nil {
+	if onto.Targets, err = attack.ParseTargets(ctx, conf.CometBFT.P2P.PersistentPeers); err != nil {
 		return fmt.Errorf("p2p.persistent_peers: %w", err)
 	}
 	if err := checkFlags(ctx, o, &onto); err != nil {
 		return err
 	}
 	if set.Has(liar.Drip) {
-		config.App.Transport.SendRatePerPeer = liar.DripRate
+		conf.App.Transport.SendRatePerPeer = liar.DripRate
 	}
 	member := new(member)
-	n, err := node.New(ctx, config, logger, member.options(set, o.seed, logger)...)
+	n, err := node.New(ctx, conf, logger, member.options(set, o.seed, logger)...)
 	if err != nil {
 		return err
 	}
@@ -203,8 +206,9 @@ func (m *member) peers() []p2p.Peer {
 	return m.node.Comet().Switch().Peers().Copy()
 }
 
-// follows waits until the node has the blocks that its peers have, and takes part in consensus. Before that an attack would harm the attacker
-// alone: who is dropped by the peers that it fetches blocks from gets no further.
+// follows waits until the node has the blocks that its peers have, and takes part in consensus.
+// Before that an attack would harm the attacker alone: who is dropped by the peers that it fetches
+// blocks from gets no further.
 func (m *member) follows(ctx context.Context) bool {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()

@@ -130,8 +130,9 @@ func await(ctx context.Context, node string, height int64) (first int64, err err
 	}
 }
 
-// CheckAcknowledged checks that a node has every transaction that was acknowledged, in the block and with the outcome that the client
-// was told. It waits until the node has the last of those blocks, or ctx ends.
+// CheckAcknowledged checks that a node has every transaction that was acknowledged, in the block
+// and with the outcome that the client was told. It waits until the node has the last of those
+// blocks, or ctx ends.
 func (h *History) CheckAcknowledged(ctx context.Context, node string) (Kept, error) {
 	acknowledged := h.Acknowledged()
 	top := h.From
@@ -148,7 +149,8 @@ func (h *History) CheckAcknowledged(ctx context.Context, node string) (Kept, err
 		if err == nil {
 			return kept(acknowledged, node, first, blocks)
 		}
-		if first == earlier { // else it may have pruned that block since it was asked what its first is
+		// else it may have pruned that block since it was asked what its first is
+		if first == earlier {
 			return Kept{}, err
 		}
 		earlier = first

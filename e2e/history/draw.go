@@ -31,7 +31,8 @@ func (c *Config) anyKey(random *rand.Rand) string {
 	}
 }
 
-// groupShare is how many transactions there are to one with several keys, whose history is checked as a whole.
+// groupShare is how many transactions there are to one with several keys, whose history is checked
+// as a whole.
 const groupShare = 6
 
 // transaction draws the operations of one; seen says what a compare-and-put may expect at a key.

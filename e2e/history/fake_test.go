@@ -32,7 +32,8 @@ const (
 	lostWrite fault = "lost write in a crash"
 	// looseCompare does other transactions between the comparison of a compare-and-put and its put.
 	looseCompare fault = "compare-and-put that is not atomic"
-	// twice executes a transaction now and then once more, a while later, as a retry without nonces would.
+	// twice executes a transaction now and then once more, a while later, as a retry without nonces
+	// would.
 	twice fault = "executed twice"
 	// torn writes the keys of one transaction one after the other.
 	torn fault = "torn transaction"
@@ -46,8 +47,9 @@ const (
 	longestWait = 30 * time.Millisecond // on the way to the chain and back
 )
 
-// fakeChain executes transactions, one after the other, and puts them into blocks. Clients reach it in a synctest bubble, so a run takes
-// no time, and each has waits of its own, which differ by nanoseconds: what happens depends on the seed, not on the machine.
+// fakeChain executes transactions, one after the other, and puts them into blocks. Clients reach it
+// in a synctest bubble, so a run takes no time, and each has waits of its own, which differ by
+// nanoseconds: what happens depends on the seed, not on the machine.
 type fakeChain struct {
 	fault fault
 	start time.Time
@@ -99,7 +101,7 @@ func (s *fakeStore) draw(most time.Duration) time.Duration {
 
 func (s *fakeStore) wait() { pause(context.Background(), s.draw(longestWait)) }
 
-// afterwards executes a transaction when nobody waits for it any more.
+// afterwards executes a transaction after its client has given up.
 func (s *fakeStore) afterwards(operations []Operation, raw []byte) {
 	wait := longestWait + s.draw(lateTime)
 	s.late.Go(func() {
@@ -147,7 +149,8 @@ func (s *fakeStore) faulty(operations []Operation) answer {
 		if equal {
 			s.wait()
 			a := s.commit([]Operation{{Kind: Put, Key: first.Key, Value: first.Value}}, s.sign(operations))
-			a.results = []Result{{Found: first.Expected != ""}} // it is there, or not, as it was compared
+			// it is there, or not, as it was compared
+			a.results = []Result{{Found: first.Expected != ""}}
 			return a
 		}
 	case s.fault == torn && len(operations) > 1:
@@ -253,7 +256,8 @@ func (n *fakeNode) head(context.Context) (int64, error) {
 	c := n.chain
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	height := max(c.heights[n.name], c.height()-1-n.random.Int64N(4), 0) // the last one is being made
+	// the last one is being made
+	height := max(c.heights[n.name], c.height()-1-n.random.Int64N(4), 0)
 	c.heights[n.name] = height
 	return height, nil
 }

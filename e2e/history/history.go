@@ -53,28 +53,34 @@ const (
 
 // Transaction is what a client asked for, and what it was told.
 type Transaction struct {
-	Process    int               `json:"process"` // does one transaction after the other, and ends with a Maybe
-	Node       string            `json:"node"`
-	Operations []Operation       `json:"operations"`
-	Call       time.Duration     `json:"call"`   // since the start of the history, by the monotonic clock
-	Return     time.Duration     `json:"return"` // of a Maybe: when the client gave up, which says nothing
-	Outcome    Outcome           `json:"outcome"`
-	Results    []Result          `json:"results,omitempty"` // of an OK, one per operation
-	Hash       cmtbytes.HexBytes `json:"hash,omitempty"`    // where the client knows it
-	Height     int64             `json:"height,omitempty"`  // of the block, of OK and CompareFailed
-	Why        string            `json:"why,omitempty"`     // of Refused and Maybe
+	// does one transaction after the other, and ends with a Maybe
+	Process    int         `json:"process"`
+	Node       string      `json:"node"`
+	Operations []Operation `json:"operations"`
+	// since the start of the history, by the monotonic clock
+	Call time.Duration `json:"call"`
+	// of a Maybe: when the client gave up, which says nothing
+	Return  time.Duration     `json:"return"`
+	Outcome Outcome           `json:"outcome"`
+	Results []Result          `json:"results,omitempty"` // of an OK, one per operation
+	Hash    cmtbytes.HexBytes `json:"hash,omitempty"`    // where the client knows it
+	Height  int64             `json:"height,omitempty"`  // of the block, of OK and CompareFailed
+	Why     string            `json:"why,omitempty"`     // of Refused and Maybe
 }
 
-// History is what clients and readers saw of the keys under a prefix that nobody else writes, and that were absent at first.
+// History is what clients and readers saw of the keys under a prefix that nobody else writes, and
+// that were absent at first.
 type History struct {
-	ChainID      string        `json:"chain_id"`
-	Prefix       string        `json:"prefix"`
-	Seed         uint64        `json:"seed"`
-	Start        time.Time     `json:"start"` // what Call and Return count from
-	From         int64         `json:"from"`  // no transaction of the history is in this block or below
+	ChainID string    `json:"chain_id"`
+	Prefix  string    `json:"prefix"`
+	Seed    uint64    `json:"seed"`
+	Start   time.Time `json:"start"` // what Call and Return count from
+	// no transaction of the history is in this block or below
+	From         int64         `json:"from"`
 	Transactions []Transaction `json:"transactions"`
 	Reads        []ProvedRead  `json:"reads,omitempty"`
-	// Disturbed are the times in which somebody disturbed a node, so that it may answer with old states.
+	// Disturbed are the times in which somebody disturbed a node, so that it may answer with old
+	// states.
 	Disturbed []Disturbance `json:"disturbed,omitempty"`
 	Blocks    []Block       `json:"blocks,omitempty"` // where somebody kept them with the history
 }

@@ -18,12 +18,14 @@ import (
 // ErrUndecided says that the search for an order took too long: nothing is proved, neither way.
 var ErrUndecided = errors.New("not decided whether the history is linearizable")
 
-// CheckLinearizable checks that some order of the transactions, in which none stands behind one that was called after it had returned,
-// explains all results (Herlihy and Wing, "Linearizability", 1990; Porcupine searches as Lowe, "Testing for linearizability", 2017).
-// Keys are independent of each other, so each is checked alone; those that are written several at once are one object.
+// CheckLinearizable checks that some order of the transactions, in which none stands behind one
+// that was called after it had returned, explains all results (Herlihy and Wing, "Linearizability",
+// 1990; Porcupine searches as Lowe, "Testing for linearizability", 2017). Keys are independent of
+// each other, so each is checked alone; those that are written several at once are one object.
 //
-// Where there is no such order, the error names the key with the fewest transactions that show it, and a picture of the whole search
-// goes to a file of the folder, unless that is empty. After the time limit the error is ErrUndecided.
+// Where there is no such order, the error names the key with the fewest transactions that show it,
+// and a picture of the whole search goes to a file of the folder, unless that is empty. After the
+// time limit the error is ErrUndecided.
 func (h *History) CheckLinearizable(limit time.Duration, folder string) error {
 	deadline := time.Now().Add(limit)
 	objects := h.objects()
@@ -45,7 +47,8 @@ func (h *History) CheckLinearizable(limit time.Duration, folder string) error {
 	return errors.Join(errs...)
 }
 
-// objects groups the transactions that matter by what they are about: one key, or the group of keys.
+// objects groups the transactions that matter by what they are about: one key, or the group of
+// keys.
 func (h *History) objects() map[string][]*Transaction {
 	objects := map[string][]*Transaction{}
 	for i := range h.Transactions {
@@ -128,8 +131,8 @@ const (
 	explainMost  = 20              // transactions that are printed
 )
 
-// explain cuts a history without an order down to what still has none: what was called after the first instant at which it is too late,
-// then whatever has no effect and could as well be missing.
+// explain cuts a history without an order down to what still has none: what was called after the
+// first instant at which it is too late, then whatever has no effect and could as well be missing.
 func (h *History) explain(name string, list []*Transaction) error {
 	deadline := time.Now().Add(explainLimit)
 	illegal := func(list []*Transaction) bool {
@@ -158,8 +161,8 @@ func (h *History) explain(name string, list []*Transaction) error {
 	return errors.New(text.String())
 }
 
-// firstIllegal returns the first return after which the history has no order: what is cut off the end of a history that has one leaves
-// one that has, so the instant can be found by halves.
+// firstIllegal returns the first return after which the history has no order: what is cut off the
+// end of a history that has one leaves one that has, so the instant can be found by halves.
 func firstIllegal(list []*Transaction, illegal func([]*Transaction) bool) time.Duration {
 	var returns []time.Duration
 	for _, t := range list {
@@ -182,7 +185,8 @@ func firstIllegal(list []*Transaction, illegal func([]*Transaction) bool) time.D
 	return returns[high]
 }
 
-// until returns the history as it was known at an instant: what had been called, and of what had not returned yet nothing is known.
+// until returns the history as it was known at an instant: what had been called, and of what had
+// not returned yet nothing is known.
 func until(list []*Transaction, instant time.Duration) []*Transaction {
 	var known []*Transaction
 	for _, t := range list {

@@ -32,7 +32,8 @@ const (
 	readB
 )
 
-// handmade is a short history that is as it should be: one transaction after the other, the first in block 1, the next in block 2, and so on.
+// handmade is a short history that is as it should be: one transaction after the other, the first
+// in block 1, the next in block 2, and so on.
 func handmade(t *testing.T) (*History, []Block) {
 	t.Helper()
 	h := &History{ChainID: fakeChainID, Prefix: "load/", Seed: 1}
@@ -135,7 +136,8 @@ func TestCheckersFind(t *testing.T) {
 		"results of two reads exchanged": {inHistory(func(l []Transaction) {
 			l[readA2].Results, l[readA4].Results = l[readA4].Results, l[readA2].Results
 		}), linear | inBlocks},
-		"a maybe that had no effect":         {inHistory(func(l []Transaction) { l[readA4].Results = []Result{{}} }), inBlocks}, // possible, but not so
+		// possible, but not so
+		"a maybe that had no effect":         {inHistory(func(l []Transaction) { l[readA4].Results = []Result{{}} }), inBlocks},
 		"a maybe that had":                   {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{true, "w1"}} }), linear | inBlocks},
 		"in another block than acknowledged": {inHistory(func(l []Transaction) { l[putA].Height = 2 }), inBlocks | held},
 		"acknowledged and lost":              {inBlock(func(b []Block) { b[readA1].Transactions = nil }), inBlocks | held},
@@ -150,7 +152,8 @@ func TestCheckersFind(t *testing.T) {
 		}), inBlocks},
 		"no result in the block":            {inBlock(func(b []Block) { b[readA4].Transactions[0].Data = []byte("?") }), inBlocks},
 		"a compare that failed is executed": {inBlock(func(b []Block) { b[compareFails].Transactions[0].Code = 0 }), inBlocks | held},
-		"against real time": {func(h *History, b []Block) { // of two keys that have nothing to do with each other
+		// of two keys that have nothing to do with each other
+		"against real time": {func(h *History, b []Block) {
 			b[readNoB], b[readGroup] = b[readGroup], b[readNoB]
 			b[readNoB].Height, b[readGroup].Height = b[readGroup].Height, b[readNoB].Height
 			h.Transactions[readNoB].Height, h.Transactions[readGroup].Height = h.Transactions[readGroup].Height, h.Transactions[readNoB].Height
@@ -222,7 +225,8 @@ func TestStaleness(t *testing.T) {
 	require.EqualValues(t, 2, blocks)
 }
 
-// What is printed must be what matters: not the transactions after the one that cannot be explained, nor the reads before that agree.
+// What is printed must be what matters: not the transactions after the one that cannot be
+// explained, nor the reads before that agree.
 func TestExplanation(t *testing.T) {
 	h, _ := handmade(t)
 	h.Transactions[readA2].Results = []Result{{true, "v1"}}

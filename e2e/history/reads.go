@@ -10,7 +10,8 @@ import (
 	"github.com/starling-kv/starling/client"
 )
 
-// ProvedRead is an answer of one node, whose proof leads to a header that the reader's light client trusts.
+// ProvedRead is an answer of one node, whose proof leads to a header that the reader's light client
+// trusts.
 type ProvedRead struct {
 	Reader int           `json:"reader"`
 	Node   string        `json:"node"`
@@ -21,8 +22,9 @@ type ProvedRead struct {
 	Height int64         `json:"height"` // the state after this block
 	Found  bool          `json:"found,omitempty"`
 	Value  string        `json:"value,omitempty"`
-	Time   time.Time     `json:"time"`            // of the header that proves the state, Height+1
-	False  string        `json:"false,omitempty"` // why the answer is not proved, or its header is one of two: the node lies or is broken
+	Time   time.Time     `json:"time"` // of the header that proves the state, Height+1
+	// why the answer is not proved, or its header is one of two: the node lies or is broken
+	False string `json:"false,omitempty"`
 }
 
 // Disturbance is a time in which a node (empty: every one) was killed, cut off, or slowed down.
@@ -126,8 +128,9 @@ type Bounds struct {
 //   - it is bounded: at most the newest block that the node itself knows is missing (that one is saved and being executed);
 //   - it is no older than Bounds.Age where nobody disturbs the node.
 //
-// Between nodes nothing is promised: a reader that goes from one to another keeps the greatest height that it has seen as its floor, and
-// has to ask again where an answer is below (Staleness counts those). CheckBlocks compares the values.
+// Between nodes nothing is promised: a reader that goes from one to another keeps the greatest
+// height that it has seen as its floor, and has to ask again where an answer is below (Staleness
+// counts those). CheckBlocks compares the values.
 func (h *History) CheckReads(bounds Bounds) error {
 	type pair struct {
 		reader int
@@ -168,7 +171,8 @@ func (h *History) disturbed(r *ProvedRead, recovery time.Duration) bool {
 	return false
 }
 
-// Staleness counts the answers that were older than what the same reader had from another node before, and by how many blocks at most.
+// Staleness counts the answers that were older than what the same reader had from another node
+// before, and by how many blocks at most.
 func (h *History) Staleness() (answers int, blocks int64) {
 	floor := map[int]int64{}
 	for _, r := range h.Reads {

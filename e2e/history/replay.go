@@ -62,9 +62,10 @@ type version struct {
 
 // replay is the sequential execution of the chain beside the history.
 type replay struct {
-	history  *History
-	byHash   map[string]*Transaction
-	position map[*Transaction]position // those of the history that took effect, or failed in their compare-and-put
+	history *History
+	byHash  map[string]*Transaction
+	// those of the history that took effect, or failed in their compare-and-put
+	position map[*Transaction]position
 	state    state
 	versions map[string][]version
 	errs     []error
@@ -89,7 +90,8 @@ func (p *replay) covers(blocks []Block) error {
 	return nil
 }
 
-// ours returns the operations of a transaction if any writes under the prefix of the history, or names a key there.
+// ours returns the operations of a transaction if any writes under the prefix of the history, or
+// names a key there.
 func (p *replay) ours(e *Executed) (operations []Operation, ours bool) {
 	decoded, err := tx.Decode(e.Raw, p.history.ChainID)
 	if err != nil {
@@ -116,7 +118,8 @@ func (p *replay) execute(at position, e *Executed) {
 	t := p.byHash[hex.EncodeToString(e.hash())]
 	code := tx.Code(e.Code)
 	if code != tx.CodeOK && code != tx.CodeCompareFailed {
-		return // it had no effect, and says nothing of the state; that its client knows is compared later
+		// it had no effect, and says nothing of the state; that its client knows is compared later
+		return
 	}
 	if t == nil {
 		p.wrong("transaction %d of block %d is one that no client sent, or was told to be refused: %v", at.index, at.height, operations)
@@ -202,7 +205,8 @@ func (p *replay) compareOrder() {
 	}
 }
 
-// compareReads compares proved values with the state of their height. A block is executed as a whole, so its last version counts.
+// compareReads compares proved values with the state of their height. A block is executed as a
+// whole, so its last version counts.
 func (p *replay) compareReads() {
 	for i := range p.history.Reads {
 		r := &p.history.Reads[i]

@@ -17,19 +17,24 @@ import (
 type Config struct {
 	Nodes   []string // URLs of the RPC servers of honest nodes
 	ChainID string
-	// Prefix of the keys. The accounts must be allowed to write there, and nobody else may, nor may any key be there at the start:
-	// a run that follows another one on the same chain has a prefix of its own.
+	// Prefix of the keys. The accounts must be allowed to write there, and nobody else may, nor may
+	// any key be there at the start: a run that follows another one on the same chain has a prefix
+	// of its own.
 	Prefix string
 	Seed   uint64
 
-	Clients    int           // (5) do one transaction after the other, each with accounts of its own
-	Keys       int           // (4) that each are written alone; few, so that clients get in each other's way
-	Group      int           // (3) keys that are written and read several at once
-	ValueBytes int           // (64) a value has at least
-	Patience   time.Duration // (8 s) how long a client waits for its transaction before it calls it a Maybe
-	Pause      time.Duration // (100 ms) on average, between two transactions of a client, and between two reads of a reader
+	// (5) do one transaction after the other, each with accounts of its own
+	Clients int
+	// (4) that each are written alone; few, so that clients get in each other's way
+	Keys       int
+	Group      int // (3) keys that are written and read several at once
+	ValueBytes int // (64) a value has at least
+	// (8 s) how long a client waits for its transaction before it calls it a Maybe
+	Patience time.Duration
+	// (100 ms) on average, between two transactions of a client, and between two reads of a reader
+	Pause time.Duration
 
-	// Trust is where readers start to verify from; nil: nobody reads with proofs.
+	// Trust is what readers verify from; nil: nobody reads with proofs.
 	Trust   *client.Trust
 	Readers int // (2)
 
@@ -38,10 +43,11 @@ type Config struct {
 	head    func(ctx context.Context, node string) (int64, error)          // nil: headOf
 }
 
-// connectPatience bounds how long a node may take to say who it is: one that is paused never does.
+// connectPatience limits the wait for a node's first answer: one that is paused never gives it.
 const connectPatience = 2 * time.Second
 
-// afterFailure is the pause of a client whose node gave no answer, so that nobody is flooded while a network is down.
+// afterFailure is the pause of a client whose node gave no answer, so that no node is flooded while
+// the network is down.
 const afterFailure = 250 * time.Millisecond
 
 func (c *Config) complete() error {
@@ -84,13 +90,15 @@ type Run struct {
 	mu struct {
 		sync.Mutex
 		nodes     []string
-		processes int               // numbers given so far
-		seen      map[string]string // what somebody read or wrote last: what a compare-and-put expects
-		history   History
+		processes int // numbers given so far
+		// what somebody read or wrote last: what a compare-and-put expects
+		seen    map[string]string
+		history History
 	}
 }
 
-// Start lets clients and readers work until ctx ends or Stop is called. At least one node must answer, to say at which height they begin.
+// Start lets clients and readers work until ctx ends or Stop is called. At least one node must
+// answer, to say at which height they begin.
 func Start(ctx context.Context, config Config) (*Run, error) {
 	if err := config.complete(); err != nil {
 		return nil, err
@@ -136,7 +144,8 @@ func (r *Run) Progress() (acknowledged, maybe int) {
 	return count[OK] + count[CompareFailed], count[Maybe]
 }
 
-// Disturb notes that a node (empty: every one) is being disturbed, until the function that it returns is called.
+// Disturb notes that a node (empty: every one) is being disturbed, until the function that it
+// returns is called.
 func (r *Run) Disturb(node string) (over func()) {
 	from := r.now()
 	return func() {
@@ -195,8 +204,9 @@ func (r *Run) record(t Transaction) {
 	}
 }
 
-// work is a client: one transaction after the other, and another node after each failure. Each connection has an account of its own, so
-// that neither a Maybe nor a node that lags leaves the next nonce in doubt.
+// work is a client: one transaction after the other, and another node after each failure. Each
+// connection has an account of its own, so that neither a Maybe nor a node that lags leaves the
+// next nonce in doubt.
 func (r *Run) work(ctx context.Context, id int) {
 	c := drawer{Config: &r.config, random: rand.New(rand.NewPCG(r.config.Seed, uint64(id)))}
 	process := id

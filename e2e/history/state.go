@@ -5,13 +5,15 @@ import (
 	"maps"
 )
 
-// state is the sequential specification: what is at each key. A key that is absent is not in the map. States are never changed.
+// state is the sequential specification: what is at each key. A key that is absent is not in the
+// map. States are never changed.
 type state map[string]string
 
 var errCompareFailed = errors.New("compare failed")
 
-// execute returns the state after the operations of one transaction, and their results; errCompareFailed, and the state as it
-// was, where a compare-and-put finds another value (docs/spec/transactions.md: all operations take effect, or none).
+// execute returns the state after the operations of one transaction, and their results;
+// errCompareFailed, and the state as it was, where a compare-and-put finds another value
+// (docs/spec/transactions.md: all operations take effect, or none).
 func (s state) execute(operations []Operation) (state, []Result, error) {
 	next, results := s, make([]Result, 0, len(operations))
 	copied := false

@@ -64,7 +64,8 @@ func answerOf(result *client.TxResult, err error) answer {
 	case errors.As(err, &refused) && refused.Code == tx.CodeCompareFailed:
 		return answer{outcome: CompareFailed, hash: refused.Hash, height: refused.Height}
 	case errors.As(err, &refused) && refused.Height > 0 && refused.Code == tx.CodeBadNonce:
-		// A block held it too early. That leaves no trace, so another block can still execute the same bytes.
+		// A block held it too early. That leaves no trace, so another block can still execute the
+		// same bytes.
 		return answer{outcome: Maybe, hash: refused.Hash, why: err}
 	case errors.As(err, &refused):
 		return answer{outcome: Refused, hash: refused.Hash, why: err}

@@ -16,7 +16,8 @@ var (
 func (m *Manifest) Check() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	var power, absent int64 // of all validators, and of those that cannot be counted on: they lie, or start late
+	// of all validators, and of those that cannot be counted on: they lie, or start late
+	var power, absent int64
 	for _, name := range m.Names() {
 		n := m.Nodes[name]
 		if !namePattern.MatchString(name) {
@@ -85,7 +86,8 @@ func (m *Manifest) Check() error {
 	return errors.Join(errs...)
 }
 
-// notThere returns a node of a step that a later step starts: it does not run yet. "": there is none.
+// notThere returns a node of a step that a later step starts: it does not run yet. "": there is
+// none.
 func (m *Manifest) notThere(step int) string {
 	for _, later := range m.Steps[step+1:] {
 		if later.Do != KillMidSync {
@@ -125,7 +127,7 @@ func (m *Manifest) checkStep(s Step) error {
 	switch {
 	case lasts && s.For <= 0:
 		return errors.New("for must say how long")
-	case !lasts && s.For != 0:
+	case !lasts && s.For != 0 && (s.Do != Kill || s.For < 0):
 		return errors.New("for has no meaning here")
 	case (s.Do == Bandwidth) != (s.Rate > 0):
 		return errors.New("rate belongs to bandwidth, and is above 0 there")

@@ -10,8 +10,9 @@ import (
 // lies are those of e2e/byzantine that a joiner meets in generated networks.
 var lies = []string{"mix", "corrupt", "truncate", "swap", "oversize", "equivocate", "stale", "alias", "lone", "manifest", "header", "gone", "slow", "last"}
 
-// Generate returns the manifest that a seed stands for: two to five validators, one or two nodes that join, up to two full nodes that lie, and two to
-// four steps. It is small enough to run on two cores. upgradeFrom is a commit that nodes may begin with; empty: none does.
+// Generate returns the manifest that a seed stands for: two to five validators, one or two nodes
+// that join, up to two full nodes that lie, and two to four steps. It is small enough to run on two
+// cores. upgradeFrom is a commit that nodes may begin with; empty: none does.
 func Generate(seed uint64, upgradeFrom string) *Manifest {
 	r := rand.New(rand.NewPCG(seed, 0x656e3265))
 	m := &Manifest{
@@ -47,7 +48,8 @@ func Generate(seed uint64, upgradeFrom string) *Manifest {
 	for range 2 + r.IntN(3) {
 		m.Steps = append(m.Steps, step(r, m, established, late))
 	}
-	slices.SortStableFunc(m.Steps, func(a, b Step) int { return startsNodes(b) - startsNodes(a) }) // a node is there before something happens to it
+	// a node is there before something happens to it
+	slices.SortStableFunc(m.Steps, func(a, b Step) int { return startsNodes(b) - startsNodes(a) })
 	if m.Nodes["validator-0"].Version != "" {
 		m.Steps = append(m.Steps, Step{Do: Upgrade, Nodes: []string{"validator-0"}})
 	}
@@ -63,7 +65,8 @@ func startsNodes(s Step) int {
 	return 0
 }
 
-// step draws one step. Steps that take more than a third of the power away are among them: the chain then stands still, and has to go on afterwards.
+// step draws one step. Steps that take more than a third of the power away are among them: the
+// chain then stands still, and has to go on afterwards.
 func step(r *rand.Rand, m *Manifest, established, late []string) Step {
 	everyone := slices.Concat(established, late)
 	for {

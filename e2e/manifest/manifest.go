@@ -4,7 +4,8 @@
 //	                           ├──► Manifest (checked) ──► e2e/testnet: start, load, perturb, wait, test
 //	seed ──────► Generate ─────┘
 //
-// The names follow those of CometBFT's own end-to-end tests (test/e2e/pkg/manifest.go) where there is the same thing.
+// The names follow those of CometBFT's own end-to-end tests (test/e2e/pkg/manifest.go) where there
+// is the same thing.
 package manifest
 
 import (
@@ -32,17 +33,19 @@ type Manifest struct {
 	Limit            Duration `toml:"limit"`             // of the whole run
 
 	Load  Load            `toml:"load"`
-	Link  Link            `toml:"link"`  // of all nodes to each other
-	Nodes map[string]Node `toml:"node"`  // by name: [a-z0-9-]+
-	Steps []Step          `toml:"steps"` // one after another, once all nodes that start at genesis follow the chain and the load runs
+	Link  Link            `toml:"link"` // of all nodes to each other
+	Nodes map[string]Node `toml:"node"` // by name: [a-z0-9-]+
+	// one after another, once all nodes that start at genesis follow the chain and the load runs
+	Steps []Step `toml:"steps"`
 }
 
 // Load is what clients do while the network runs. Their history is checked for linearizability.
 type Load struct {
 	InitialKeys int `toml:"initial_keys"` // written before anything else happens
 	ValueBytes  int `toml:"value_bytes"`  // of their values
-	Clients     int `toml:"clients"`      // that put, compare-and-put, and read, each one operation after another; 0: none
-	Keys        int `toml:"keys"`         // that they fight for
+	// that put, compare-and-put, and read, each one operation after another; 0: none
+	Clients int `toml:"clients"`
+	Keys    int `toml:"keys"` // that they fight for
 }
 
 // Link is how the user-space relay treats what one node sends another.
@@ -72,35 +75,44 @@ const (
 
 // Node is one node.
 type Node struct {
-	Mode     Mode   `toml:"mode"`      // default: validator
-	Power    int64  `toml:"power"`     // of a validator; default: 10
-	StartAt  int64  `toml:"start_at"`  // 0: at genesis; else once the network is at this height, and the load has written its first keys
-	Join     Join   `toml:"join"`      // of a node with start_at; default: transport
-	Lie      string `toml:"lie"`       // a mode of e2e/byzantine: then it is one of the Byzantine nodes, of which nothing is expected
+	Mode  Mode  `toml:"mode"`  // default: validator
+	Power int64 `toml:"power"` // of a validator; default: 10
+	// 0: at genesis; else once the network is at this height, and the load has written its first
+	// keys
+	StartAt int64 `toml:"start_at"`
+	Join    Join  `toml:"join"` // of a node with start_at; default: transport
+	// a mode of e2e/byzantine: then it is one of the Byzantine nodes, of which nothing is expected
+	Lie      string `toml:"lie"`
 	Paged    bool   `toml:"paged"`     // state_in_memory = false
 	SendRate int64  `toml:"send_rate"` // bytes a second that its transport sends, 0: no limit
-	// Version is a commit or tag of this repository that the node's first program is built from; empty: the present one.
-	// The step "upgrade" gives it the present one.
+	// Version is what the node's first program is built from: a name in testnet's table, a tag or a
+	// commit of this repository; empty: the present one. The step "upgrade" gives the node the
+	// present one.
 	Version string `toml:"version"`
 }
 
 // Kind is what a step does.
 type Kind string
 
-// Kinds of steps. Where a node ends or loses its network, the step is done once it follows the chain again.
+// Kinds of steps. Where a node ends or loses its network, the step is done once it follows the
+// chain again.
 const (
-	Kill           Kind = "kill"            // SIGKILL, started again at once
-	Pause          Kind = "pause"           // stopped for For (SIGSTOP, docker pause)
-	Restart        Kind = "restart"         // ended cleanly, started again
-	Disconnect     Kind = "disconnect"      // without network for For, clients included where it is docker's
-	Partition      Kind = "partition"       // the nodes named reach each other and none of the rest, for For
-	Bandwidth      Kind = "bandwidth"       // links of the nodes have Rate bytes a second, for For
-	Delay          Kind = "delay"           // links of the nodes have Delay more, for For
-	Upgrade        Kind = "upgrade"         // ended cleanly, started as the present program
-	FullDisk       Kind = "full-disk"       // no space left: the node ends by itself, gets space, is started again. Needs root on Linux.
+	Kill    Kind = "kill"    // SIGKILL, started again after For (0: at once)
+	Pause   Kind = "pause"   // stopped for For (SIGSTOP, docker pause)
+	Restart Kind = "restart" // ended cleanly, started again
+	// without network for For, clients included where it is docker's
+	Disconnect Kind = "disconnect"
+	// the nodes named reach each other and none of the rest, for For
+	Partition Kind = "partition"
+	Bandwidth Kind = "bandwidth" // links of the nodes have Rate bytes a second, for For
+	Delay     Kind = "delay"     // links of the nodes have Delay more, for For
+	Upgrade   Kind = "upgrade"   // ended cleanly, started as the present program
+	// no space left: the node ends by itself, gets space, is started again. Needs root on Linux.
+	FullDisk       Kind = "full-disk"
 	DeleteSnapshot Kind = "delete-snapshot" // its snapshots on disk are removed while it is down
-	KillMidSync    Kind = "kill-mid-sync"   // a node with start_at is started, killed in the midst of its join, started again
-	Wait           Kind = "wait"            // nothing for For: the network runs on
+	// a node with start_at is started, killed during its join, started again
+	KillMidSync Kind = "kill-mid-sync"
+	Wait        Kind = "wait" // nothing for For: the network runs on
 )
 
 // Kinds lists all kinds.

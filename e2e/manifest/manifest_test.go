@@ -48,7 +48,8 @@ func TestGenerate(t *testing.T) {
 	}
 	require.NotZero(t, liars)
 	for _, kind := range manifest.Kinds() {
-		if kind != manifest.FullDisk && kind != manifest.Wait { // one needs root, one is of no interest
+		// one needs root, one is of no interest
+		if kind != manifest.FullDisk && kind != manifest.Wait {
 			require.True(t, kinds[kind], "%s is never generated", kind)
 		}
 	}
@@ -102,7 +103,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		{good + "[[steps]]\ndo = 'kill'\n", "nodes is empty"},
 		{good + "[[steps]]\ndo = 'kill'\nnodes = ['b']\n", `there is no node "b"`},
 		{good + "[[steps]]\ndo = 'kill'\nnodes = ['a', 'a']\n", "named twice"},
-		{good + "[[steps]]\ndo = 'kill'\nnodes = ['a']\nfor = '1s'\n", "for has no meaning"},
+		{good + "[[steps]]\ndo = 'restart'\nnodes = ['a']\nfor = '1s'\n", "for has no meaning"},
+		{good + "[[steps]]\ndo = 'kill'\nnodes = ['a']\nfor = '-1s'\n", "for has no meaning"},
 		{good + "[[steps]]\ndo = 'pause'\nnodes = ['a']\n", "for must say how long"},
 		{good + "[[steps]]\ndo = 'bandwidth'\nnodes = ['a']\nfor = '1s'\n", "rate belongs to bandwidth"},
 		{good + "[[steps]]\ndo = 'delay'\nnodes = ['a']\nfor = '1s'\n", "delay belongs to"},

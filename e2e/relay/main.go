@@ -1,4 +1,5 @@
-// Command relay stands between the nodes of a test network and makes their links as bad as a test wants them.
+// Command relay stands between the nodes of a test network and makes their links as bad as a test
+// wants them.
 //
 //	relay --config relay.json ──► listeners of all links (e2e/relay/link), and the control endpoint that changes them
 //

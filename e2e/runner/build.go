@@ -2,11 +2,13 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // Module is the path of the module that the programs of this repository belong to.
@@ -23,18 +25,59 @@ func Root(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Build builds the program of a package, named as `go build` takes it in folder dir. Where nothing has changed
-// since the last call with the same out, Go's build cache makes that a matter of a second.
-func Build(ctx context.Context, dir, pkg, out string) error {
+// Program builds a program of this module, named by its folder (./cmd/starlingd), and returns its
+// path, which is the same for everybody: build/programs of the module. So one build of starlingd
+// serves all tests, the demonstration and the networks.
+func Program(ctx context.Context, pkg string) (string, error) {
+	root, err := Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(root, "build", "programs", filepath.Base(pkg))
+	return program, Build(ctx, root, pkg, program)
+}
+
+// Build builds the program of a package, named as `go build` takes it in folder dir. Where nothing
+// has changed since the last call with the same out, the file stays as it is and the call takes
+// about a second. Processes that build the same file take turns.
+//
+// The program is compiled exactly as `make build` and `make test` compile it, so that Go's build
+// cache serves all of them: static, which an image FROM scratch needs, and without the folder's
+// name.
+func Build(ctx context.Context, dir, pkg, out string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return err
 	}
+	unlock, err := lock(out + ".lock")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
 	// Without -buildvcs=false a copy of the repository that git distrusts would not build.
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", out, pkg)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", out, pkg)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`: static, so that an image FROM scratch can hold it
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", pkg, err, output)
 	}
 	return nil
+}
+
+// lock waits until no other process holds the lock file, and takes it. The kernel releases it with
+// the process, however that ends.
+func lock(path string) (unlock func() error, err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX)
+		if !errors.Is(err, syscall.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %q: %w", path, err), file.Close())
+	}
+	return file.Close, nil // which releases it
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/cometbft/cometbft/privval"
 	"github.com/cometbft/cometbft/types"
 	"github.com/spf13/viper"
+
+	"github.com/starling-kv/starling/internal/ports"
 )
 
 // Ports of a node, in the order in which a Home holds them.
@@ -26,13 +28,14 @@ const (
 	HomePorts // how many there are
 )
 
-// Home is a node's folder and its ports on loopback. Its methods that ask the running node may be called concurrently.
+// Home is a node's folder and its ports on loopback. Its methods that ask the running node may be
+// called concurrently.
 type Home struct {
 	Name    string
 	Dir     string
-	Power   int64  // as a validator of Genesis; 0: defaultPower
-	LogFile string // for the node's output; "": node.log in Dir
-	ports   *Ports // nil before Serve
+	Power   int64        // as a validator of Genesis; 0: defaultPower
+	LogFile string       // for the node's output; "": node.log in Dir
+	ports   *ports.Ports // nil before Serve
 	id      p2p.ID
 }
 
@@ -41,26 +44,27 @@ const defaultPower = 10
 // Listen is where a node listens, as host:port.
 type Listen struct{ P2P, RPC, Metrics string }
 
-// NewHome lets the program of a node (starlingd, or cometbft) make a home folder, by running it with args, and sets in its
-// configuration what a network on loopback needs.
+// NewHome lets the program of a node (starlingd, or cometbft) make a home folder, by running it
+// with args, and sets in its configuration what a network on loopback needs.
 func NewHome(ctx context.Context, name, dir, program string, args ...string) (*Home, error) {
 	h, err := InitHome(ctx, name, dir, program, args...)
 	if err != nil {
 		return nil, err
 	}
-	ports, err := HoldPorts(HomePorts)
+	held, err := ports.Hold(HomePorts)
 	if err != nil {
 		return nil, err
 	}
-	listen := Listen{ports.Address(PortP2P), ports.Address(PortRPC), ports.Address(PortMetrics)}
-	if err := h.Serve(listen, ports); err != nil {
-		ports.Release()
+	listen := Listen{held.Address(PortP2P), held.Address(PortRPC), held.Address(PortMetrics)}
+	if err := h.Serve(listen, held); err != nil {
+		held.Release()
 		return nil, err
 	}
 	return h, nil
 }
 
-// InitHome makes a home folder and leaves its configuration as the program wrote it: Serve is for the caller.
+// InitHome makes a home folder and leaves its configuration as the program wrote it: Serve is for
+// the caller.
 func InitHome(ctx context.Context, name, dir, program string, args ...string) (*Home, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = environment()
@@ -74,10 +78,11 @@ func InitHome(ctx context.Context, name, dir, program string, args ...string) (*
 	return &Home{Name: name, Dir: dir, id: nodeKey.ID()}, nil
 }
 
-// Serve sets in the configuration where the node listens, and what a network of nodes at one address needs. ports, HomePorts of them, are
-// those of this machine that lead there: the same, unless the node has an address of its own, as in a container. Home takes them over.
-func (h *Home) Serve(listen Listen, ports *Ports) error {
-	h.ports = ports
+// Serve sets in the configuration where the node listens, and what a network of nodes at one
+// address needs. held, HomePorts of them, are those of this machine that lead there: the same,
+// unless the node has an address of its own, as in a container. Home takes them over.
+func (h *Home) Serve(listen Listen, held *ports.Ports) error {
+	h.ports = held
 	return h.Configure(func(c *cfg.Config) {
 		c.Moniker = h.Name
 		c.P2P.ListenAddress = "tcp://" + listen.P2P
@@ -148,8 +153,8 @@ func Peers(homes ...*Home) string {
 	return strings.Join(names, ",")
 }
 
-// Genesis makes one genesis file out of the first validator's and writes it into all homes; consensus parameters are those that the
-// program wrote.
+// Genesis makes one genesis file out of the first validator's and writes it into all homes;
+// consensus parameters are those that the program wrote.
 func Genesis(validators, others []*Home, chainID string, appState any) (*types.GenesisDoc, error) {
 	doc, err := types.GenesisDocFromFile(validators[0].genesisFile())
 	if err != nil {
@@ -161,7 +166,8 @@ func Genesis(validators, others []*Home, chainID string, appState any) (*types.G
 	for _, h := range validators {
 		key := filepath.Join(h.Dir, "config", "priv_validator_key.json")
 		if _, err := os.Stat(key); err != nil {
-			return nil, fmt.Errorf("%s has no validator key: %w", h.Name, err) // CometBFT exits where it cannot read one
+			// CometBFT exits where it cannot read one
+			return nil, fmt.Errorf("%s has no validator key: %w", h.Name, err)
 		}
 		public, err := privval.LoadFilePVEmptyState(key, "").GetPubKey()
 		if err != nil {

@@ -13,7 +13,8 @@ type LogLine struct {
 	Fields  map[string]string
 }
 
-// Int reads a field that is a number, or the first number of one such as 12/40; 0 where there is none.
+// Int reads a field that is a number, or the first number of one such as 12/40; 0 where there is
+// none.
 func (l LogLine) Int(field string) int64 {
 	first, _, _ := strings.Cut(l.Fields[field], "/")
 	n, err := strconv.ParseInt(first, 10, 64)
@@ -28,7 +29,8 @@ var (
 	fieldPattern = regexp.MustCompile(`([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)`)
 )
 
-// Logged returns the lines of a log that begin with one of the messages, in order. A log that is not there has none.
+// Logged returns the lines of a log that begin with one of the messages, in order. A log that is
+// not there has none.
 func Logged(path string, messages ...string) []LogLine {
 	lines, err := LoggedFrom(path, 0, messages...)
 	if err != nil {
@@ -37,7 +39,7 @@ func Logged(path string, messages ...string) []LogLine {
 	return lines
 }
 
-// LoggedFrom does so from an offset of the file.
+// LoggedFrom is Logged from an offset of the file on.
 func LoggedFrom(path string, offset int64, messages ...string) (found []LogLine, _ error) {
 	content, err := os.ReadFile(path)
 	if err != nil {

@@ -5,7 +5,8 @@ import (
 	"os"
 )
 
-// Own gives a folder and all that is in it to a user. That takes root, unless it is the user's already.
+// Own gives a folder and all that is in it to a user. That takes root, unless it is the user's
+// already.
 func Own(dir string, uid, gid int) error {
 	root, err := os.OpenRoot(dir) // a link in it leads nowhere else
 	if err != nil {

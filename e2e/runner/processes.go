@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// tailLines is how much of a log is shown where its process died.
+// tailLines is how many of the last lines of a log are shown when its process has died.
 const tailLines = 15
 
 // Spec says what to start.
@@ -25,7 +25,8 @@ type Spec struct {
 	Env  []string // beside this process's own, without the variables that configure nodes
 	Dir  string   // to run in; empty: here
 	Log  string   // file that its output is appended to
-	Ends bool     // it is meant to end by itself: then it does not die early, whatever its exit status
+	// it is meant to end by itself: its end is no death, whatever its exit status
+	Ends bool
 }
 
 // Processes owns the processes that it started. Its methods may be called concurrently.
@@ -72,13 +73,14 @@ func (e *DiedError) Error() string {
 
 func (e *DiedError) Unwrap() error { return e.Err }
 
-// NewProcesses returns a supervisor without processes. Its Context ends with parent, and when a process dies.
+// NewProcesses returns a supervisor without processes. Its Context ends with parent, and when a
+// process dies.
 func NewProcesses(parent context.Context) *Processes {
 	ctx, cancel := context.WithCancelCause(parent)
 	p := &Processes{ctx: ctx, cancel: cancel, starts: make(chan func())}
 	go func() {
-		// The thread that starts a process must outlive it (see attributes): this one never returns to the pool, and ends with
-		// this goroutine, in Stop.
+		// The thread that starts a process must outlive it (see attributes): this one never returns
+		// to the pool, and ends with this goroutine, in Stop.
 		runtime.LockOSThread()
 		for start := range p.starts {
 			start()
@@ -87,8 +89,8 @@ func NewProcesses(parent context.Context) *Processes {
 	return p
 }
 
-// Context is done when the parent context is, or when a process ended unasked: then context.Cause is a *DiedError. Whoever waits
-// for a node waits under it.
+// Context is done when the parent context is, or when a process ended unasked: then context.Cause
+// is a *DiedError. Whoever waits for a node waits under it.
 func (p *Processes) Context() context.Context { return p.ctx }
 
 // Start starts a process.
@@ -97,8 +99,10 @@ func (p *Processes) Start(spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the log of %s: %w", spec.Name, err)
 	}
-	defer log.Close()                                                         // the process has a descriptor of its own
-	cmd := exec.CommandContext(context.Background(), spec.Path, spec.Args...) // Stop ends it, not a context
+	// the process has a descriptor of its own
+	defer log.Close()
+	// Stop ends it, not a context
+	cmd := exec.CommandContext(context.Background(), spec.Path, spec.Args...)
 	cmd.Env = append(environment(), spec.Env...)
 	cmd.Dir = spec.Dir
 	cmd.Stdout, cmd.Stderr = log, log // a file, so that Wait waits for nobody who inherited it
@@ -130,8 +134,8 @@ func (p *Processes) Start(spec Spec) (*Process, error) {
 	return proc, nil
 }
 
-// Stop ends all processes: SIGTERM, and after grace SIGKILL. It returns when all have ended, naming those that had to be killed.
-// Nothing can be started afterwards. A second call does nothing.
+// Stop ends all processes: SIGTERM, and after grace SIGKILL. It returns when all have ended, naming
+// those that had to be killed. Nothing can be started afterwards. A second call does nothing.
 func (p *Processes) Stop(grace time.Duration) error {
 	p.mu.Lock()
 	again := p.stopping
@@ -173,10 +177,11 @@ func (p *Process) MayEnd() {
 	p.mayEnd = true
 }
 
-// Pause stops the process and its group without ending them (SIGSTOP), until Resume. One that has ended is no error.
+// Pause stops the process and its group without ending them (SIGSTOP), until Resume. One that has
+// ended is no error.
 func (p *Process) Pause() { p.send(syscall.SIGSTOP) }
 
-// Resume lets it go on.
+// Resume lets it continue.
 func (p *Process) Resume() { p.send(syscall.SIGCONT) }
 
 func (p *Process) send(sig syscall.Signal) {
@@ -187,8 +192,8 @@ func (p *Process) send(sig syscall.Signal) {
 	}
 }
 
-// Stop ends the process: SIGTERM to its group and, where it does not end within grace, SIGKILL and an error that says so.
-// A process that had ended before is no error.
+// Stop ends the process: SIGTERM to its group and, where it does not end within grace, SIGKILL and
+// an error that says so. A process that had ended before is no error.
 func (p *Process) Stop(grace time.Duration) error { return p.stop(syscall.SIGTERM, grace) }
 
 // Interrupt is Stop with SIGINT, as Ctrl-C sends it.
@@ -208,13 +213,15 @@ func (p *Process) stop(sig syscall.Signal, grace time.Duration) error {
 	return fmt.Errorf("%s did not end within %v of being asked to (%v) and was killed; its log: %s", p.spec.Name, grace, sig, p.spec.Log)
 }
 
-// Kill ends the process and its group at once, by SIGKILL, as a crash would. A process that had ended before is no error.
+// Kill ends the process and its group at once, by SIGKILL, as a crash would. A process that had
+// ended before is no error.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.done
 }
 
-// ExitStatus returns the exit status that the process ended with, -1 where a signal ended it. It waits for the end.
+// ExitStatus returns the exit status that the process ended with, -1 where a signal ended it. It
+// waits for the end.
 func (p *Process) ExitStatus() int {
 	<-p.done
 	return p.cmd.ProcessState.ExitCode()
@@ -232,12 +239,13 @@ func (p *Process) signal(sig syscall.Signal) {
 	if !p.asked {
 		p.asked = true
 		_ = syscall.Kill(-p.cmd.Process.Pid, sig)
-		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT) // one that is paused hears it only then
+		// one that is paused hears it only then
+		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT)
 	}
 }
 
-// environment is this process's, without what would override the configuration of every node alike: STARLINGD_HOME, which the reader of
-// the README has set, would make them all one.
+// environment is this process's, without what would override the configuration of every node alike:
+// STARLINGD_HOME, which the reader of the README has set, would make them all one.
 func environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return strings.HasPrefix(variable, "STARLINGD_") || strings.HasPrefix(variable, "CMT") || strings.HasPrefix(variable, "TMHOME")

@@ -107,23 +107,7 @@ func TestStartSaysWhatDoesNotStart(t *testing.T) {
 	require.NoError(t, processes.Context().Err())
 }
 
-func TestPortsAreHeldUntilReleased(t *testing.T) {
-	ports, err := runner.HoldPorts(5)
-	require.NoError(t, err)
-	other, err := runner.HoldPorts(5)
-	require.NoError(t, err)
-	seen := map[string]bool{}
-	for i := range 5 {
-		seen[ports.Address(i)], seen[other.Address(i)] = true, true
-		require.True(t, strings.HasPrefix(ports.Address(i), "127.0.0.1:"))
-	}
-	require.Len(t, seen, 10)
-	ports.Release()
-	ports.Release()
-	other.Release()
-}
-
-// gone says whether a process has ended (a zombie has, too, where init is slow to reap it).
+// gone reports whether a process has ended (a zombie has, too, where init is slow to reap it).
 func gone(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return true

@@ -11,11 +11,11 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// pollEvery is how often a condition is looked at: often enough to not be seen in a network whose blocks take half a second.
+// pollEvery is the interval of Poll, short beside blocks that take half a second.
 const pollEvery = 50 * time.Millisecond
 
-// Poll calls done until it returns true, or ctx ends: then the error is the cause of that end, which names a node that died, with
-// what was waited for.
+// Poll calls done until it returns true, or ctx ends: then the error is the cause of that end,
+// which names a node that died, with what was waited for.
 func Poll(ctx context.Context, what string, done func() bool) error {
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
@@ -37,7 +37,8 @@ type App struct {
 	Hash   []byte
 }
 
-// AppInfo asks a node's application for its height and hash. They belong together: the application publishes both at once.
+// AppInfo asks a node's application for its height and hash. They belong together: the application
+// publishes both at once.
 func (h *Home) AppInfo(ctx context.Context) (App, error) {
 	client, err := h.client()
 	if err != nil {
@@ -57,7 +58,7 @@ type Status struct {
 	CatchingUp bool
 }
 
-// Status asks a node how far it is.
+// Status asks a node for its height, and whether it is catching up.
 func (h *Home) Status(ctx context.Context) (Status, error) {
 	client, err := h.client()
 	if err != nil {
@@ -70,7 +71,8 @@ func (h *Home) Status(ctx context.Context) (Status, error) {
 	return Status{status.SyncInfo.EarliestBlockHeight, status.SyncInfo.LatestBlockHeight, status.SyncInfo.CatchingUp}, nil
 }
 
-// Header is what a light client trusts: a block's height, its hash, and the hash of the application's state *before* it.
+// Header is what a light client trusts: a block's height, its hash, and the hash of the
+// application's state *before* it.
 type Header struct {
 	Height  int64
 	Hash    []byte
@@ -129,7 +131,8 @@ func (h *Home) Scrape(ctx context.Context) (MetricValues, error) {
 	return values, nil
 }
 
-// Starling returns a metric of ours, by its name without the prefix, 0 where the node has not counted anything yet.
+// Starling returns a metric of ours, by its name without the prefix, 0 where the node has not
+// counted anything yet.
 func (m MetricValues) Starling(name string) int64 {
 	for _, suffix := range []string{"", "_total"} {
 		if value, ok := m["starling_"+name+suffix]; ok {

@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// diskBytes is the size of a disk that is to become full, and ballastLeaves what a ballast leaves of it: less than what a node wants to see
-	// ([storage] min_free_bytes), enough for closing its files.
+	// diskBytes is the size of a disk that is to become full, and ballastLeaves what a ballast
+	// leaves of it: less than what a node wants to see ([storage] min_free_bytes), enough for
+	// closing its files.
 	diskBytes     = 256 << 20
 	ballastLeaves = 24 << 20
 	// statusDiskFull is the exit status of a node that ended because its disk is full.
@@ -23,7 +24,8 @@ const (
 // errNoDisk says that no small disk can be made here.
 var errNoDisk = errors.New("a small disk is a tmpfs, which takes root on Linux")
 
-// mountDisks makes a small disk for each node that a step lets run out of space. Where that cannot be, the step is left out.
+// mountDisks makes a small disk for each node that a step lets run out of space. Where that cannot
+// be, the step is left out.
 func (n *Network) mountDisks() error {
 	n.disks = map[*Node]string{}
 	for _, node := range n.nodes {
@@ -58,7 +60,8 @@ func (n *Network) unmountDisks() error {
 	return errors.Join(errs...)
 }
 
-// fillDisks lets nodes run out of space: each must end by itself, with the exit status for that, and start again when there is some.
+// fillDisks lets nodes run out of space: each must end by itself, with the exit status for that,
+// and start again when there is some.
 func (n *Network) fillDisks(ctx context.Context, nodes []*Node) error {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node *Node) bool {
 		_, small := n.disks[node]
@@ -73,7 +76,7 @@ func (n *Network) fillDisks(ctx context.Context, nodes []*Node) error {
 		if err := fill(n.disks[node], ballast); err != nil {
 			return fmt.Errorf("%s: %w", node.Name, err)
 		}
-		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it goes on, on a full disk, for %v", patience))
+		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it still runs on a full disk after %v", patience))
 		defer cancel()
 		status, err := n.options.Provider.Ended(ctx, node)
 		if err != nil {

@@ -9,5 +9,6 @@
 //	node A ──dials──► relay ──► node B     every connection between two nodes passes the relay (e2e/relay)
 //	test ──── RPC, metrics ───► node       and no other: what the test sees of a node is not perturbed with it
 //
-// It is black-box: it knows binaries, files, RPC and metrics. A node that ends unasked ends everything that waits, with its last log lines.
+// It is black-box: it knows binaries, files, RPC and metrics. A node that ends unasked ends
+// everything that waits, with its last log lines.
 package testnet

@@ -15,18 +15,20 @@ import (
 
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
-// Docker is the Provider whose nodes are containers: images FROM scratch, a network of their own, homes bind-mounted, and a compose file in
-// the network's folder that also works by hand.
+// Docker is the Provider whose nodes are containers: images FROM scratch, a network of their own,
+// homes bind-mounted, and a compose file in the network's folder that also works by hand.
 //
 //	this machine                            network starling-e2e-PID-N
 //	127.0.0.1:published ──RPC, metrics──►   validator-0 … :26656 :26666 :26657 :26660   /home = its folder here
 //	127.0.0.1:published ──control──────►    relay :30000, two ports for each link
 //
-// A node is started by `docker start --attach`, a process of ours: it writes the container's output into the node's log, ends with it, and
-// passes signals on. So a container that ends unasked is noticed at once. Where this process is killed the clients end with it, and the
-// containers with them but for those just being started: NewDocker of the next run removes what is left.
+// A node is started by `docker start --attach`, a process of ours: it writes the container's output
+// into the node's log, ends with it, and passes signals on. So a container that ends unasked is
+// noticed at once. Where this process is killed the clients end with it, and the containers with
+// them but for those just being started: NewDocker of the next run removes what is left.
 type Docker struct {
 	relayProgram string
 	project      string
@@ -48,9 +50,9 @@ type container struct {
 	id      string // PROJECT-name
 	log     string
 	lies    bool
-	ports   *runner.Ports // of this machine, that lead into it
-	program string        // that it runs
-	image   string        // made from that
+	ports   *ports.Ports // of this machine, that lead into it
+	program string       // that it runs
+	image   string       // made from that
 
 	mu     sync.Mutex
 	client *runner.Process // nil before the first start
@@ -76,8 +78,9 @@ const p2pInContainer, rpcInContainer, metricsInContainer = 26656, 26657, 26660
 // networks counts the networks of this process.
 var networks atomic.Int64
 
-// NewDocker returns a provider for one network, and removes what a run that was killed has left. Programs are static ones; relay is that of
-// e2e/relay. An error says why Docker cannot be used here.
+// NewDocker returns a provider for one network, and removes what a run that was killed has left.
+// Programs are static ones; relay is that of e2e/relay. An error says why Docker cannot be used
+// here.
 func NewDocker(ctx context.Context, relay string) (*Docker, error) {
 	d := &Docker{
 		relayProgram: relay,
@@ -140,10 +143,10 @@ func (d *Docker) Prepare(ctx context.Context, dir string, nodes []*Node) error {
 // plan gives each container a name and ports, and the nodes their addresses.
 func (d *Docker) plan(dir string) error {
 	var err error
-	newContainer := func(name, log, program string, ports int) *container {
+	newContainer := func(name, log, program string, published int) *container {
 		c := &container{name: name, id: d.project + "-" + name, log: log, program: program}
 		if err == nil {
-			c.ports, err = runner.HoldPorts(ports)
+			c.ports, err = ports.Hold(published)
 		}
 		return c
 	}
@@ -187,7 +190,8 @@ func (d *Docker) inOrder() []*container {
 	return all
 }
 
-// create writes the compose file and lets compose make the network and those of the containers that are named, or all of them.
+// create writes the compose file and lets compose make the network and those of the containers that
+// are named, or all of them.
 func (d *Docker) create(ctx context.Context, services ...string) error {
 	if err := d.writeCompose(); err != nil {
 		return err
@@ -209,7 +213,8 @@ func (d *Docker) Start(ctx context.Context, n *Node) error {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
 	}
-	if uid, gid := user(); uid != os.Geteuid() { // what was made or changed since the last start is this process's
+	// what was made or changed since the last start is this process's
+	if uid, gid := user(); uid != os.Geteuid() {
 		if err := runner.Own(n.Home.Dir, uid, gid); err != nil {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
@@ -260,7 +265,8 @@ func (d *Docker) Kill(ctx context.Context, n *Node) error {
 	c := d.containers[n]
 	c.mayEnd()
 	if _, err := docker(ctx, "kill", "--signal", "KILL", c.id); err != nil {
-		if running, _ := docker(ctx, "inspect", "--format", "{{.State.Running}}", c.id); running != "false" { // it had not ended by itself
+		// it had not ended by itself
+		if running, _ := docker(ctx, "inspect", "--format", "{{.State.Running}}", c.id); running != "false" {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
 	}
@@ -315,7 +321,8 @@ func (d *Docker) Ended(ctx context.Context, n *Node) (status int, err error) {
 	return d.ended(ctx, d.containers[n])
 }
 
-// ended waits until the client has ended: with the container, and after the last line of its output.
+// ended waits until the client has ended: with the container, and after the last line of its
+// output.
 func (d *Docker) ended(ctx context.Context, c *container) (status int, err error) {
 	client := c.attached()
 	if client == nil {
@@ -372,7 +379,7 @@ func (d *Docker) endAll(ctx context.Context) error {
 	if err != nil || len(running) == 0 {
 		return err
 	}
-	// The relay goes with the nodes: whoever needs the others to end is not one that ends cleanly.
+	// The relay ends with the nodes: a node that needs the others for its end does not end cleanly.
 	if _, err := docker(ctx, append([]string{"stop", "--time", strconv.Itoa(int(closeGrace.Seconds()))}, running...)...); err != nil {
 		return err
 	}

@@ -38,11 +38,10 @@ func newDockerNetwork(t *testing.T, validators int) *dockerNetwork {
 	}
 	n := &dockerNetwork{dir: t.TempDir()}
 	programs := map[string]string{}
-	root, err := runner.Root(ctx)
-	require.NoError(t, err)
+	var err error
 	for _, pkg := range []string{"./cmd/starlingd", "./e2e/relay"} {
-		programs[pkg] = filepath.Join(root, "build", "e2e", filepath.Base(pkg))
-		require.NoError(t, runner.Build(ctx, root, pkg, programs[pkg]))
+		programs[pkg], err = runner.Program(ctx, pkg)
+		require.NoError(t, err)
 	}
 	n.Docker, err = testnet.NewDocker(ctx, programs["./e2e/relay"])
 	if err != nil {
@@ -83,7 +82,7 @@ func newDockerNetwork(t *testing.T, validators int) *dockerNetwork {
 	begin := time.Now()
 	require.NoError(t, n.Prepare(ctx, n.dir, n.nodes))
 	t.Logf("prepared in %v", time.Since(begin))
-	// What is waited for ends when a node dies.
+	// All waits end when a node dies.
 	joined, cancelJoined := context.WithCancelCause(ctx)
 	context.AfterFunc(n.Context(), func() { cancelJoined(context.Cause(n.Context())) })
 	t.Cleanup(func() { cancelJoined(nil) })
@@ -107,7 +106,8 @@ func (n *dockerNetwork) advance(t *testing.T, node *testnet.Node) {
 	}))
 }
 
-// Everything that a provider does, done to one of four validators: the others go on, and it follows again.
+// Everything that a provider does, done to one of four validators: the others continue, and it
+// follows again.
 func TestDocker(t *testing.T) {
 	n := newDockerNetwork(t, 4)
 	begin := time.Now()
@@ -157,7 +157,8 @@ func TestDocker(t *testing.T) {
 	}
 	do("cut", func() error { return links(link.Treatment{}) }, func() error { return links(link.Treatment{Cut: true}) })
 	do("another program", again, func() error {
-		program := filepath.Join(t.TempDir(), "starlingd") // the same, with more at its end: another image
+		// the same, with more at its end: another image
+		program := filepath.Join(t.TempDir(), "starlingd")
 		content, err := os.ReadFile(victim.Program)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(program, append(content, "upgraded"...), 0o755))

@@ -15,7 +15,8 @@ import (
 
 // Labels of what is made, by which it is found again.
 const (
-	ownerLabel     = "io.starling-kv.e2e.owner" // of containers and networks: the process that made them
+	// of containers and networks: the process that made them
+	ownerLabel     = "io.starling-kv.e2e.owner"
 	imageLabel     = "io.starling-kv.e2e.image"
 	composeProject = "com.docker.compose.project"
 )
@@ -28,7 +29,8 @@ func docker(ctx context.Context, args ...string) (string, error) {
 // command runs a program of Docker's. An error says what it printed.
 func command(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for this process, which then cleans up
+	// Ctrl-C is for this process, which then cleans up
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	var stdout, stderr bytes.Buffer
@@ -42,7 +44,8 @@ func command(ctx context.Context, name string, args ...string) (string, error) {
 	return string(bytes.TrimSpace(stdout.Bytes())), nil
 }
 
-// findCompose returns how compose is called here: the plugin of Docker, or the program that it once was.
+// findCompose returns how compose is called here: the plugin of Docker, or the program that it once
+// was.
 func findCompose(ctx context.Context) ([]string, error) {
 	for _, words := range [][]string{{"docker", "compose"}, {"docker-compose"}} {
 		if _, err := command(ctx, words[0], append(words[1:], "version")...); err == nil {
@@ -52,7 +55,7 @@ func findCompose(ctx context.Context) ([]string, error) {
 	return nil, errors.New("neither `docker compose` nor docker-compose is here: install docker-compose")
 }
 
-// removeLeftovers removes containers and networks whose owner is gone: it was killed before it could.
+// removeLeftovers removes containers and networks whose owner was killed before it could.
 func removeLeftovers(ctx context.Context) error {
 	format := fmt.Sprintf(`{{.Label %q}} {{.Label %q}}`, ownerLabel, composeProject)
 	containers, err := docker(ctx, "ps", "--all", "--filter", "label="+ownerLabel, "--format", format)
@@ -77,13 +80,14 @@ func removeLeftovers(ctx context.Context) error {
 	return nil
 }
 
-// runs says whether there is a process of that number.
+// runs reports whether there is a process of that number.
 func runs(pid string) bool {
 	number, err := strconv.Atoi(pid)
 	return err == nil && (number == os.Getpid() || !errors.Is(syscall.Kill(number, 0), syscall.ESRCH))
 }
 
-// removeProject removes the containers and networks of a project, whether they run or not. What is not there is no error.
+// removeProject removes the containers and networks of a project, whether they run or not. What is
+// not there is no error.
 func removeProject(ctx context.Context, project string) error {
 	remove := func(list, remove []string) error {
 		ids, err := docker(ctx, append(list, "--filter", "label="+composeProject+"="+project, "--quiet")...)

@@ -9,9 +9,11 @@ import (
 	"text/template"
 
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
-// composeTemplate has neither a version nor anything that only one of docker-compose 1.29 and `docker compose` knows.
+// composeTemplate works with docker-compose 1.29 and with `docker compose`: it has no version, and
+// nothing that only one of them knows.
 var composeTemplate = template.Must(template.New("docker-compose.yml").Funcs(template.FuncMap{"quote": quote}).Parse(
 	`# A network of e2e/testnet, made by process {{.Owner}}. By hand, in this folder:
 #
@@ -108,8 +110,8 @@ func service(c *container) composeService {
 }
 
 // publish leads a port of this machine, of loopback only, into a container.
-func publish(ports *runner.Ports, i, inContainer int) string {
-	return fmt.Sprintf("%s:%d", ports.Address(i), inContainer)
+func publish(held *ports.Ports, i, inContainer int) string {
+	return fmt.Sprintf("%s:%d", held.Address(i), inContainer)
 }
 
 // quote writes a text as YAML that compose leaves as it is: it would replace $NAME.
@@ -118,7 +120,8 @@ func quote(text string) (string, error) {
 	return strings.ReplaceAll(string(quoted), "$", "$$"), err
 }
 
-// containerUser is the user of nodes where this process is root; else they run as its own user. Either way it owns their homes.
+// containerUser is the user of nodes where this process is root; else they run as its own user.
+// Either way it owns their homes.
 const containerUser = 65532
 
 func user() (uid, gid int) {

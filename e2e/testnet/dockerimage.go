@@ -15,13 +15,15 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// imageName is the repository of all images of networks; a tag is the hash of what is in one. So an image is built once, and found by the next run.
+// imageName is the repository of all images of networks; a tag is the hash of what is in one. So an
+// image is built once, and found by the next run.
 const imageName = "starling-e2e"
 
 // oldImage is when an image that no container uses is removed.
 const oldImage = "12h"
 
-// images are those of the programs of a network, each with one of them, made from networks/Dockerfile.
+// images are those of the programs of a network, each with one of them, made from
+// networks/Dockerfile.
 type images struct {
 	mu     sync.Mutex
 	byPath map[string]string // tags by path of the program
@@ -110,7 +112,8 @@ func buildImage(ctx context.Context, dockerfile []byte, program string) (tag str
 func writeContext(dir string, dockerfile []byte, program string) error {
 	for name, mode := range map[string]os.FileMode{"bin": 0o755, "root/home": 0o755, "root/tmp": 0o777 | os.ModeSticky} {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(path, mode), os.Chmod(path, mode)); err != nil { // Chmod: past the umask
+		// Chmod: past the umask
+		if err := errors.Join(os.MkdirAll(path, mode), os.Chmod(path, mode)); err != nil {
 			return err
 		}
 	}
@@ -124,8 +127,8 @@ func writeContext(dir string, dockerfile []byte, program string) error {
 	return os.WriteFile(filepath.Join(dir, "bin", filepath.Base(program)), content, 0o755)
 }
 
-// requireStatic tells of a program that needs libraries, which an image FROM scratch has not: it would end with "no such file or directory",
-// meaning the loader.
+// requireStatic tells of a program that needs libraries, which an image FROM scratch has not: it
+// would end with "no such file or directory", meaning the loader.
 func requireStatic(program string) error {
 	file, err := elf.Open(program)
 	if err != nil {

@@ -16,8 +16,9 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// StartLate starts the nodes with start_at, each as its manifest says, once the network is at that height, and waits until they follow
-// the chain; those with the same height all at once. Nodes that a step kills in the midst of their join are left to that step.
+// StartLate starts the nodes with start_at, each as its manifest says, once the network is at that
+// height, and waits until they follow the chain; those with the same height all at once. Nodes that
+// a step kills during their join are left to that step.
 func (n *Network) StartLate(ctx context.Context) error {
 	ctx, stop := n.under(ctx)
 	defer stop()
@@ -62,14 +63,15 @@ func names(nodes []*Node) string {
 	return strings.Join(list, ", ")
 }
 
-// startedByStep says whether a step starts the node.
+// startedByStep reports whether a step starts the node.
 func (n *Network) startedByStep(node *Node) bool {
 	return slices.ContainsFunc(n.Manifest.Steps, func(s manifest.Step) bool {
 		return s.Do == manifest.KillMidSync && slices.Contains(s.Nodes, node.Name)
 	})
 }
 
-// trust gives nodes that join from a snapshot the header of the newest one, once the two blocks after it are there, which a node begins with.
+// trust gives nodes that join from a snapshot the header of the newest one, once the two blocks
+// after it are there, which a node begins with.
 func (n *Network) trust(ctx context.Context, nodes []*Node) error {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node *Node) bool { return node.Join == manifest.Blocks })
 	if len(nodes) == 0 {
@@ -117,14 +119,16 @@ func (n *Network) trust(ctx context.Context, nodes []*Node) error {
 }
 
 const (
-	// syncRate is what each peer may send a node that is to be killed in the midst of its join, in bytes a second: even a small state takes a
-	// moment.
+	// syncRate limits what each peer sends to a node that is to be killed during its join, in bytes
+	// a second: even a small state takes a moment.
 	syncRate = 16 << 10
-	// syncTries is how often it begins anew where it was done before it could be killed, each time with half the rate.
+	// syncTries is how often the join begins again if it ended before the node could be killed,
+	// each time at half the rate.
 	syncTries = 4
 )
 
-// killMidSync starts a node, kills it as soon as it says that it restores a snapshot, and starts it again.
+// killMidSync starts a node, kills it as soon as it says that it restores a snapshot, and starts it
+// again.
 func (n *Network) killMidSync(ctx context.Context, node *Node) error {
 	if err := n.reach(ctx, node.StartAt); err != nil {
 		return err
@@ -182,7 +186,7 @@ func (n *Network) startAndKill(ctx context.Context, node *Node) (err error) {
 	return fmt.Errorf("%s always has its state before it can be killed: give the network more initial_keys", node.Name)
 }
 
-// forget removes the data of a node that is down, but what it has signed.
+// forget removes the data of a node that is down, except what it has signed.
 func (n *Node) forget() error {
 	entries, err := os.ReadDir(filepath.Join(n.Home.Dir, "data"))
 	if err != nil {

@@ -9,12 +9,14 @@ import (
 	"github.com/starling-kv/starling/e2e/relay/link"
 )
 
-// transportOffset is what lies between a node's p2p port and that of its transport, and so between the two listeners of a link.
+// transportOffset is what lies between a node's p2p port and that of its transport, and so between
+// the two listeners of a link.
 const transportOffset = 10
 
-// planLinks plans the relay: for each node and each peer that it dials two listeners, for p2p and for the transport. listen gives the
-// p2p listener of link k as host and port, and the transport gets port + 10; target is where the relay reaches a node's p2p. The addresses
-// that it returns are those of the p2p listeners, by who dials and whom, with relayHost as the host.
+// planLinks plans the relay: for each node and each peer that it dials two listeners, for p2p and
+// for the transport. listen gives the p2p listener of link k as host and port, and the transport
+// gets port + 10; target is where the relay reaches a node's p2p. The addresses that it returns are
+// those of the p2p listeners, by who dials and whom, with relayHost as the host.
 func planLinks(nodes []*Node, relayHost string, listen func(k int) (host string, port int), target func(*Node) (host string, port int),
 ) (links []link.Link, addresses map[*Node]map[*Node]string) {
 	addresses = map[*Node]map[*Node]string{}
@@ -56,7 +58,7 @@ func pairs(nodes []*Node) (all [][2]string) {
 	return all
 }
 
-// touching are the pairs of which one is among the names; crossing, those of which exactly one is.
+// touching are the pairs with at least one of the names; crossing, those with exactly one.
 func touching(all [][2]string, names []string) [][2]string {
 	return slices.DeleteFunc(slices.Clone(all), func(p [2]string) bool {
 		return !slices.Contains(names, p[0]) && !slices.Contains(names, p[1])

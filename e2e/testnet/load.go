@@ -33,14 +33,16 @@ func (d Dataset) At(i int) (key, value []byte) {
 	return key, value
 }
 
-// Absent returns key i of those that nobody writes, of which there is no end. They lie among the others.
+// Absent returns key i of an endless sequence of keys that nobody writes. They lie among the
+// others.
 func (d Dataset) Absent(i int) (key []byte) {
 	return append(d.key("initial", rand.New(rand.NewPCG(^d.Seed, uint64(i))), i), "-absent"...)
 }
 
 func (d Dataset) key(folder string, random *rand.Rand, i int) []byte {
 	var id [8]byte
-	binary.BigEndian.PutUint64(id[:], random.Uint64()<<32|uint64(i)) // the low half keeps keys apart
+	// the low half keeps keys apart
+	binary.BigEndian.PutUint64(id[:], random.Uint64()<<32|uint64(i))
 	return fmt.Appendf(nil, "%s%s/%s", Prefix, folder, hex.EncodeToString(id[:]))
 }
 
@@ -51,8 +53,8 @@ func (d Dataset) writer(w int) ed25519.PrivKey {
 }
 
 const (
-	// writers is how many accounts write at the same time, each one transaction after another, of at most batchKeys keys and about
-	// batchBytes bytes.
+	// writers is how many accounts write at the same time, each one transaction after another, of
+	// at most batchKeys keys and about batchBytes bytes.
 	writers    = 4
 	batchKeys  = 500
 	batchBytes = 256 << 10
@@ -100,7 +102,7 @@ func (n *Network) Load(ctx context.Context) error {
 	return nil
 }
 
-// write writes to a node what take gives, until that is nothing.
+// write writes to a node what take returns, until it returns nothing.
 func (n *Network) write(ctx context.Context, to *Node, key ed25519.PrivKey, take func() (from, to int)) error {
 	c, err := client.Dial(ctx, []string{to.Home.RPC()}, client.WithChainID(n.ChainID()), client.WithKey(key))
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// patience is how long any one thing may take, on a machine that has much else to do: to start, to join, to be with the network again.
+// patience is the time limit of each wait (for a start, a join, a node to be with the network
+// again), on a machine that has much else to do.
 const patience = 4 * time.Minute
 
 // Programs are the paths of the programs on this machine. For containers they are static.
@@ -26,8 +27,9 @@ type Options struct {
 	Manifest *manifest.Manifest
 	Provider Provider // closed by Network.Close
 	Programs Programs
-	Dir      string                        // for everything that is written; made if it is not there
-	Log      func(format string, a ...any) // a line for each thing that happens; nil: none
+	// for everything that is written; made if it is not there
+	Dir string
+	Log func(format string, a ...any) // a line for each thing that happens; nil: none
 }
 
 // Network is the network of a manifest. Its methods that change it are called one at a time.
@@ -63,7 +65,8 @@ func (n *Network) Node(name string) *Node {
 	return n.nodes[i]
 }
 
-// Running are the honest nodes that were started, in the order in which they start. While a step has one down it is not among them.
+// Running are the honest nodes that were started, in the order in which they start. While a step
+// has one down it is not among them.
 func (n *Network) Running() []*Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -131,14 +134,15 @@ func (n *Network) Best(ctx context.Context) (height int64, best *Node) {
 	return height, best
 }
 
-// Follow waits until all honest nodes that run have a block that the network does not have yet, and are not catching up.
+// Follow waits until all honest nodes that run have a block that the network does not have yet, and
+// are not catching up.
 func (n *Network) Follow(ctx context.Context) error {
 	ctx, stop := n.under(ctx)
 	defer stop()
 	return n.follow(ctx, n.Running())
 }
 
-// follow waits so for some nodes; of those that lie nothing is expected.
+// follow waits likewise for some nodes, but not for those that lie.
 func (n *Network) follow(ctx context.Context, nodes []*Node) error {
 	best, _ := n.Best(ctx)
 	return each(nodes, func(node *Node) error {
@@ -165,7 +169,8 @@ func (n *Network) reach(ctx context.Context, height int64) error {
 	})
 }
 
-// await polls until something is true of a node, or of all where that is nil, for as long as patience goes.
+// await polls until done reports true of a node, or of the network where node is nil, for patience
+// at most.
 func (n *Network) await(ctx context.Context, node *Node, what func() string, done func(context.Context) bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %v", patience))
 	defer cancel()

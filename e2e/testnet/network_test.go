@@ -17,6 +17,7 @@ import (
 	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
 // mixed has nodes of every kind, named so that their order is not that of their start.
@@ -253,19 +254,19 @@ func TestForget(t *testing.T) {
 	require.FileExists(t, node.Home.SigningState())
 }
 
-// A node that dies ends whatever waits, and is named with its last words.
+// A node that dies ends all waits, and is named with the last lines of its log.
 func TestADeadNode(t *testing.T) {
 	dir := t.TempDir()
 	p := NewProcesses(t.Context(), "")
 	n := &Network{options: Options{Provider: p, Log: t.Logf}}
 	defer func() { require.NoError(t, n.Close()) }()
-	ports, err := runner.HoldPorts(runner.HomePorts)
+	held, err := ports.Hold(runner.HomePorts)
 	require.NoError(t, err)
 	home := &runner.Home{Name: "victim", Dir: dir}
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "config"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config", "config.toml"), nil, 0o600))
 	victim := &Node{Name: "victim", Home: home, Program: filepath.Join(dir, "program")}
-	require.NoError(t, victim.ServeAt(runner.Listen{}, ports, ""))
+	require.NoError(t, victim.ServeAt(runner.Listen{}, held, ""))
 	require.NoError(t, os.WriteFile(victim.Program, []byte("#!/bin/sh\necho last words\nexit 3\n"), 0o755))
 	require.NoError(t, p.Start(t.Context(), victim))
 	ctx, stop := n.under(t.Context())
@@ -325,6 +326,23 @@ func TestBuildVersion(t *testing.T) {
 	}
 	_, err := buildVersion(t.Context(), root, into, "v2")
 	require.ErrorIs(t, err, ErrNoVersion)
+
+	// A name of the table is a commit, unless a tag has that name.
+	_, err = buildVersion(t.Context(), root, into, Preview)
+	require.ErrorIs(t, err, ErrNoVersion, "this clone has no such commit")
+	run("git", "tag", Preview)
+	path, err := buildVersion(t.Context(), root, into, Preview)
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(into, commit, "starlingd"), path)
+
+	// A clone without history says what to do.
+	run("git", "add", ".")
+	run("git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", "new")
+	shallow := filepath.Join(t.TempDir(), "shallow")
+	run("git", "clone", "-q", "--depth", "1", "--no-tags", "file://"+root, shallow)
+	_, err = buildVersion(t.Context(), shallow, into, Preview)
+	require.ErrorIs(t, err, ErrNoVersion)
+	require.ErrorContains(t, err, "--unshallow")
 	_, err = buildVersion(t.Context(), t.TempDir(), into, "v1")
 	require.ErrorIs(t, err, ErrNoVersion)
 }

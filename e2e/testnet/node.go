@@ -9,9 +9,11 @@ import (
 
 	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
-// Node is one node of a network. Its fields are set before it is started; Program is changed by an upgrade, while it is down.
+// Node is one node of a network. Its fields are set before it is started; Program is changed by an
+// upgrade, while it is down.
 type Node struct {
 	Name string
 	manifest.Node
@@ -24,7 +26,7 @@ type Node struct {
 	seed uint64 // of its lies
 }
 
-// Lies says whether it is one of the Byzantine nodes.
+// Lies reports whether it is one of the Byzantine nodes.
 func (n *Node) Lies() bool { return n.Lie != "" }
 
 // Args are the program's arguments, for a home that the program sees at the path given.
@@ -35,11 +37,12 @@ func (n *Node) Args(home string) []string {
 	return []string{"start", "--home", home}
 }
 
-// ServeAt sets where the node listens (host:port, as its program binds them), the ports of this machine that lead to its RPC server and
-// metrics, in the order in which runner.HomePorts holds them, and the host and RPC port that other nodes use.
-func (n *Node) ServeAt(listen runner.Listen, ports *runner.Ports, peerRPC string) error {
+// ServeAt sets where the node listens (host:port, as its program binds them), the ports of this
+// machine that lead to its RPC server and metrics, in the order in which runner.HomePorts holds
+// them, and the host and RPC port that other nodes use.
+func (n *Node) ServeAt(listen runner.Listen, held *ports.Ports, peerRPC string) error {
 	n.PeerRPC = peerRPC
-	return n.Home.Serve(listen, ports)
+	return n.Home.Serve(listen, held)
 }
 
 // SetPeers names the peers that the node dials, each at an address of the relay.

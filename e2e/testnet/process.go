@@ -11,9 +11,11 @@ import (
 
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
-// Processes is the Provider whose nodes, and relay, are processes of this machine, on loopback. It needs no rights.
+// Processes is the Provider whose nodes, and relay, are processes of this machine, on loopback. It
+// needs no rights.
 type Processes struct {
 	relayProgram string
 	processes    *runner.Processes
@@ -28,7 +30,8 @@ var _ Provider = (*Processes)(nil)
 // stopGrace is how long anything may take to end cleanly when the network is closed.
 const stopGrace = 20 * time.Second
 
-// NewProcesses returns a provider of processes; relay is the path of e2e/relay's program. Everything ends with ctx.
+// NewProcesses returns a provider of processes; relay is the path of e2e/relay's program.
+// Everything ends with ctx.
 func NewProcesses(ctx context.Context, relay string) *Processes {
 	return &Processes{relayProgram: relay, processes: runner.NewProcesses(ctx), running: map[*Node]*runner.Process{}}
 }
@@ -51,25 +54,25 @@ func (p *Processes) Links() Links {
 func (p *Processes) Prepare(ctx context.Context, dir string, nodes []*Node) error {
 	numbers := map[*Node]int{}
 	for _, n := range nodes {
-		ports, err := runner.HoldPorts(runner.HomePorts)
+		held, err := ports.Hold(runner.HomePorts)
 		if err != nil {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
-		numbers[n] = ports.Number(runner.PortP2P)
-		listen := runner.Listen{P2P: ports.Address(runner.PortP2P), RPC: ports.Address(runner.PortRPC), Metrics: ports.Address(runner.PortMetrics)}
-		if err := n.ServeAt(listen, ports, "http://"+listen.RPC); err != nil {
+		numbers[n] = held.Number(runner.PortP2P)
+		listen := runner.Listen{P2P: held.Address(runner.PortP2P), RPC: held.Address(runner.PortRPC), Metrics: held.Address(runner.PortMetrics)}
+		if err := n.ServeAt(listen, held, "http://"+listen.RPC); err != nil {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
 	}
 	const loopback = "127.0.0.1"
 	count := countLinks(nodes)
-	ports, err := runner.HoldPorts(count + 1) // and one for the control
+	held, err := ports.Hold(count + 1) // and one for the control
 	if err != nil {
 		return err
 	}
-	defer ports.Release()
+	defer held.Release()
 	links, addresses := planLinks(nodes, loopback,
-		func(k int) (string, int) { return loopback, ports.Number(k) },
+		func(k int) (string, int) { return loopback, held.Number(k) },
 		func(n *Node) (string, int) { return loopback, numbers[n] })
 	for _, n := range nodes {
 		if err := n.SetPeers(addresses[n]); err != nil {
@@ -77,11 +80,11 @@ func (p *Processes) Prepare(ctx context.Context, dir string, nodes []*Node) erro
 		}
 	}
 	config := filepath.Join(dir, "relay.json")
-	control := net.JoinHostPort(loopback, strconv.Itoa(ports.Number(count)))
+	control := net.JoinHostPort(loopback, strconv.Itoa(held.Number(count)))
 	if err := (link.Config{Control: control, Links: links}).Write(config); err != nil {
 		return err
 	}
-	ports.Release()
+	held.Release()
 	spec := runner.Spec{Name: "relay", Path: p.relayProgram, Args: []string{"--config", config}, Log: filepath.Join(dir, "relay.log")}
 	if _, err := p.processes.Start(spec); err != nil {
 		return err
@@ -173,7 +176,7 @@ func (p *Processes) Ended(ctx context.Context, n *Node) (status int, err error) 
 // Close implements Provider.
 func (p *Processes) Close() error { return p.processes.Stop(stopGrace) }
 
-// remembered knows the settings that hold.
+// remembered keeps the settings that are in force.
 type remembered struct {
 	Links
 	mu       sync.Mutex

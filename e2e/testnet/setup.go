@@ -19,19 +19,22 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Prefix is where everybody may write.
+// Prefix is of the keys that everybody may write.
 const Prefix = "load/"
 
 const (
-	// keepSnapshots is how many snapshots a node serves: one must outlive a join, whatever the machine.
+	// keepSnapshots is how many snapshots a node serves: one must outlive a join, even on a slow
+	// machine.
 	keepSnapshots = 5
-	// manyPeers is what a node's transport serves: all nodes share few addresses, those of the relay.
+	// manyPeers is what a node's transport serves: all nodes share few addresses, those of the
+	// relay.
 	manyPeers = 1024
 	// inits is how many homes are made at the same time.
 	inits = 4
 )
 
-// Setup makes homes, genesis and links. Nothing runs but the relay. Where it fails it closes the provider.
+// Setup makes homes, genesis and links. Nothing runs but the relay. Where it fails it closes the
+// provider.
 func Setup(ctx context.Context, o Options) (_ *Network, err error) {
 	if o.Log == nil {
 		o.Log = func(string, ...any) {}
@@ -64,8 +67,9 @@ func Setup(ctx context.Context, o Options) (_ *Network, err error) {
 	return n, n.treat(ctx, n.links, n.usual())
 }
 
-// order makes the nodes, in the order in which they start, and says who dials whom. Of two nodes one dials the other: two that dial each other at
-// once may both fail, and then wait for seconds. Nobody dials a node that is not there from the beginning: the dialler would soon try
+// order makes the nodes, in the order in which they start, and says who dials whom. Of two nodes
+// one dials the other: two that dial each other at once may both fail, and then wait for seconds.
+// No node dials one that is not there from the beginning: after some failures it would try only
 // rarely.
 func (n *Network) order() {
 	m := n.Manifest
@@ -141,7 +145,8 @@ func (n *Network) makeHomes(ctx context.Context) error {
 			return err
 		}
 		node.Home.Power = node.Power
-		node.Home.LogFile = filepath.Join(n.options.Dir, node.Name+".log") // not on a disk that becomes full
+		// not on a disk that becomes full
+		node.Home.LogFile = filepath.Join(n.options.Dir, node.Name+".log")
 		node.Env = environment(node)
 		return node.Home.Configure(n.configure)
 	})
@@ -150,7 +155,8 @@ func (n *Network) makeHomes(ctx context.Context) error {
 	}
 	var validators, others []*runner.Home
 	for _, node := range n.nodes {
-		if node.Mode == manifest.Validator { // one that starts late, too: until then the others do without it
+		// one that starts late, too: until then the others do without it
+		if node.Mode == manifest.Validator {
 			validators = append(validators, node.Home)
 		} else {
 			others = append(others, node.Home)

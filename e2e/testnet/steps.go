@@ -11,7 +11,8 @@ import (
 	"github.com/starling-kv/starling/e2e/relay/link"
 )
 
-// Perturb does a step, to all its nodes at the same time. It ends when they follow the chain again. Of nodes that lie nothing is expected.
+// Perturb does a step, to all its nodes at the same time. It ends when they follow the chain again.
+// Of nodes that lie nothing is expected.
 func (n *Network) Perturb(ctx context.Context, s manifest.Step) error {
 	ctx, stop := n.under(ctx)
 	defer stop()
@@ -37,7 +38,7 @@ func (n *Network) named(s manifest.Step) (nodes []*Node, err error) {
 		case node == nil:
 			return nil, fmt.Errorf("there is no node %q", name)
 		case starts && n.isStarted(node):
-			return nil, fmt.Errorf("%s runs already, it cannot be killed in the midst of its join", name)
+			return nil, fmt.Errorf("%s runs already, it cannot be killed during its join", name)
 		case !starts && !n.isStarted(node):
 			return nil, fmt.Errorf("%s does not run yet: it starts at height %d", name, node.StartAt)
 		}
@@ -53,7 +54,7 @@ func (n *Network) perturb(ctx context.Context, s manifest.Step, nodes []*Node) e
 	case manifest.Wait:
 		return pause(ctx, time.Duration(s.For))
 	case manifest.Kill:
-		return n.whileDown(ctx, nodes, p.Kill, func(*Node) error { return nil })
+		return n.whileDown(ctx, nodes, p.Kill, func(*Node) error { return pause(ctx, time.Duration(s.For)) })
 	case manifest.Restart:
 		return n.whileDown(ctx, nodes, n.stop, func(*Node) error { return nil })
 	case manifest.Upgrade:
@@ -97,7 +98,8 @@ func (n *Network) stop(ctx context.Context, node *Node) error {
 	return n.options.Provider.Stop(ctx, node, stopGrace)
 }
 
-// whileDown takes nodes down, does something, starts them, and waits until they are with the network again.
+// whileDown takes nodes down, does something, starts them, and waits until they are with the
+// network again.
 func (n *Network) whileDown(ctx context.Context, nodes []*Node, down func(context.Context, *Node) error, do func(*Node) error) error {
 	err := each(nodes, func(node *Node) error {
 		n.mark(node, false)
@@ -140,7 +142,8 @@ func (n *Network) treatFor(ctx context.Context, pairs [][2]string, t link.Treatm
 	return n.treat(ctx, pairs, n.usual())
 }
 
-// deleteSnapshots removes nodes' snapshots while they are down; they must start without them, and have new ones soon.
+// deleteSnapshots removes nodes' snapshots while they are down; they must start without them, and
+// have new ones soon.
 func (n *Network) deleteSnapshots(ctx context.Context, nodes []*Node) error {
 	err := n.whileDown(ctx, nodes, n.stop, func(node *Node) error {
 		there, err := node.stored()

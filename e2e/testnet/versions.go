@@ -15,7 +15,19 @@ import (
 // ErrNoVersion says that a version cannot be built here: this is no clone, or not a whole one.
 var ErrNoVersion = errors.New("no such version here")
 
-// BuildVersion builds starlingd as it was at a commit or tag, and returns the path of the program. It is built once for each commit.
+// versions are the earlier builds that networks begin with, by name. A tag of the same name takes
+// precedence: see commitOf.
+var versions = map[string]string{
+	// What networks were first upgraded from: before rules changed at a height, before the status
+	// page.
+	Preview: "99555fcfb3bc93a61f9be0e7987a1e3e55313c3a",
+}
+
+// Preview is the version that manifests and generated networks are upgraded from.
+const Preview = "preview"
+
+// BuildVersion builds starlingd as it was at a version: a name of versions, a tag or a commit. It
+// returns the path of the program, which is built once for each commit.
 func BuildVersion(ctx context.Context, version string) (string, error) {
 	root, err := runner.Root(ctx)
 	if err != nil {
@@ -25,11 +37,10 @@ func BuildVersion(ctx context.Context, version string) (string, error) {
 }
 
 func buildVersion(ctx context.Context, root, into, version string) (program string, err error) {
-	found, err := git(ctx, root, "rev-parse", "--verify", "--quiet", "--end-of-options", version+"^{commit}")
+	commit, err := commitOf(ctx, root, version)
 	if err != nil {
-		return "", fmt.Errorf("%w: %s: %w", ErrNoVersion, version, err)
+		return "", err
 	}
-	commit := strings.TrimSpace(string(found))
 	program = filepath.Join(into, commit, "starlingd")
 	if _, err := os.Stat(program); err == nil {
 		return program, nil
@@ -51,6 +62,28 @@ func buildVersion(ctx context.Context, root, into, version string) (program stri
 		return "", fmt.Errorf("version %s: %w", version, err)
 	}
 	return program, os.Rename(unfinished, program)
+}
+
+// commitOf returns the commit of a version: of the tag of that name, which not every clone has,
+// else of its line in versions, else what git knows by that name.
+func commitOf(ctx context.Context, root, version string) (commit string, err error) {
+	candidates := []string{"refs/tags/" + version}
+	if commit, is := versions[version]; is {
+		candidates = append(candidates, commit)
+	} else {
+		candidates = append(candidates, version)
+	}
+	for _, candidate := range candidates {
+		var found []byte
+		found, err = git(ctx, root, "rev-parse", "--verify", "--quiet", "--end-of-options", candidate+"^{commit}")
+		if err == nil {
+			return strings.TrimSpace(string(found)), nil
+		}
+	}
+	if shallow, asked := git(ctx, root, "rev-parse", "--is-shallow-repository"); asked == nil && strings.TrimSpace(string(shallow)) == "true" {
+		return "", fmt.Errorf("%w: %s: the clone is shallow: git fetch --unshallow", ErrNoVersion, version)
+	}
+	return "", fmt.Errorf("%w: %s: %w", ErrNoVersion, version, err)
 }
 
 // git runs git in a clone, whoever owns it.

@@ -1,4 +1,4 @@
-// Package hexruns writes bytes of test vectors as hex in which repetitions are short.
+// Package hexruns writes the bytes of test vectors as hex with short repetitions.
 //
 //	00ff 61*1048576        00 ff, then "a" 1,048,576 times
 package hexruns
@@ -11,11 +11,12 @@ import (
 	"strings"
 )
 
-// Encode writes bytes in hex, repetitions short: words with spaces between, each hex or hex*N, which is the bytes N times.
+// Encode returns b in hex with short repetitions: words separated by spaces, each hex or hex*N,
+// which stands for the bytes N times.
 func Encode(b []byte) string {
 	const longestUnit, worthIt = 32, 128
 	var words []string
-	plain := 0 // where the bytes begin that no word holds yet
+	plain := 0 // start of the bytes that no word holds yet
 	flush := func(end int) {
 		if plain < end {
 			words = append(words, hex.EncodeToString(b[plain:end]))
@@ -45,7 +46,8 @@ func Encode(b []byte) string {
 	return strings.Join(words, " ")
 }
 
-// Decode is the inverse of Encode. It is for vectors, which are trusted: what a word may grow to is not bounded.
+// Decode is the inverse of Encode. It is for trusted vectors only: it does not limit the length of
+// the result. Any other text is an error.
 func Decode(text string) ([]byte, error) {
 	b := []byte{}
 	for word := range strings.FieldsSeq(text) {
@@ -57,7 +59,7 @@ func Decode(text string) ([]byte, error) {
 		n := 1
 		if repeated {
 			if n, err = strconv.Atoi(times); err != nil || n < 0 {
-				return nil, fmt.Errorf("word %q: the number of repetitions is none", word)
+				return nil, fmt.Errorf("word %q: the repetition count is not a number of 0 or more", word)
 			}
 		}
 		b = append(b, bytes.Repeat(raw, n)...)

@@ -1,12 +1,14 @@
-// Command homes makes the homes of the networks in this folder, for containers that know each other by name.
+// Command homes creates the homes of the networks in this folder, for containers that know each
+// other by name.
 //
 //	homes/validator-0 … ◄─┐
 //	homes/liar            ├── one genesis file, persistent_peers = ID@validator-0:26656, …
-//	homes/joiner        ◄─┘   (or ID@relay:port, where the network has a relay: networks/wan)
-//	.env                      the user that the containers run as: who owns the homes
-//	homes/relay.json, homes/delays.json      with --relay: where the relay listens, and what it is told to do
+//	homes/joiner        ◄─┘   (or ID@relay:port if the network has a relay: networks/wan)
+//	.env                      the user that the containers run as, who owns the homes
+//	homes/relay.json, homes/delays.json      with --relay: where the relay listens, and its delays
 //
-// The folder is that of a compose file. What is there already stays: a network goes on where it was.
+// It is run in the folder of a compose file. Homes that exist are kept, so a network resumes where
+// it was.
 package main
 
 import (
@@ -25,7 +27,7 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// listen is where every node listens, inside its container.
+// listen is where every node listens inside its container.
 var listen = runner.Listen{P2P: "0.0.0.0" + p2pPort, RPC: "0.0.0.0:26657", Metrics: "0.0.0.0:26660"}
 
 const (
@@ -34,7 +36,8 @@ const (
 	snapshotInterval = 20
 	chunkBytes       = 16 << 10
 
-	// containerUser owns the homes where this is run by root: the image's own user. A node has no need to be root.
+	// containerUser, the image's own user, owns the homes if root runs this: a node need not be
+	// root.
 	containerUser = 65532
 )
 
@@ -47,9 +50,9 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.dir, "dir", ".", "folder of the compose file")
-	flag.StringVar(&o.starlingd, "starlingd", "", "starlingd to make the homes with (default: build it)")
-	flag.StringVar(&o.chainID, "chain-id", "local-1", "name of the chain")
-	flag.IntVar(&o.validators, "validators", 4, "validators")
+	flag.StringVar(&o.starlingd, "starlingd", "", "starlingd that creates the homes (default: build it)")
+	flag.StringVar(&o.chainID, "chain-id", "local-1", "chain id")
+	flag.IntVar(&o.validators, "validators", 4, "number of validators")
 	flag.BoolVar(&o.relay, "relay", false, "let nodes reach each other through a relay, at the distances of networks/wan")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -63,20 +66,17 @@ func main() {
 func (o options) run(ctx context.Context) error {
 	homesDir := filepath.Join(o.dir, "homes")
 	if _, err := os.Stat(homesDir); err == nil {
-		fmt.Printf("%s is there already and stays as it is (`make clean` removes it)\n", homesDir)
+		fmt.Printf("%q exists and is kept (`make clean` removes it)\n", homesDir)
 		return nil
 	}
 	if o.starlingd == "" {
-		root, err := runner.Root(ctx)
-		if err != nil {
-			return err
-		}
-		o.starlingd = filepath.Join(root, "build", "networks", "starlingd")
-		if err := runner.Build(ctx, root, "./cmd/starlingd", o.starlingd); err != nil {
+		var err error
+		if o.starlingd, err = runner.Program(ctx, "./cmd/starlingd"); err != nil {
 			return err
 		}
 	}
-	unfinished, err := os.MkdirTemp(o.dir, "homes-") // so that half of a network is never taken for one
+	// so that half a network is never mistaken for a whole one
+	unfinished, err := os.MkdirTemp(o.dir, "homes-")
 	if err != nil {
 		return err
 	}
@@ -94,14 +94,14 @@ func (o options) run(ctx context.Context) error {
 			return err
 		}
 	}
-	env := fmt.Sprintf("# Made by networks/homes: who owns the homes, and so runs the nodes.\nSTARLING_UID=%d\nSTARLING_GID=%d\n", uid, gid)
+	env := fmt.Sprintf("# Made by networks/homes: the user that owns the homes and runs the nodes.\nSTARLING_UID=%d\nSTARLING_GID=%d\n", uid, gid)
 	if err := os.WriteFile(filepath.Join(o.dir, ".env"), []byte(env), 0o644); err != nil {
 		return err
 	}
 	return os.Rename(unfinished, homesDir)
 }
 
-// make makes the homes in dir.
+// make creates the homes in dir.
 func (o options) make(ctx context.Context, dir string) error {
 	names := []string{"liar", "joiner"}
 	for i := range o.validators {
@@ -131,7 +131,8 @@ func (o options) make(ctx context.Context, dir string) error {
 		reach = r.link
 	}
 	for i, h := range validators {
-		// One of two dials the other: two that dial each other at once may both fail, and then wait for seconds.
+		// Of two validators only one dials the other: if both dial at once, both can fail, and then
+		// wait for seconds.
 		if err := configure(h, validators[:i], reach); err != nil {
 			return err
 		}
@@ -148,9 +149,11 @@ func (o options) make(ctx context.Context, dir string) error {
 	return nil
 }
 
-// configure lets a node listen inside its container, and dial others where reach says.
+// configure makes a node listen inside its container, and dial its peers at the addresses that
+// reach returns.
 func configure(h *runner.Home, peers []*runner.Home, reach func(from, to *runner.Home) (address string)) error {
-	if err := h.Serve(listen, nil); err != nil { // no port of this machine is held: the compose file names them
+	// no port of this machine is reserved: the compose file names the ports
+	if err := h.Serve(listen, nil); err != nil {
 		return err
 	}
 	names := make([]string, 0, len(peers))

@@ -13,16 +13,17 @@ import (
 
 const (
 	relayHost       = "relay"
-	relayPort       = 30000 // of its control endpoint, and the first of many
+	relayPort       = 30000 // of its control endpoint; links follow
 	portsPerLink    = 20
 	p2p             = 26656
-	transportOffset = 10 // a node takes the transport of a peer to be at its p2p port + 10
+	transportOffset = 10 // nodes expect a peer's transport at its p2p port + 10
 )
 
-// regions are where the nodes are; who is not named is in Europe.
+// regions are the locations of the nodes; all others are in Europe.
 var regions = map[string]string{"validator-2": "america", "validator-3": "asia", "liar": "asia"}
 
-// distances are one way, about half of what public measurements between data centres show as round trips.
+// distances are one-way delays, about half the round trips that public measurements between data
+// centres show.
 var distances = map[[2]string]time.Duration{
 	{"europe", "america"}: 45 * time.Millisecond,
 	{"europe", "asia"}:    110 * time.Millisecond,
@@ -31,13 +32,13 @@ var distances = map[[2]string]time.Duration{
 
 const nearby = 2 * time.Millisecond
 
-// relay plans what the relay of a network carries.
+// relay plans the links of a network's relay.
 type relay struct {
 	config link.Config
 	delays []link.Setting
 }
 
-// link plans a link between two nodes, and returns where the one that dials reaches the relay.
+// link plans a link between two nodes, and returns the address of the relay that from dials.
 func (r *relay) link(from, to *runner.Home) (address string) {
 	port := relayPort + portsPerLink*(1+len(r.config.Links)/2)
 	for _, offset := range []int{0, transportOffset} {
@@ -51,7 +52,7 @@ func (r *relay) link(from, to *runner.Home) (address string) {
 	return fmt.Sprintf("%s:%d", relayHost, port)
 }
 
-// write writes what the relay is started with, and what it is told then.
+// write writes the relay's configuration, and the delays it is given once it runs.
 func (r *relay) write(dir string) error {
 	r.config.Control = fmt.Sprintf("0.0.0.0:%d", relayPort)
 	if err := r.config.Write(filepath.Join(dir, "relay.json")); err != nil {

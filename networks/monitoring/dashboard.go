@@ -1,33 +1,35 @@
-// Package monitoring holds what Prometheus and Grafana are given for a network of nodes: what is scraped, when somebody is told, what is shown.
+// Package monitoring holds the configuration of Prometheus and Grafana for a network of nodes: what
+// is scraped, when alerts fire, what is shown.
 //
 //	nodes ──/metrics──► prometheus.yml ──► rules/starling.yml (alerts)
 //	                          │
 //	                          └──► starling.json: panels of this package, written by `go generate ./networks/monitoring`
 //
-// Tests run promtool over the first two, and every query of the last against a Prometheus that scrapes real nodes.
+// Tests run promtool on the first two, and every query of the last against a Prometheus that
+// scrapes real nodes.
 package monitoring
 
 import "encoding/json"
 
 //go:generate go test -run ^TestDashboardIsWritten$ -update .
 
-// Panel is a graph.
+// Panel is one graph of the dashboard.
 type Panel struct {
 	Title   string
 	Help    string
-	Unit    string // of Grafana
+	Unit    string // one of Grafana's units
 	Queries []Query
 }
 
-// Query is a line, or several of one kind.
+// Query is one line of a graph, or several of one kind.
 type Query struct {
-	Expr   string // $instance: the nodes chosen; $__rate_interval: Grafana's
+	Expr   string // $instance: the selected nodes; $__rate_interval: Grafana's
 	Legend string
-	// Rare says that a network without trouble, in which nobody joins, may have no such series.
+	// Rare is set if a healthy network in which no node joins need not have such a series.
 	Rare bool
 }
 
-// Row is what stands together.
+// Row is a titled group of panels.
 type Row struct {
 	Title  string
 	Panels []Panel
@@ -35,14 +37,14 @@ type Row struct {
 
 const node = `{{instance}}`
 
-// one is a query whose lines are nodes.
+// one returns a query with one line per node.
 func one(expr string) []Query { return []Query{{Expr: expr, Legend: node}} }
 
-// Rows is the dashboard.
+// Rows returns the dashboard.
 func Rows() []Row {
 	return []Row{
 		{"Chain", []Panel{
-			{"Height", "The last block that a node has executed. Lines that lie on each other are a network in step.", "none",
+			{"Height", "The last block that a node has executed. In a healthy network the lines coincide.", "none",
 				one(`starling_app_height{instance=~"$instance"}`)},
 			{"Blocks behind the best node", "", "none",
 				one(`scalar(max(starling_app_height)) - starling_app_height{instance=~"$instance"}`)},
@@ -50,7 +52,7 @@ func Rows() []Row {
 				{Expr: `sum by (instance) (rate(cometbft_consensus_block_interval_seconds_sum{instance=~"$instance"}[$__rate_interval])) / ` +
 					`sum by (instance) (rate(cometbft_consensus_block_interval_seconds_count{instance=~"$instance"}[$__rate_interval]))`, Legend: node},
 			}},
-			{"Transactions", "By code of the result; 0 is done.", "ops", []Query{
+			{"Transactions", "By code of the result; 0: success.", "ops", []Query{
 				{Expr: `sum by (code) (rate(starling_app_transactions_total{instance=~"$instance"}[$__rate_interval])) / ` +
 					`scalar(count(starling_app_height{instance=~"$instance"}))`, Legend: "code {{code}}", Rare: true},
 			}},
@@ -58,13 +60,13 @@ func Rows() []Row {
 				one(`cometbft_consensus_missing_validators_power{instance=~"$instance"} / cometbft_consensus_validators_power`)},
 			{"Rounds", "Above 0: the first proposer of a height was late, or refused.", "none",
 				one(`cometbft_consensus_rounds{instance=~"$instance"}`)},
-			{"Transactions that wait", "", "none", one(`cometbft_mempool_size{instance=~"$instance"}`)},
+			{"Pending transactions", "", "none", one(`cometbft_mempool_size{instance=~"$instance"}`)},
 			{"Peers", "", "none", one(`cometbft_p2p_peers{instance=~"$instance"}`)},
 		}},
 		{"State", []Panel{
 			{"Keys", "", "short", one(`starling_app_keys{instance=~"$instance"}`)},
-			{"Bytes", "Of all leaf records, and how many chunks they make.", "bytes", one(`starling_app_bytes{instance=~"$instance"}`)},
-			{"Time of a commit", "To hand a block's state over to the flusher; the disk does not count unless it is too far behind.", "s", []Query{
+			{"Bytes", "Of all leaf records.", "bytes", one(`starling_app_bytes{instance=~"$instance"}`)},
+			{"Time of a commit", "To hand a block's state to the flusher; the disk counts only if its backlog is too large.", "s", []Query{
 				{Expr: `histogram_quantile(0.5, sum by (le) (rate(starling_app_commit_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
 					Legend: "p50"},
 				{Expr: `histogram_quantile(0.99, sum by (le) (rate(starling_app_commit_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
@@ -72,37 +74,37 @@ func Rows() []Row {
 			}},
 			{"Memory of the tree", "Slabs of inner nodes and leaves.", "bytes",
 				one(`starling_app_tree_node_bytes{instance=~"$instance"} + starling_app_tree_leaf_bytes`)},
-			{"Held by older versions", "Nodes that only queries, keep_recent and snapshots keep.", "short",
+			{"Held by older versions", "Nodes that exist only for queries, keep_recent and snapshots.", "short",
 				one(`starling_app_tree_held_nodes{instance=~"$instance"}`)},
 			{"Versions in use", "", "none", one(`starling_app_tree_versions{instance=~"$instance"}`)},
 		}},
 		{"Disk", []Panel{
-			{"Blocks that are not on disk yet", "The flusher's lag.", "none", one(`starling_storage_lag_blocks{instance=~"$instance"}`)},
+			{"Blocks not on disk yet", "The flusher's backlog.", "none", one(`starling_storage_lag_blocks{instance=~"$instance"}`)},
 			{"Age of the oldest of them", "", "s", one(`starling_storage_lag_seconds{instance=~"$instance"}`)},
-			{"Bytes that are not on disk yet", "", "bytes", one(`starling_storage_lag_bytes{instance=~"$instance"}`)},
-			{"Blocks wait for the disk", "Share of the time.", "percentunit",
+			{"Bytes not on disk yet", "", "bytes", one(`starling_storage_lag_bytes{instance=~"$instance"}`)},
+			{"Blocks waiting for the disk", "Share of the time.", "percentunit",
 				one(`rate(starling_storage_wait_seconds_total{instance=~"$instance"}[$__rate_interval])`)},
 			{"Written by flushes", "", "Bps", one(`rate(starling_storage_flush_bytes_total{instance=~"$instance"}[$__rate_interval])`)},
 			{"On disk", "By zone.", "bytes", []Query{{Expr: `starling_storage_disk_bytes{instance=~"$instance"}`, Legend: node + " {{zone}}"}}},
-			{"Free space", "The node stops by itself before it is below storage.min_free_bytes.", "bytes",
+			{"Free space", "The node stops by itself once it falls below storage.min_free_bytes.", "bytes",
 				one(`starling_storage_disk_free_bytes{instance=~"$instance"}`)},
-			{"Write amplification", "Bytes written for each that was to be kept.", "none", []Query{
+			{"Write amplification", "Bytes written for each byte stored.", "none", []Query{
 				{Expr: `starling_storage_write_amplification{instance=~"$instance"}`, Legend: node + " {{zone}}"}}},
 		}},
 		{"Cache", []Panel{
-			{"Found", "Share of the lookups, by zone.", "percentunit", []Query{
+			{"Hit rate", "Share of the lookups, by zone.", "percentunit", []Query{
 				{Expr: `rate(starling_storage_cache_hits_total{instance=~"$instance"}[$__rate_interval]) / ` +
 					`(rate(starling_storage_cache_hits_total{instance=~"$instance"}[$__rate_interval]) + ` +
 					`rate(starling_storage_cache_misses_total[$__rate_interval]))`,
 					Legend: node + " {{zone}}"}}},
-			{"Memory", "By zone; what moves is the bound between them.", "bytes", []Query{
+			{"Memory", "By zone; the limits move between them.", "bytes", []Query{
 				{Expr: `starling_storage_cache_bytes{instance=~"$instance"}`, Legend: node + " {{zone}}"},
-				{Expr: `starling_storage_cache_target_bytes{instance=~"$instance"}`, Legend: node + " {{zone}} may have"}}},
-			{"Let go too early", "Lookups for what a larger zone would still have.", "ops", []Query{
+				{Expr: `starling_storage_cache_target_bytes{instance=~"$instance"}`, Legend: node + " {{zone}} limit"}}},
+			{"Evicted too early", "Lookups that a larger share of the cache would have answered.", "ops", []Query{
 				{Expr: `rate(starling_storage_cache_ghost_hits_total{instance=~"$instance"}[$__rate_interval])`, Legend: node + " {{zone}}"}}},
 		}},
-		{"Serving those who join", []Panel{
-			{"Snapshots", "That others can join from.", "none", one(`starling_statesync_snapshots_pinned{instance=~"$instance"}`)},
+		{"Serving joiners", []Panel{
+			{"Snapshots", "From which other nodes can join.", "none", one(`starling_statesync_snapshots_pinned{instance=~"$instance"}`)},
 			{"Connections", "To the transport.", "none", one(`starling_transport_connections{instance=~"$instance"}`)},
 			{"Requests", "By method and outcome.", "reqps", []Query{
 				{Expr: `sum by (method, outcome) (rate(starling_transport_requests_total{instance=~"$instance"}[$__rate_interval]))`,
@@ -111,26 +113,26 @@ func Rows() []Row {
 			{"Time of an answer", "", "s", []Query{
 				{Expr: `histogram_quantile(0.99, sum by (le, method) (rate(starling_transport_request_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
 					Legend: "{{method}} p99", Rare: true}}},
-			{"Not let in", "By reason.", "ops", []Query{
+			{"Refused connections", "By reason.", "ops", []Query{
 				{Expr: `sum by (reason) (rate(starling_transport_connections_refused_total{instance=~"$instance"}[$__rate_interval]))`,
 					Legend: "{{reason}}", Rare: true}}},
 		}},
 		{"Joining", []Panel{
-			{"Chunks", "Here and verified, and of how many.", "none", []Query{
+			{"Chunks", "Verified, and the total.", "none", []Query{
 				{Expr: `starling_statesync_join_chunks_done{instance=~"$instance"} > 0`, Legend: node, Rare: true},
 				{Expr: `starling_statesync_snapshot_chunks{instance=~"$instance"} > 0`, Legend: node + " of", Rare: true}}},
-			{"Speed", "Of verified bytes.", "Bps", one(`starling_statesync_join_bytes_per_second{instance=~"$instance"}`)},
+			{"Speed", "Verified bytes per second.", "Bps", one(`starling_statesync_join_bytes_per_second{instance=~"$instance"}`)},
 			{"Speed by peer", "As the joiner measures it.", "Bps", []Query{
 				{Expr: `starling_statesync_peer_bytes_per_second{instance=~"$instance"}`, Legend: "{{instance}} from {{peer}}", Rare: true}}},
-			{"Asked for, not answered", "By peer.", "none", []Query{
+			{"Requests in flight", "By peer.", "none", []Query{
 				{Expr: `starling_statesync_peer_requests_in_flight{instance=~"$instance"}`, Legend: "{{instance}} from {{peer}}", Rare: true}}},
-			{"Thrown away", "Bytes that came for nothing: lies, second copies, what was broken off.", "bytes",
+			{"Wasted", "Bytes of lies, second copies, cancelled answers.", "bytes",
 				one(`starling_statesync_join_wasted_bytes{instance=~"$instance"}`)},
-			{"Peers banned", "For what proves that they lied.", "none", []Query{
+			{"Peers banned", "By what their lie was about.", "none", []Query{
 				{Expr: `sum by (instance, reason) (starling_statesync_peers_banned_total{instance=~"$instance"})`, Legend: node + " {{reason}}", Rare: true}}},
 		}},
 		{"Program", []Panel{
-			{"Versions", "Nodes by what they run.", "none", []Query{
+			{"Versions", "Number of nodes running each version.", "none", []Query{
 				{Expr: `count by (version) (starling_build_info{instance=~"$instance"})`, Legend: "{{version}}"}}},
 			{"App version", "The rules by which the next block is executed: the same on all nodes.", "none", one(`starling_app_version{instance=~"$instance"}`)},
 			{"Memory", "Of the process.", "bytes", one(`process_resident_memory_bytes{instance=~"$instance"}`)},
@@ -147,7 +149,7 @@ const (
 
 type object = map[string]any
 
-// Dashboard returns what Grafana imports.
+// Dashboard returns the JSON document that Grafana imports.
 func Dashboard() ([]byte, error) {
 	source := object{"type": "prometheus", "uid": "${datasource}"}
 	var panels []object

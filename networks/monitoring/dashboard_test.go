@@ -26,7 +26,8 @@ func TestDashboardIsWritten(t *testing.T) {
 	require.Equal(t, string(want), string(got), "run `go generate ./networks/monitoring`")
 }
 
-// Prometheus' own tool reads what Prometheus is given, and plays networks with troubles through the alerts.
+// Prometheus' own tool checks its configuration, and plays networks with problems through the
+// alerts.
 func TestPromtool(t *testing.T) {
 	if _, err := exec.LookPath("promtool"); err != nil {
 		t.Skip("NOT RUN: the check of Prometheus' configuration and alerts (no promtool: apt-get install prometheus)")

@@ -142,7 +142,8 @@ func TestEveryBitCounts(t *testing.T) {
 			case at < int64(len(magic)):
 				require.ErrorIs(t, err, ErrNotArchive)
 				continue
-			case at < int64(preludeBytes) && errors.Is(err, ErrTruncated): // the length of the header is wrong, and the file short
+			// the length of the header is wrong, and the file short
+			case at < int64(preludeBytes) && errors.Is(err, ErrTruncated):
 				continue
 			}
 			require.ErrorIs(t, err, ErrDamaged, "byte %d of %s", at, p.name)
@@ -249,7 +250,8 @@ func TestHostileFrames(t *testing.T) {
 		},
 		"lies about its size": func(_ uint32, chunk []byte) (byte, []byte) {
 			p := pack(append(bytes.Clone(chunk), bomb[:1000]...), zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false))
-			binary.LittleEndian.PutUint16(p[5:], uint16(len(chunk)-256)) // RFC 8878, section 3.1.1.1.4: two bytes, less 256
+			// RFC 8878, section 3.1.1.1.4: two bytes, less 256
+			binary.LittleEndian.PutUint16(p[5:], uint16(len(chunk)-256))
 			return compressed, p
 		},
 	}
@@ -399,7 +401,7 @@ func TestInterruptedWriting(t *testing.T) {
 			}
 			return data, nil
 		}
-		_, err := WriteFile(ctx, path, true, src, Options{ChainID: testChain, Workers: 3})
+		_, err := WriteFile(ctx, path, true, src, Options{ChainID: testChain, workers: 3})
 		require.ErrorIs(t, err, context.Canceled)
 		requireFiles(t, dir, "snapshot")
 		old, err := os.ReadFile(path)
@@ -421,7 +423,7 @@ func TestWriteWaitsForItsWorkers(t *testing.T) {
 	}
 	for n := range 20 {
 		over = false
-		_, err := Write(t.Context(), &failing{left: n * 500}, src, Options{ChainID: testChain, Workers: 4})
+		_, err := Write(t.Context(), &failing{left: n * 500}, src, Options{ChainID: testChain, workers: 4})
 		require.ErrorIs(t, err, errTest)
 		mu.Lock()
 		over = true
@@ -429,7 +431,7 @@ func TestWriteWaitsForItsWorkers(t *testing.T) {
 	}
 }
 
-// failing takes so many bytes.
+// failing takes left bytes, then fails.
 type failing struct{ left int }
 
 func (f *failing) Write(b []byte) (int, error) {

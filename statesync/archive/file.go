@@ -16,8 +16,9 @@ const partial = ".partial"
 //
 //	FILE.partial ──write, sync──► rename ──► FILE, sync the folder
 //
-// An existing FILE is refused with ErrExists, unless overwrite says so; it stays until the new one is whole. FILE.partial goes when it
-// fails. One that a kill left is written over, one that another process writes is refused.
+// An existing FILE is refused with ErrExists, unless overwrite says so; it stays until the new one
+// is whole. FILE.partial goes when it fails. One that a kill left is written over, one that another
+// process writes is refused.
 func WriteFile(ctx context.Context, path string, overwrite bool, src Source, o Options) (Stats, error) {
 	if err := checkTarget(path, overwrite); err != nil {
 		return Stats{}, err
@@ -37,14 +38,16 @@ func WriteFile(ctx context.Context, path string, overwrite bool, src Source, o O
 		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
-		return Stats{}, errors.Join(err, os.Remove(file.Name()), file.Close()) // removed first: the lock goes with the file
+		// removed first: the lock goes with the file
+		return Stats{}, errors.Join(err, os.Remove(file.Name()), file.Close())
 	}
 	return stats, errors.Join(file.Close(), syncDir(filepath.Dir(path)))
 }
 
 // openPartial makes the file empty, once nobody else writes it.
 func openPartial(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // all nodes serve what is in it to everybody
+	// all nodes serve what is in it to everybody
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec
 	if err != nil {
 		return nil, err
 	}

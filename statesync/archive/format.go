@@ -21,7 +21,8 @@ import (
 //	crc      = CRC-32C:u32 of the part before it: header, manifest, frame or trailer
 const (
 	version = 1
-	// magic is no text, so that nobody takes the file for one, and shows whether somebody did (as in PNG, RFC 2083 section 12.11).
+	// magic is no text, so that nobody takes the file for one, and shows whether somebody did (as
+	// in PNG, RFC 2083 section 12.11).
 	magic        = "\x89STAR\r\n\x1a"
 	trailerMagic = "END\x1a"
 
@@ -32,9 +33,11 @@ const (
 	frameHead    = 1 + 4
 
 	maxChainID = 50 // CometBFT's limit
-	// maxFields bounds the fields of a header of any version, so that a damaged length is seldom taken for a file that is cut short.
+	// maxFields bounds the fields of a header of any version, so that a damaged length is seldom
+	// taken for a file that is cut short.
 	maxFields = 1024
-	// maxChunk is the length of the longest chunk. (A leaf may exceed a small chunk limit, but not this one.)
+	// maxChunk is the length of the longest chunk. (A leaf may exceed a small chunk limit, but not
+	// this one.)
 	maxChunk = avlstar.MaxChunkBytes
 )
 
@@ -67,7 +70,8 @@ type Header struct {
 // AppHash is the state's, if the header is true.
 func (h Header) AppHash() avlstar.Hash { return h.Commitment.AppHash() }
 
-// maxManifest bounds a manifest of m chunks (design, section 3): the longest entry has 70 bytes.
+// maxManifest bounds a manifest of m chunks (docs/spec/chunks.md#manifest): the longest entry has
+// 70 bytes.
 func maxManifest(m uint32) uint64 { return 16 + 70*uint64(m) }
 
 func (h Header) check() error {
@@ -92,7 +96,8 @@ func (h Header) encode() []byte {
 	return appendCRC(append(b, h.ChainID...))
 }
 
-// headerBytes is how long the header is that begins with prelude. Every version has its length and its checksum in the same place.
+// headerBytes is how long the header is that begins with prelude. Every version has its length and
+// its checksum in the same place.
 func headerBytes(prelude []byte) (int, error) {
 	fields := int(binary.BigEndian.Uint16(prelude[len(magic)+2:]))
 	if fields > maxFields {
@@ -107,7 +112,8 @@ func decodeHeader(b []byte) (h Header, err error) {
 	if !ok {
 		return h, errChecksum
 	}
-	if v := binary.BigEndian.Uint16(body[len(magic):]); v != version { // after the checksum, so that a flipped bit is no version
+	// after the checksum, so that a flipped bit is no version
+	if v := binary.BigEndian.Uint16(body[len(magic):]); v != version {
 		return h, fmt.Errorf("%w: %d, it knows %d", ErrVersion, v, version)
 	}
 	fields := body[preludeBytes:]
@@ -153,7 +159,8 @@ func decodeTrailer(b []byte) (t trailer, ok bool) {
 	return trailer{binary.BigEndian.Uint32(body), binary.BigEndian.Uint64(body[4:]), binary.BigEndian.Uint64(body[12:])}, true
 }
 
-// checkFrame checks what a frame's head says, for a chunk of at most (exact: of exactly) so many bytes.
+// checkFrame checks what a frame's head says, for a chunk of at most `chunk` bytes; exact: of
+// exactly that length.
 func checkFrame(method byte, length, chunk uint64, exact bool) error {
 	switch {
 	case method > compressed:

@@ -85,7 +85,7 @@ func state(t *testing.T, random *rand.Rand, keys int, chunkBytes uint64) source 
 func written(t testing.TB, src Source, workers int) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	stats, err := Write(t.Context(), &out, src, Options{ChainID: testChain, Workers: workers})
+	stats, err := Write(t.Context(), &out, src, Options{ChainID: testChain, workers: workers})
 	require.NoError(t, err)
 	require.EqualValues(t, out.Len(), stats.FileBytes)
 	return out.Bytes()

@@ -23,8 +23,9 @@ type Reader struct {
 	trailer trailer
 }
 
-// Open reads header and trailer, and says what is wrong with the file as a whole: ErrNotArchive, ErrVersion, ErrTruncated, ErrTrailing,
-// ErrDamaged. in must not change while it is used; its ReadAt may be called concurrently.
+// Open reads header and trailer, and says what is wrong with the file as a whole: ErrNotArchive,
+// ErrVersion, ErrTruncated, ErrTrailing, ErrDamaged. in must not change while it is used; its
+// ReadAt may be called concurrently.
 func Open(in io.ReaderAt, size int64) (*Reader, error) {
 	r := &Reader{in: in, size: size}
 	if err := r.readHeader(); err != nil {
@@ -105,7 +106,8 @@ func (r *Reader) readTrailer() error {
 	return nil
 }
 
-// diagnose says what is wrong with a file that does not end with its trailer, from the heads of its frames.
+// diagnose says what is wrong with a file that does not end with its trailer, from the heads of its
+// frames.
 func (r *Reader) diagnose() error {
 	at, size := r.frames(), uint64(r.size)
 	m := r.header.Commitment.Chunks
@@ -150,12 +152,14 @@ type Contents struct {
 	unpack   *zstd.Decoder
 }
 
-// Verify proves the manifest against an app hash that is trusted. What is read into memory for that is bounded by what the header proves.
+// Verify proves the manifest against an app hash that is trusted. What is read into memory for that
+// is bounded by what the header proves.
 func (r *Reader) Verify(appHash avlstar.Hash) (*Contents, error) {
 	if got := r.header.AppHash(); got != appHash {
 		return nil, fmt.Errorf("%w: its app hash is %s, the trusted one of height %d is %s", ErrOtherState, got, r.header.Height, appHash)
 	}
-	b, err := r.read(r.body, int(r.header.manifest)+crcBytes) // the true number of chunks bounds it, and it is in the file
+	// the true number of chunks bounds it, and it is in the file
+	b, err := r.read(r.body, int(r.header.manifest)+crcBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +174,8 @@ func (r *Reader) Verify(appHash avlstar.Hash) (*Contents, error) {
 	if total := totalBytes(m); total != r.trailer.bytes {
 		return nil, &DamageError{"trailer", r.size - trailerBytes, fmt.Errorf("chunks of %d bytes, the manifest says %d", r.trailer.bytes, total)}
 	}
-	// A decoder for each caller of Data at a time; no more output than there is room for, so that a bomb costs nothing.
+	// A decoder for each caller of Data at a time; no more output than there is room for, so that a
+	// bomb costs nothing.
 	unpack, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxMemory(maxChunk), zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
@@ -191,7 +196,8 @@ type Chunk struct {
 	payload []byte
 }
 
-// Chunks yields all chunks in order. An error is the last thing that it yields. It may be broken off.
+// Chunks yields all chunks in order. An error is the last thing that it yields. It may be broken
+// off.
 func (c *Contents) Chunks() iter.Seq2[*Chunk, error] {
 	return func(yield func(*Chunk, error) bool) {
 		at := int64(c.r.frames())
@@ -218,7 +224,8 @@ func (c *Contents) Chunks() iter.Seq2[*Chunk, error] {
 func (c *Contents) next(in io.Reader, k uint32, at, end int64) (*Chunk, error) {
 	damaged := func(err error) error { return &DamageError{chunkName(k, uint32(len(c.Manifest.Entries))), at, err} }
 	failed := func(err error) error {
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // in a file that is as long as its trailer says
+		// in a file that is as long as its trailer says
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return damaged(errors.New("it reaches into the trailer"))
 		}
 		return fmt.Errorf("byte offset %d: %w", at, err)
@@ -246,8 +253,9 @@ func (c *Contents) next(in io.Reader, k uint32, at, end int64) (*Chunk, error) {
 	return &Chunk{k, at, c, head[0], body[frameHead:]}, nil
 }
 
-// Data unpacks the chunk, to exactly the bytes that the manifest says. That they are the right ones is for VerifyChunk to find out, see
-// Damaged. It may be called concurrently; the result is the caller's.
+// Data unpacks the chunk, to exactly the bytes that the manifest says. That they are the right ones
+// is for VerifyChunk to find out, see Damaged. It may be called concurrently; the result is the
+// caller's.
 func (k *Chunk) Data() ([]byte, error) {
 	if k.method == stored {
 		return k.payload, nil

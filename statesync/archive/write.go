@@ -12,8 +12,9 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Source is a snapshot that stays as it is while it is written. Chunk may be called concurrently, for the indices below the commitment's
-// number of chunks; its result is the caller's. Manifest is encoded and is not modified.
+// Source is a snapshot that stays as it is while it is written. Chunk may be called concurrently,
+// for the indices below the commitment's number of chunks; its result is the caller's. Manifest is
+// encoded and is not modified.
 type Source interface {
 	Height() int64
 	Commitment() avlstar.Commitment
@@ -24,9 +25,11 @@ type Source interface {
 // Options of Write.
 type Options struct {
 	ChainID string // 1 to 50 bytes
-	Workers int    // chunks that are read and compressed at a time; default: one for each CPU
-	// Progress is told, in one goroutine, how many bytes of the chunks are written; nil: nobody.
+	// Progress is called in one goroutine with the number of bytes of chunks that are written; nil:
+	// not called.
 	Progress func(done, total uint64)
+
+	workers int // chunks that are read and compressed at a time; default: one per CPU
 }
 
 // Stats describe a file.
@@ -36,8 +39,9 @@ type Stats struct {
 	FileBytes uint64
 }
 
-// Write writes a snapshot until ctx ends. The same state gives the same bytes, whatever the number of workers. At most Workers + 2 chunks
-// are in memory at a time, beside the manifest. What was written before an error is no snapshot file. Nobody uses src after it returned.
+// Write writes a snapshot until ctx ends. The same state gives the same bytes, whatever the number
+// of workers. At most Workers + 2 chunks are in memory at a time, beside the manifest. What was
+// written before an error is no snapshot file. Nobody uses src after it returned.
 func Write(ctx context.Context, w io.Writer, src Source, o Options) (Stats, error) {
 	manifest := src.Manifest()
 	header := Header{ChainID: o.ChainID, Height: src.Height(), Commitment: src.Commitment(), manifest: uint64(len(manifest))}
@@ -49,16 +53,16 @@ func Write(ctx context.Context, w io.Writer, src Source, o Options) (Stats, erro
 		return Stats{}, fmt.Errorf("snapshot file: %w", err)
 	}
 	a := &writer{out: w, src: src, manifest: m, progress: o.Progress, total: totalBytes(m)}
-	if o.Workers <= 0 {
-		o.Workers = runtime.GOMAXPROCS(0)
+	if o.workers <= 0 {
+		o.workers = runtime.GOMAXPROCS(0)
 	}
-	if a.zstd, err = newEncoder(o.Workers); err != nil {
+	if a.zstd, err = newEncoder(o.workers); err != nil {
 		return Stats{}, err
 	}
 	a.write(header.encode())
 	a.write(manifest)
 	a.write(appendCRC(manifest[:len(manifest):len(manifest)])[len(manifest):])
-	if err := a.chunks(ctx, o.Workers); err != nil {
+	if err := a.chunks(ctx, o.workers); err != nil {
 		return Stats{}, err
 	}
 	stats := Stats{Chunks: uint32(len(m.Entries)), Bytes: a.total, FileBytes: a.written + uint64(trailerBytes)}

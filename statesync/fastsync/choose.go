@@ -12,66 +12,68 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/hedge"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 )
 
+// How eagerly peers are asked. See hedge.Policy for the paces.
+var (
+	// A manifest: one peer after another, and the next one beside it when nothing arrives for a
+	// moment.
+	manifestPolicy = hedge.Policy{Pace: hedge.WhenQuiet, Start: 1, Most: 3, After: hedgeAfter}
+	// Heights: the next one when the one before takes long, because a lying peer can claim any
+	// height and serve none.
+	heightsPolicy = hedge.Policy{Pace: hedge.WhenQuiet, Start: 1, Most: 4, After: 3 * time.Second}
+)
+
 const (
-	// hedgeAfter is how long one peer is waited for without anything coming before the next is asked the same as well, up to hedges at a time.
 	hedgeAfter = 300 * time.Millisecond
-	hedges     = 3
-	// manifestStall is how long nothing of a manifest may come.
+	// manifestStall is how long a call may receive nothing before it is abandoned.
 	manifestStall  = 5 * time.Second
 	headersTimeout = 10 * time.Second
 	chooseEvery    = 100 * time.Millisecond
 	sayEvery       = 5 * time.Second
-	// Heights are tried side by side, the next one when the one before takes long: a liar can claim any, and serve none.
-	nextHeight  = 3 * time.Second
-	heightTries = 4
-	// settle is how long peers that are connected may take to say what they have before the first choice; patient how long a height that is
-	// more than lateIntervals old is not good enough.
+	// settle is how long the first choice waits for connected peers to report their snapshots.
+	// patient is how long heights that are more than lateIntervals old are not accepted.
 	settle        = 1500 * time.Millisecond
 	patient       = 10 * time.Second
 	lateIntervals = 4
 )
 
-// Headers are what is trusted: the chain's headers, proved by somebody else (package lightblocks). Where there is a method Conflict() error,
-// its error ends the join.
+// Headers gives what is trusted: the chain's headers, which package lightblocks proves. The methods
+// are called concurrently.
 type Headers interface {
-	// Newest is the height of the newest header that was proved.
+	// Newest returns the height of the newest header that is proved.
 	Newest(ctx context.Context) (int64, error)
-	// AppHash returns the app hash of the state after block height, which stands in the header after it.
+	// AppHash returns the app hash of the state after block height, which the next header holds.
 	AppHash(ctx context.Context, height int64) ([]byte, error)
+	// Conflict returns an error if two headers of one height are both proved, which ends the join.
+	Conflict() error
 }
 
 var (
-	// ErrHopeless is an error of Headers that waiting does not mend.
+	// ErrHopeless is an error of Headers that does not go away by waiting.
 	ErrHopeless = errors.New("the headers cannot be proved")
-	// ErrNothing: for as long as Options.ChooseTimeout, no snapshot that is of use was found. Nothing was changed.
+	// ErrNothing means that no usable snapshot was found within Options.ChooseTimeout. Nothing was
+	// changed.
 	ErrNothing = errors.New("no snapshot to join from")
 
 	errNoPeers     = errors.New("no peer of the transport can be reached")
-	errNoSnapshots = errors.New("no peer offers a snapshot that can be used yet")
+	errNoSnapshots = errors.New("no peer offers a usable snapshot yet")
 )
 
-// choice is a snapshot that is worth fetching: its manifest is proved, and somebody says that he has it.
+// choice is a snapshot to fetch: its manifest is proved, and a peer claims to have it.
 type choice struct {
 	height   int64
 	manifest *avlstar.Manifest
 }
 
-// conflict is the error of headers that contradict each other.
-func (j *joiner) conflict() error {
-	if c, ok := j.o.Headers.(interface{ Conflict() error }); ok {
-		return c.Conflict()
-	}
-	return nil
-}
-
-// choose waits until there is a snapshot to fetch. The higher avoid of a height, the later it is considered; nil: all are as good.
+// choose waits until there is a snapshot to fetch. Heights with a lower avoid are considered first;
+// nil means that none is preferred.
 func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*choice, error) {
 	began, said := time.Now(), time.Now()
-	heard := make(chan struct{}, 1) // of a peer: no need to wait for the next look
+	heard := make(chan struct{}, 1) // a peer reported its snapshots: look again at once
 	stop := j.o.Peers.Watch(Watcher{
 		Status: func(transport.ID, Status) {
 			select {
@@ -93,7 +95,7 @@ func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*cho
 		case j.o.ChooseTimeout > 0 && time.Since(began) > j.o.ChooseTimeout:
 			return nil, fmt.Errorf("%w: %w", ErrNothing, why)
 		}
-		if err := j.conflict(); err != nil {
+		if err := j.o.Headers.Conflict(); err != nil {
 			return nil, err
 		}
 		if time.Since(said) > sayEvery {
@@ -103,7 +105,7 @@ func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*cho
 		}
 		pause := chooseEvery
 		if time.Since(began) > patient {
-			pause = statusEvery // what peers say does not change faster
+			pause = statusEvery // peers do not report more often
 		}
 		select {
 		case <-ctx.Done():
@@ -113,13 +115,14 @@ func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*cho
 	}
 }
 
-// offer is a height, and who says that he has it.
+// offer is a height, and the peers that claim to have its snapshot.
 type offer struct {
 	height int64
 	conns  []transport.Conn
 }
 
-// tryChoose returns a choice, or why there is none yet.
+// tryChoose returns a choice, or the reason that there is none yet. waited is the time since choose
+// began.
 func (j *joiner) tryChoose(ctx context.Context, avoid func(int64) int, waited time.Duration) (*choice, error) {
 	peers := j.o.Peers.conns()
 	if len(peers) == 0 {
@@ -150,13 +153,14 @@ func (j *joiner) tryChoose(ctx context.Context, avoid func(int64) int, waited ti
 	return j.firstOf(ctx, j.ranked(by, least, newest, avoid))
 }
 
-// ranked orders the heights that can be used: first those whose manifest was not failed to get before, then as avoid says, then the one
-// that a restore is under way of already, then the newest. A node starts at H with the headers up to H+2.
+// ranked returns the usable heights in order of preference: by failed attempts to get the manifest,
+// then by avoid (without avoid, the height of an unfinished restore comes first), then the newest
+// first. Heights are usable up to newest-2, because a node starts at H with the headers up to H+2.
 func (j *joiner) ranked(by map[int64][]transport.Conn, least, newest int64, avoid func(int64) int) []offer {
 	var offers []offer
 	for h, conns := range by {
 		if h >= least && h <= newest-2 && (j.o.Interval <= 0 || h%j.o.Interval == 0) {
-			// Peers choose their IDs: an order by those would let them be first.
+			// Peers choose their IDs, so an order by ID would let them be first.
 			rand.Shuffle(len(conns), func(a, b int) { conns[a], conns[b] = conns[b], conns[a] })
 			offers = append(offers, offer{h, conns})
 		}
@@ -179,52 +183,39 @@ func (j *joiner) ranked(by map[int64][]transport.Conn, least, newest int64, avoi
 	return offers
 }
 
-// firstOf returns the first choice that is proved, of several that are tried side by side.
+// firstOf returns the first choice that is proved, of offers that are tried side by side.
 func (j *joiner) firstOf(ctx context.Context, offers []offer) (*choice, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type answer struct {
-		height int64
-		m      *avlstar.Manifest
-		err    error
-	}
-	answers, asked, ended := make(chan answer, len(offers)), 0, 0
-	next := time.NewTimer(0)
-	defer next.Stop()
+	var found *choice
 	why := errNoSnapshots
-	for ended < len(offers) {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-next.C:
-			if asked < len(offers) && asked-ended < heightTries {
-				o := offers[asked]
-				asked++
-				j.wg.Go(func() {
-					m, err := j.provedManifest(ctx, o.height, o.conns)
-					answers <- answer{o.height, m, err}
-				})
+	s := hedge.Search[offer, *avlstar.Manifest]{
+		Policy: heightsPolicy,
+		Go:     j.wg.Go,
+		More:   func() ([]offer, <-chan struct{}) { return offers, nil },
+		Ask: func(ctx context.Context, o offer) (*avlstar.Manifest, error) {
+			return j.provedManifest(ctx, o.height, o.conns)
+		},
+		Failed: func(o offer, err error) bool {
+			why = err
+			if errors.Is(err, ErrHopeless) {
+				return true
 			}
-			next.Reset(nextHeight)
-		case a := <-answers:
-			if a.err == nil {
-				return &choice{a.height, a.m}, nil
-			}
-			if errors.Is(a.err, ErrHopeless) {
-				return nil, a.err
-			}
-			why = a.err
-			ended++
 			j.attempts.Lock()
-			j.attempts.failed[a.height]++
-			j.attempts.Unlock()
-			next.Reset(0)
-		}
+			defer j.attempts.Unlock()
+			j.attempts.failed[o.height]++
+			return false
+		},
+		Proved: func(o offer, m *avlstar.Manifest) { found = &choice{o.height, m} },
 	}
-	return nil, why
+	if err := s.Run(ctx); err != nil {
+		return nil, err
+	}
+	if found == nil {
+		return nil, why
+	}
+	return found, nil
 }
 
-// provedManifest returns the manifest of the snapshot at height, proved against the header.
+// provedManifest returns the manifest of the snapshot at height, proved by the header.
 func (j *joiner) provedManifest(ctx context.Context, height int64, conns []transport.Conn) (*avlstar.Manifest, error) {
 	timed, cancel := context.WithTimeout(ctx, headersTimeout)
 	defer cancel()
@@ -234,7 +225,7 @@ func (j *joiner) provedManifest(ctx context.Context, height int64, conns []trans
 	}
 	var appHash avlstar.Hash
 	if len(raw) != len(appHash) {
-		return nil, fmt.Errorf("the app hash after block %d has %d bytes: this is no chain of Starling", height, len(raw))
+		return nil, fmt.Errorf("the app hash after block %d has %d bytes: this is not a Starling chain", height, len(raw))
 	}
 	copy(appHash[:], raw)
 	if u := j.unfinished; u != nil && u.height == height {
@@ -245,54 +236,41 @@ func (j *joiner) provedManifest(ctx context.Context, height int64, conns []trans
 	return j.fetchManifest(ctx, height, appHash, conns)
 }
 
-// fetchManifest asks one peer after another, the next when nothing comes for a moment.
+// fetchManifest gets a manifest from the first peer that has one with that app hash.
 func (j *joiner) fetchManifest(ctx context.Context, height int64, appHash avlstar.Hash, conns []transport.Conn) (*avlstar.Manifest, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type answer struct {
-		m   *avlstar.Manifest
-		err error
+	var received atomic.Int64 // bytes, of all attempts
+	var found *avlstar.Manifest
+	var why error
+	s := hedge.Search[transport.Conn, *avlstar.Manifest]{
+		Policy: manifestPolicy,
+		Go:     j.wg.Go,
+		More:   func() ([]transport.Conn, <-chan struct{}) { return conns, nil },
+		Ask: func(ctx context.Context, conn transport.Conn) (*avlstar.Manifest, error) {
+			return j.manifestFrom(ctx, height, appHash, conn, &received)
+		},
+		Received: received.Load,
+		Failed: func(_ transport.Conn, err error) bool {
+			why = err
+			return false
+		},
+		Proved: func(_ transport.Conn, m *avlstar.Manifest) { found = m },
 	}
-	var received atomic.Int64 // of all attempts
-	answers, asked, failed, seen := make(chan answer, len(conns)), 0, 0, int64(0)
-	next := time.NewTimer(0)
-	defer next.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-next.C:
-			if n := received.Load(); n > seen && asked > failed {
-				seen = n
-			} else if asked < len(conns) && asked-failed < hedges {
-				conn := conns[asked]
-				asked++
-				j.wg.Go(func() {
-					m, err := j.manifestFrom(ctx, height, appHash, conn, &received)
-					answers <- answer{m, err}
-				})
-			}
-			next.Reset(hedgeAfter)
-		case a := <-answers:
-			if a.err == nil {
-				return a.m, nil
-			}
-			if failed++; failed == len(conns) {
-				return nil, fmt.Errorf("the manifest of the snapshot at height %d: %w", height, a.err)
-			}
-			seen = received.Load()
-			next.Reset(0)
-		}
+	if err := s.Run(ctx); err != nil {
+		return nil, err
 	}
+	if found == nil {
+		return nil, fmt.Errorf("the manifest of the snapshot at height %d: %w", height, why)
+	}
+	return found, nil
 }
 
-// manifestFrom asks one peer. What does not lead to the app hash is a proof that it lied.
+// manifestFrom asks one peer. An answer that does not lead to the app hash proves that it lied.
 func (j *joiner) manifestFrom(ctx context.Context, height int64, appHash avlstar.Hash, conn transport.Conn, received *atomic.Int64) (*avlstar.Manifest, error) {
 	lied := func(err error) error {
 		j.o.Peers.Ban(conn.Remote().ID, statesync.BanManifest, err.Error())
 		return err
 	}
-	b, err := call(ctx, conn, transport.Call{Method: transport.MethodCommitment, Body: heightBody(height), Max: commitmentBytes})
+	b, err := call(ctx, conn, transport.Call{Method: MethodCommitment, Body: heightBody(height), Max: avlstar.CommitmentBytes})
 	if err != nil {
 		if isLie(err) {
 			return nil, lied(err)
@@ -301,10 +279,10 @@ func (j *joiner) manifestFrom(ctx context.Context, height int64, appHash avlstar
 	}
 	c, err := avlstar.DecodeCommitment(b)
 	if err != nil || c.AppHash() != appHash {
-		return nil, lied(fmt.Errorf("what the app hash after block %d commits to is not what it says", height))
+		return nil, lied(fmt.Errorf("its commitment does not have the app hash after block %d", height))
 	}
 	limit := max(entryBytes*int(c.Chunks), 16)
-	b, err = moving(ctx, conn, transport.Call{Method: transport.MethodManifest, Body: heightBody(height), Max: limit}, received)
+	b, err = moving(ctx, conn, transport.Call{Method: MethodManifest, Body: heightBody(height), Max: limit}, received)
 	if err != nil {
 		if isLie(err) {
 			return nil, lied(err)
@@ -326,7 +304,7 @@ func (j *joiner) manifestFrom(ctx context.Context, height int64, appHash avlstar
 	return m, nil
 }
 
-// moving makes a call that may take long, as long as something comes.
+// moving makes a call that may take long, provided that bytes keep arriving. It adds them to all.
 func moving(ctx context.Context, conn transport.Conn, c transport.Call, all *atomic.Int64) ([]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -348,7 +326,7 @@ func moving(ctx context.Context, conn transport.Conn, c transport.Call, all *ato
 				all.Add(n - seen)
 				seen, since = n, time.Now()
 			} else if time.Since(since) > manifestStall {
-				cancel(errors.New("nothing comes"))
+				cancel(errors.New("no bytes arrive"))
 				return
 			}
 		}
@@ -360,7 +338,8 @@ func moving(ctx context.Context, conn transport.Conn, c transport.Call, all *ato
 	return b, err
 }
 
-// probe fetches one chunk: a node gives its own state up only for one that somebody has, not for one that is only known to exist.
+// probe fetches one chunk, the smallest. A node gives up its own state only for one that some peer
+// really has.
 func (j *joiner) probe(ctx context.Context, height int64, m *avlstar.Manifest, conn transport.Conn) error {
 	least := 0
 	for k := range m.Entries {
@@ -373,7 +352,7 @@ func (j *joiner) probe(ctx context.Context, height int64, m *avlstar.Manifest, c
 	}
 	n := uint32(m.Entries[least].Root.Bytes)
 	data, err := moving(ctx, conn, transport.Call{
-		Method: transport.MethodChunk, Body: chunkRequest{height, uint32(least), 0, n}.encode(), Into: make([]byte, n),
+		Method: MethodChunk, Body: chunkRequest{height, uint32(least), 0, n}.encode(), Into: make([]byte, n),
 	}, new(atomic.Int64))
 	if err == nil {
 		_, err = m.VerifyChunk(uint32(least), data)
@@ -384,7 +363,7 @@ func (j *joiner) probe(ctx context.Context, height int64, m *avlstar.Manifest, c
 	return err
 }
 
-// isLie says whether an error of a call proves that the peer is not honest.
+// isLie reports whether an error of a call proves that the peer lies.
 func isLie(err error) bool {
 	return errors.Is(err, transport.ErrTooLong) || errors.Is(err, transport.ErrProtocol)
 }

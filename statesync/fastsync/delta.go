@@ -5,53 +5,57 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/statesync/scheduler"
 )
 
 const (
-	// pieceBytes is the limit of a piece: a changed chunk of 1 MiB costs a manifest of some 6 KB, and then 16 KiB or less for each changed leaf.
+	// pieceBytes is the limit of a piece. A chunk of 1 MiB of which one leaf has changed costs a
+	// sub-manifest of about 6 KB and a piece of at most 16 KiB.
 	pieceBytes = 16 << 10
-	// minDelta: chunks below that are fetched whole.
+	// minDelta: shorter chunks are fetched whole.
 	minDelta = 4 * pieceBytes
-	// rangeBytes is how much is asked for at once.
+	// rangeBytes is the limit of a range.
 	rangeBytes = 512 << 10
-	// deltaMemory bounds the chunks that are being put together.
+	// deltaMemory limits the bytes of the chunks that are being assembled.
 	deltaMemory = 64 << 20
-	// worthwhile is the share of a chunk, in percent, that must be there already; patience is how many chunks in which it is not, more
-	// than those in which it is, end the trying: after a long time offline all has changed.
+	// worthwhile is the share of a chunk, in percent, that the node must have for a delta.
+	// deltaPatience is how many more chunks may lack it than have it before no more deltas are
+	// tried: after a long time offline everything has changed.
 	worthwhile    = 25
 	deltaPatience = 8
 )
 
-// locals is what a node has of the state: chunks that were verified against another manifest, a version of its own.
+// locals is what the node has of the state: chunks that were verified against another manifest, and
+// a version of its own.
 type locals struct {
 	chunks  []*avlstar.Chunk
 	version *avlstar.Version
 }
 
-// chunksOf reads back the chunks that a round has accepted, where the state is to be in memory anyway.
+// chunksOf reads back the chunks that a round has accepted. It returns none where the state need
+// not fit into memory: then the chunks need not either.
 func chunksOf(r *round) []*avlstar.Chunk {
 	if r.restorer.Paged() {
 		return nil
 	}
 	all := make([]*avlstar.Chunk, len(r.manifest.Entries))
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			for k := next.Add(1) - 1; k < int64(len(all)); k = next.Add(1) - 1 {
-				all[k] = r.restorer.Stored(uint32(k))
-			}
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for k := range all {
+		g.Go(func() error {
+			all[k] = r.restorer.Stored(uint32(k))
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = g.Wait() // what cannot be read is fetched
 	return slices.DeleteFunc(all, func(c *avlstar.Chunk) bool { return c == nil })
 }
 
-// copyLocal takes over the chunks that are the same.
+// copyLocal accepts the chunks of a round that the node has already, unchanged. Errors are our own
+// failures.
 func (j *joiner) copyLocal(r *round, local locals) error {
 	chunks := map[avlstar.Stub]func() ([]byte, error){}
 	if v := local.version; v != nil {
@@ -65,54 +69,50 @@ func (j *joiner) copyLocal(r *round, local locals) error {
 	if len(chunks) == 0 {
 		return nil
 	}
-	var (
-		next   atomic.Int64
-		failed atomic.Pointer[error]
-		wg     sync.WaitGroup
-	)
-	for range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			for k := next.Add(1) - 1; k < int64(len(r.manifest.Entries)) && failed.Load() == nil && r.ctx.Err() == nil; k = next.Add(1) - 1 {
-				get, has := chunks[r.manifest.Entries[k].Root]
-				if _, missing := r.restorer.Want(uint32(k)); !has || !missing {
-					continue
-				}
-				data, err := get()
-				if err == nil {
-					_, err = r.restorer.Accept(uint32(k), data)
-				}
-				if err != nil {
-					failed.Store(&err)
-				}
+	g, ctx := errgroup.WithContext(r.ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for k, e := range r.manifest.Entries {
+		get, has := chunks[e.Root]
+		if _, missing := r.restorer.Want(uint32(k)); !has || !missing {
+			continue
+		}
+		g.Go(func() error {
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
+			data, err := get()
+			if err == nil {
+				_, err = r.restorer.Accept(uint32(k), data)
+			}
+			return err
 		})
 	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	j.count.there(r.manifest, r.restorer)
-	return r.ctx.Err()
+	return nil
 }
 
-// deltas brings changed chunks up to date by the pieces that differ: first the sub-manifest of a chunk, proved by the chunk's root, then
-// only the pieces that are nowhere in what the node has.
+// deltas are the deltas of a round: for each changed chunk its sub-manifest is fetched, proved by
+// the chunk's root, and then only the pieces that the node does not have anywhere.
 type deltas struct {
-	pieces map[avlstar.Stub]pieceRef
+	pieces map[avlstar.Stub]pieceRef // what the node has; constant
 
-	// owned by the loop:
+	// Used by the loop only.
 	waiting []uint32 // chunks whose delta has not begun
-	active  uint64   // bytes of the chunks whose delta has
-	good    int
-	poor    int
+	active  uint64   // bytes of the chunks whose delta is under way
+	good    int      // deltas that have made their chunk
+	poor    int      // deltas that were given up
 }
 
+// pieceRef is where a piece lies: it is number k of a cut.
 type pieceRef struct {
 	cut *avlstar.Cut
 	k   uint32
 }
 
-// newDeltas returns nil where there is nothing to gain.
+// newDeltas indexes what the node has. It returns nil where nothing can be gained.
 func newDeltas(chunkBytes uint64, local locals) *deltas {
 	if chunkBytes < minDelta || local.version == nil && len(local.chunks) == 0 {
 		return nil
@@ -120,7 +120,7 @@ func newDeltas(chunkBytes uint64, local locals) *deltas {
 	d := &deltas{pieces: map[avlstar.Stub]pieceRef{}}
 	add := func(cut *avlstar.Cut, err error) {
 		if err != nil {
-			return // not to be had: as if it were not there
+			return // it cannot be read: as if it were not there
 		}
 		for k, e := range cut.Manifest().Entries {
 			d.pieces[e.Root] = pieceRef{cut, uint32(k)}
@@ -135,29 +135,30 @@ func newDeltas(chunkBytes uint64, local locals) *deltas {
 	return d
 }
 
-// delta is a chunk that is being put together.
+// delta is a chunk that is being assembled.
 type delta struct {
 	r   *round
 	k   uint32
 	sub *avlstar.Manifest
 	mu  struct {
 		sync.Mutex
-		data    []byte       // of the chunk
+		data    []byte       // the chunk, with gaps; nil once it is handed over
 		missing int          // ranges
-		got     map[int]bool // ranges, by the first piece
+		got     map[int]bool // ranges that are here, by their first piece
 	}
 }
 
-// deltaAnswer tells the loop what came of an answer.
+// deltaAnswer is what a worker found about a delta, and the loop is to do.
 type deltaAnswer struct {
 	of     *delta
-	ranges []*item // to ask for
-	reused uint64  // bytes of the chunk that were there
-	poor   bool    // too little of the chunk was there: it is to be fetched whole
+	ranges []*item // to be fetched
+	reused uint64  // bytes of the chunk that the node had
+	poor   bool    // the chunk is to be fetched whole: the node has too little of it
 	done   bool    // the chunk is written
 }
 
-// begin copies what is there of a chunk and finds what is missing. It runs in a worker.
+// begin copies the pieces of a chunk that the node has and plans the ranges to fetch. It is called
+// by workers.
 func (d *deltas) begin(it *item, sub *avlstar.Manifest) (*deltaAnswer, error) {
 	entry := it.r.manifest.Entries[it.k]
 	c := &delta{r: it.r, k: it.k, sub: sub}
@@ -190,7 +191,7 @@ func (d *deltas) begin(it *item, sub *avlstar.Manifest) (*deltaAnswer, error) {
 		}
 		piece, err := ref.cut.Piece(ref.k)
 		if err != nil || uint64(len(piece)) != e.Root.Bytes {
-			return &deltaAnswer{of: c, poor: true}, nil //nolint:nilerr // our own copy is of no use: the peer's is
+			return &deltaAnswer{of: c, poor: true}, nil //nolint:nilerr // our own copy is damaged: the peer's is not
 		}
 		data = append(data, piece...)
 		data[at] = e.BoundaryHeight
@@ -202,7 +203,8 @@ func (d *deltas) begin(it *item, sub *avlstar.Manifest) (*deltaAnswer, error) {
 	return a, nil
 }
 
-// accept verifies the pieces of a range and, when they were the last, the chunk. It runs in a worker.
+// accept verifies a range and, if it was the last one, hands the chunk over. It returns nil for a
+// second answer. It is called by workers.
 func (c *delta) accept(it *item, data []byte) (*deltaAnswer, error) {
 	if err := verifyPieces(c.sub, it.from, it.to, data); err != nil {
 		return nil, err
@@ -220,14 +222,15 @@ func (c *delta) accept(it *item, data []byte) (*deltaAnswer, error) {
 	return c.finish(&deltaAnswer{of: c})
 }
 
-// finish hands the whole chunk over. All of it is verified once more, so that a piece of ours that has rotted does no harm: the chunk is
-// then fetched whole.
+// finish hands the whole chunk to the restorer, which verifies all of it once more: so a local
+// piece that has rotted does no harm, and the chunk is fetched whole. The caller holds c.mu, unless
+// no range was asked for yet.
 func (c *delta) finish(a *deltaAnswer) (*deltaAnswer, error) {
 	data := c.mu.data
 	c.mu.data = nil
 	switch _, err := c.r.restorer.Accept(c.k, data); {
 	case errors.Is(err, avlstar.ErrInvalidChunk):
-		return &deltaAnswer{of: c, poor: true}, nil // not the peer's fault
+		return &deltaAnswer{of: c, poor: true}, nil // our pieces were damaged, not the peer's
 	case err != nil:
 		return nil, err
 	}
@@ -235,25 +238,7 @@ func (c *delta) finish(a *deltaAnswer) (*deltaAnswer, error) {
 	return a, nil
 }
 
-// plan adds an item for each missing chunk: itself, or its sub-manifest where a delta may help.
-func (j *joiner) plan(r *round) {
-	var items []*item
-	for k := range r.manifest.Entries {
-		bytes, missing := r.restorer.Want(uint32(k))
-		switch {
-		case !missing:
-		case r.deltas != nil && bytes >= minDelta:
-			r.deltas.waiting = append(r.deltas.waiting, uint32(k))
-		default:
-			items = append(items, &item{kind: wholeChunk, r: r, k: uint32(k), bytes: bytes})
-		}
-	}
-	j.add(items...)
-	j.moreDeltas()
-	j.done = r.restorer.Missing() == 0
-}
-
-// moreDeltas begins deltas as long as there is memory for the chunks.
+// moreDeltas begins deltas while there is memory for their chunks.
 func (j *joiner) moreDeltas() {
 	r := j.round
 	d := r.deltas
@@ -277,7 +262,7 @@ func (j *joiner) moreDeltas() {
 	j.add(items...)
 }
 
-// deltaAnswer goes on with a delta.
+// deltaAnswer continues a delta.
 func (j *joiner) deltaAnswer(it *item, a *deltaAnswer) {
 	if it.kind == subManifest && it.answered {
 		return // a second answer
@@ -301,18 +286,4 @@ func (j *joiner) deltaAnswer(it *item, a *deltaAnswer) {
 	}
 	j.add(a.ranges...)
 	j.moreDeltas()
-}
-
-// add gives items to the scheduler.
-func (j *joiner) add(items ...*item) {
-	if len(items) == 0 {
-		return
-	}
-	list := make([]scheduler.Item, 0, len(items))
-	for _, it := range items {
-		j.next++
-		j.items[j.next] = it
-		list = append(list, scheduler.Item{ID: j.next, Group: it.r.group, Bytes: it.bytes, Exact: it.exact()})
-	}
-	j.step(scheduler.Add{Items: list})
 }

@@ -1,13 +1,31 @@
-// Package fastsync brings a node the state of its chain over our own transport, from many peers at once, none of which it trusts.
+// Package fastsync fetches the state of the chain for a joining node, over our own transport, from
+// many peers at once, none of which it trusts.
 //
-//	peers.go       addresses ──dial──► connections ──status──► which peer has which snapshots; further addresses
-//	choose.go      newest height that a header proves, and somebody serves ──► commitment ──► manifest, proved
-//	join.go        one loop: events into the scheduler, its actions into calls; workers verify and write
-//	delta.go       what the node has already: equal chunks are copied, changed ones patched by the pieces that differ
-//	server.go      the other side: answers from pinned snapshots
-//	messages.go    bodies and answers (docs/spec/transport.md)
+//	peers.go       addresses ──dial──► connections ──status──► who has which snapshots; more addresses
+//	choose.go      newest height that a header proves and a peer serves ──► manifest, proved
+//	join.go        Join: one loop; what other goroutines report reaches it through mailbox.go
+//	round.go       a snapshot: what is missing, when it stalls, when another takes its place
+//	request.go     a chunk: requested ──► received ──► verified and written ──► counted
+//	delta.go       what the node has: equal chunks are copied, changed ones assembled from pieces
+//	view.go        the join as the status page shows it
+//	server.go      the other side: it answers from pinned snapshots
+//	messages.go    methods, bodies and answers (docs/spec/transport.md#methods)
 //
-// Life of a chunk: an Ask of the scheduler lends a buffer of exactly its length; what lands there is verified against the manifest by
-// statesync.Restorer, which writes it; only then does the scheduler hear of it. A peer is banned for bytes that prove a lie, never for
-// slowness, nor for what it does not have.
+// Life of a chunk: on Ask of the scheduler, a buffer of exactly its length is lent to the
+// transport. What lands there is verified against the manifest and written by statesync.Restorer,
+// which alone knows who writes it. Only then does the scheduler hear that the chunk is done. A peer
+// is banned for bytes that prove a lie, never for being slow, nor for what it does not have.
+//
+// # Words
+//
+//	snapshot   the state after a block, as peers serve it: a height, a manifest and chunks
+//	round      the fetching of one snapshot; a retarget ends it and begins another
+//	item       what one request asks for: a chunk, a sub-manifest or a range
+//	request    an item asked of one peer; an item may have several at a time
+//	chunk      a subtree of the state, about 1 MiB: the unit that is verified, written, and still there after a crash
+//	run        the records of a chunk in the order of their keys, as a target stores them
+//	cut        a chunk, or a state, divided into pieces; a chunk's has a sub-manifest
+//	piece      one part of a cut, at most 16 KiB: the least that can be verified alone
+//	range      consecutive bytes of a chunk, as one request asks for them; in a delta, those of whole pieces
+//	delta      the assembly of a chunk from pieces that the node has and ranges that it fetches
 package fastsync

@@ -1,6 +1,7 @@
 package fastsync
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -10,12 +11,14 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
@@ -42,7 +45,18 @@ func newRNG(t *testing.T) *mathrand.Rand {
 	return mathrand.New(mathrand.NewPCG(seed, 0))
 }
 
-// stateOf has n keys with values of some 200 bytes.
+// slowDisk takes its time over a chunk.
+type slowDisk struct {
+	*disk
+	d time.Duration
+}
+
+func (s *slowDisk) Write(k uint32, c *avlstar.Chunk) error {
+	pass(s.d)
+	return s.disk.Write(k, c)
+}
+
+// stateOf has n keys with values of about 200 bytes.
 func stateOf(t *testing.T, rng *mathrand.Rand, n int, chunkBytes uint64) *avlstar.Version {
 	t.Helper()
 	v, err := avlstar.Empty(chunkBytes)
@@ -74,9 +88,10 @@ func touched(t *testing.T, rng *mathrand.Rand, v *avlstar.Version, oneIn int) *a
 	t.Helper()
 	var changes []avlstar.Change
 	i, which := 0, rng.IntN(oneIn) // not each by chance: then there might be none
-	for key := range v.Ascend(nil, nil) {
+	for kv, err := range v.Ascend(nil, nil) {
+		require.NoError(t, err)
 		if i++; i%oneIn == which {
-			changes = append(changes, avlstar.Change{Key: append([]byte(nil), key...), Value: randomValue(rng)})
+			changes = append(changes, avlstar.Change{Key: append([]byte(nil), kv.Key...), Value: randomValue(rng)})
 		}
 	}
 	require.NotEmpty(t, changes)
@@ -118,34 +133,70 @@ func (c *chain) AppHash(_ context.Context, height int64) ([]byte, error) {
 	return hash[:], nil
 }
 
-// world is a network of peers.
+// Conflict implements Headers.
+func (c *chain) Conflict() error { return nil }
+
+// world is a network of peers in virtual time, and the node that joins. inWorld makes and closes
+// it.
 type world struct {
-	t     *testing.T
-	net   transporttest.Network
-	chain *chain
-	nodes []*testNode
+	t      *testing.T
+	rng    *mathrand.Rand
+	net    transporttest.Network
+	chain  *chain
+	nodes  []*testNode
+	joiner []*Peers
 }
 
+// inWorld runs a test in a world of its own. Where f ends early, the world is closed as well: else
+// a failure would be a deadlock.
+func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, rng: newRNG(t), chain: newChain()}
+		defer w.close()
+		f(t, w)
+	})
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) { bubble.Sleep(d) }
+
+// state makes a new state of so many keys that of a height, or of several.
+func (w *world) state(keys int, chunkBytes uint64, heights ...int64) *avlstar.Version {
+	w.t.Helper()
+	v := stateOf(w.t, w.rng, keys, chunkBytes)
+	for _, h := range heights {
+		w.chain.set(h, v)
+	}
+	return v
+}
+
+// testNode is a peer. Its handler counts what it was asked and what it answered.
 type testNode struct {
-	w        *world
 	manager  *statesync.Manager
 	listener *transporttest.Listener
-	mu       sync.Mutex
-	asked    map[transport.Method]int
-	bytes    int // of chunk answers
+
+	mu     sync.Mutex
+	asked  map[transport.Method]int
+	bytes  int // of chunk answers
+	lies   int // answers about chunks that are not the truth
+	truths int // those that are
 }
 
-// handler damages answers, if it is not nil.
+// meddler changes what a peer answers; nil: it is honest.
 type meddler func(n *testNode, r transport.Request, answer []byte, err error) ([]byte, error)
-
-func newWorld(t *testing.T) *world { return &world{t: t, chain: newChain()} }
 
 func hostOf(i int) string { return fmt.Sprintf("node-%d:1", i) }
 
-// add makes a node that serves the states of the chain at some heights. Nodes know each other.
+// addressOf is where node i listens.
+func addressOf(i int) transport.Address {
+	return transport.Address{ID: transporttest.ID(i), HostPort: hostOf(i)}
+}
+
+// add makes a peer that serves the states of the chain at some heights. Peers know each other.
 func (w *world) add(meddle meddler, heights ...int64) *testNode {
 	w.t.Helper()
-	n := &testNode{w: w, manager: statesync.NewManager(statesync.Options{Interval: testInterval, Keep: 1}), asked: map[transport.Method]int{}}
+	n := &testNode{manager: statesync.NewManager(statesync.Options{Interval: testInterval, Keep: 1}), asked: map[transport.Method]int{}}
 	for _, h := range heights {
 		n.manager.Committed(h, w.chain.states[h])
 	}
@@ -159,7 +210,7 @@ func (w *world) add(meddle meddler, heights ...int64) *testNode {
 		Peers: func() []transport.Address {
 			var list []transport.Address
 			for j := range w.nodes {
-				list = append(list, transport.Address{ID: transporttest.ID(j), HostPort: hostOf(j)})
+				list = append(list, addressOf(j))
 			}
 			return list
 		},
@@ -167,16 +218,12 @@ func (w *world) add(meddle meddler, heights ...int64) *testNode {
 	listener, err := w.net.Listen(hostOf(i), transporttest.Config{
 		ID: transporttest.ID(i), Host: "host", ChainID: "chain",
 		Handler: transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
-			answer, err := mux.Serve(ctx, r)
+			truth, err := mux.Serve(ctx, r)
+			answer := truth
 			if meddle != nil {
 				answer, err = meddle(n, r, answer, err)
 			}
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			n.asked[r.Method]++
-			if r.Method == transport.MethodChunk {
-				n.bytes += len(answer)
-			}
+			n.note(r.Method, truth, answer, err)
 			return answer, err
 		}),
 	})
@@ -184,6 +231,22 @@ func (w *world) add(meddle meddler, heights ...int64) *testNode {
 	n.listener = listener
 	w.nodes = append(w.nodes, n)
 	return n
+}
+
+func (n *testNode) note(m transport.Method, truth, answer []byte, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked[m]++
+	if m == MethodChunk {
+		n.bytes += len(answer)
+	}
+	switch {
+	case err != nil || m != MethodChunk && m != MethodSubManifest:
+	case bytes.Equal(truth, answer):
+		n.truths++
+	default:
+		n.lies++
+	}
 }
 
 func (n *testNode) count(m transport.Method) int {
@@ -201,23 +264,46 @@ func (w *world) chunkBytesServed() (total int) {
 	return total
 }
 
+// close ends everything, and holds the promise of every join: a peer that lies costs one chunk. One
+// that has told the truth before costs what it was asked for at a time.
 func (w *world) close() {
-	for _, n := range w.nodes {
+	for _, p := range w.joiner {
+		p.Close()
+	}
+	synctest.Wait() // handlers of calls that were cancelled
+	for i, n := range w.nodes {
 		n.listener.Close()
 		require.NoError(w.t, n.manager.Close())
+		limit := 1
+		if n.truths > 0 {
+			limit = 16
+		}
+		require.LessOrEqual(w.t, n.lies, limit, "lies of node %d, which has told the truth %d times", i, n.truths)
 	}
 }
 
+// dialer is the joining node's.
+func (w *world) dialer() transport.Dialer {
+	return w.net.Dialer(transporttest.Config{ID: transporttest.ID(9999), Host: "joiner", ChainID: "chain"})
+}
+
+// faulty is that dialer over a network with faults.
+func (w *world) faulty(f transporttest.Faults) transport.Dialer {
+	return &transporttest.Faulty{Dialer: w.dialer(), Seed: w.rng.Uint64(), Faults: func(transport.Address) transporttest.Faults { return f }}
+}
+
 // peers dials the first node only: the others are told.
-func (w *world) peers(dialers ...transport.Dialer) *Peers {
-	dialer := w.net.Dialer(transporttest.Config{ID: transporttest.ID(9999), Host: "joiner", ChainID: "chain"})
-	if len(dialers) > 0 {
-		dialer = dialers[0]
+func (w *world) peers() *Peers { return w.peersOver(w.dialer(), 0) }
+
+// peersOver dials some of the nodes.
+func (w *world) peersOver(d transport.Dialer, nodes ...int) *Peers {
+	o := PeersOptions{Logger: log.NewNopLogger(), Dialer: d, Self: transporttest.ID(9999)}
+	for _, i := range nodes {
+		o.Addresses = append(o.Addresses, addressOf(i))
 	}
-	return NewPeers(PeersOptions{
-		Logger: log.NewNopLogger(), Dialer: dialer, Self: transporttest.ID(9999),
-		Addresses: []transport.Address{{ID: transporttest.ID(0), HostPort: hostOf(0)}},
-	})
+	p := NewPeers(o)
+	w.joiner = append(w.joiner, p)
+	return p
 }
 
 // disk is a Target that outlives a join.
@@ -225,19 +311,19 @@ type disk struct {
 	mu       sync.Mutex
 	height   int64
 	manifest *avlstar.Manifest
-	runs     map[string][]byte
+	chunks   map[string][]byte
 	state    *avlstar.Version // committed
 	at       int64
 	writes   int
 }
 
-func newDisk() *disk { return &disk{runs: map[string][]byte{}} }
+func newDisk() *disk { return &disk{chunks: map[string][]byte{}} }
 
-func runName(e *avlstar.Entry) string { return fmt.Sprintf("%s-%d", e.Root.Hash, e.BoundaryHeight) }
+func chunkName(e *avlstar.Entry) string { return fmt.Sprintf("%s-%d", e.Root.Hash, e.BoundaryHeight) }
 
 func (d *disk) Begin(height int64, m *avlstar.Manifest) error {
 	d.mu.Lock()
-	clear(d.runs)
+	clear(d.chunks)
 	d.mu.Unlock()
 	return d.Continue(height, m)
 }
@@ -258,13 +344,24 @@ func (d *disk) Unfinished() (int64, *avlstar.Manifest, bool) {
 func (d *disk) Stored(k uint32) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return append([]byte(nil), d.runs[runName(&d.manifest.Entries[k])]...)
+	return append([]byte(nil), d.chunks[chunkName(&d.manifest.Entries[k])]...)
+}
+
+func (d *disk) Forget(k uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.chunks, chunkName(&d.manifest.Entries[k]))
+	return nil
 }
 
 func (d *disk) Write(k uint32, c *avlstar.Chunk) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.runs[runName(&d.manifest.Entries[k])] = append([]byte(nil), c.Bytes()...)
+	name := chunkName(&d.manifest.Entries[k])
+	if d.chunks[name] != nil {
+		return fmt.Errorf("chunk %d was written before", k) // as package storage
+	}
+	d.chunks[name] = append([]byte(nil), c.Bytes()...)
 	d.writes++
 	return nil
 }
@@ -290,21 +387,30 @@ func (w *world) options(p *Peers, d *disk) Options {
 	return Options{Logger: log.NewNopLogger(), Peers: p, Headers: w.chain, Target: d, Interval: testInterval}
 }
 
+// try joins within a limit of virtual time.
+func (w *world) try(limit time.Duration, o Options) (*Result, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	return Join(ctx, o)
+}
+
 // join joins and checks the result.
-func (w *world) join(ctx context.Context, o Options, want int64) *Result {
+func (w *world) join(limit time.Duration, o Options, want int64) *Result {
 	w.t.Helper()
-	result, err := Join(ctx, o)
+	result, err := w.try(limit, o)
 	require.NoError(w.t, err)
 	require.Equal(w.t, want, result.Height)
 	require.Equal(w.t, w.chain.states[want].AppHash(), result.Version.AppHash())
-	d := o.Target.(*disk)
+	d := diskOf(o.Target)
 	require.Equal(w.t, want, d.at)
 	require.Equal(w.t, w.chain.states[want].Root(), d.state.Root())
 	result.Version.Release()
 	return result
 }
 
-// eventually is a deadline in virtual time.
-func eventually(d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), d)
+func diskOf(t Target) *disk {
+	if slow, is := t.(*slowDisk); is {
+		return slow.disk
+	}
+	return t.(*disk)
 }

@@ -4,9 +4,11 @@ import (
 	"fmt"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync/scheduler"
 	"github.com/starling-kv/starling/transport"
 )
 
+// kind of an item.
 type kind int
 
 const (
@@ -15,32 +17,38 @@ const (
 	pieceRange
 )
 
-// item is what one request asks for.
+// item is what one request asks for. It does not change, except for id, which add sets, and
+// answered.
 type item struct {
+	id    scheduler.ItemID // 0 until it is added
 	kind  kind
 	r     *round
-	k     uint32 // chunk
-	bytes uint64 // of the answer; of a sub-manifest at most
-	// of a pieceRange: which pieces of the delta
+	k     uint32 // the chunk's number
+	bytes uint64 // of the answer; of a sub-manifest, at most
+
+	// Of a pieceRange only:
 	delta    *delta
-	from, to int
+	from, to int    // the pieces [from, to) of the delta's cut
 	offset   uint64 // where the answer begins in the chunk
-	answered bool   // a subManifest whose answer the loop has seen
+
+	answered bool // of a subManifest: the loop has seen an answer
 }
 
-// exact: the length of an honest answer was proved.
+// exact reports whether an honest answer has exactly it.bytes: that length was proved.
 func (it *item) exact() bool { return it.kind != subManifest }
 
-// call is the request, but for the buffer.
-func (it *item) call(height int64) transport.Call {
+// call is the request without the buffer.
+func (it *item) call() transport.Call {
+	height := it.r.height
 	if it.kind == subManifest {
-		return transport.Call{Method: transport.MethodSubManifest, Body: subManifestRequest{height, it.k, pieceBytes}.encode(), Max: int(it.bytes)}
+		return transport.Call{Method: MethodSubManifest, Body: subManifestRequest{height, it.k, pieceBytes}.encode(), Max: int(it.bytes)}
 	}
-	return transport.Call{Method: transport.MethodChunk, Body: chunkRequest{height, it.k, uint32(it.offset), uint32(it.bytes)}.encode()}
+	return transport.Call{Method: MethodChunk, Body: chunkRequest{height, it.k, uint32(it.offset), uint32(it.bytes)}.encode()}
 }
 
-// verify checks an answer, and writes the chunk that it completes. Errors that are avlstar.ErrInvalidChunk or ErrInvalidManifest prove a lie.
-// It runs in a worker. fresh says that no other answer was before it.
+// verify checks an answer and writes the chunk that it completes. fresh reports that it is the
+// first right answer. An error that is avlstar.ErrInvalidChunk or avlstar.ErrInvalidManifest proves
+// a lie. It is called by workers.
 func (it *item) verify(data []byte) (fresh bool, _ *deltaAnswer, _ error) {
 	switch it.kind {
 	case subManifest:
@@ -58,12 +66,14 @@ func (it *item) verify(data []byte) (fresh bool, _ *deltaAnswer, _ error) {
 	return fresh, nil, err
 }
 
-// verifyPieces checks the pieces [from, to) of a sub-manifest that data, bytes of a chunk, is to be.
+// verifyPieces checks that data is the pieces [from, to) of the cut that sub describes. It changes
+// data during the call: the first byte of a piece is its height inside the chunk, but 0 where the
+// piece is verified alone (docs/spec/transport.md#methods).
 func verifyPieces(sub *avlstar.Manifest, from, to int, data []byte) error {
 	for k := from; k < to; k++ {
 		e := &sub.Entries[k]
 		if e.Root.Bytes > uint64(len(data)) {
-			return fmt.Errorf("%w: piece %d is cut short", avlstar.ErrInvalidChunk, k)
+			return fmt.Errorf("%w: piece %d is too short", avlstar.ErrInvalidChunk, k)
 		}
 		piece := data[:e.Root.Bytes]
 		data = data[e.Root.Bytes:]

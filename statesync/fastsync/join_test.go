@@ -18,7 +18,7 @@ import (
 
 // damaged flips a bit of each chunk.
 func damaged(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-	if err != nil || r.Method != transport.MethodChunk {
+	if err != nil || r.Method != MethodChunk {
 		return answer, err
 	}
 	answer = bytes.Clone(answer)
@@ -30,20 +30,20 @@ func damaged(_ *testNode, r transport.Request, answer []byte, err error) ([]byte
 var meddlers = map[string]meddler{
 	"damaged": damaged,
 	"truncated": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if err == nil && r.Method == transport.MethodChunk {
+		if err == nil && r.Method == MethodChunk {
 			return answer[:len(answer)-1], nil
 		}
 		return answer, err
 	},
 	"oversize": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if err == nil && r.Method == transport.MethodChunk {
+		if err == nil && r.Method == MethodChunk {
 			return append(bytes.Clone(answer), 0), nil
 		}
 		return answer, err
 	},
 	"swapped": func(n *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
 		c, decoded := decodeChunkRequest(r.Body)
-		if err != nil || decoded != nil || r.Method != transport.MethodChunk {
+		if err != nil || decoded != nil || r.Method != MethodChunk {
 			return answer, err
 		}
 		served, ok := n.manager.Serve(c.height)
@@ -54,39 +54,39 @@ var meddlers = map[string]meddler{
 		return served.Chunk((c.k + 1) % served.Commitment().Chunks)
 	},
 	"lying manifest": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if err == nil && r.Method == transport.MethodManifest {
+		if err == nil && r.Method == MethodManifest {
 			answer = bytes.Clone(answer)
 			answer[len(answer)-1] ^= 1
 		}
 		return answer, err
 	},
 	"lying commitment": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if err == nil && r.Method == transport.MethodCommitment {
+		if err == nil && r.Method == MethodCommitment {
 			answer = bytes.Clone(answer)
 			answer[9] ^= 1
 		}
 		return answer, err
 	},
 	"garbage status": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if r.Method == transport.MethodStatus {
+		if r.Method == MethodStatus {
 			return []byte("rubbish"), nil
 		}
 		return answer, err
 	},
 	"invented heights": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if r.Method == transport.MethodStatus {
+		if r.Method == MethodStatus {
 			return Status{Base: 1, Height: 1 << 40, Snapshots: []int64{1 << 20, 1 << 30, testInterval << 32}}.encode(), nil
 		}
 		return answer, err
 	},
 	"always gone": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if r.Method == transport.MethodChunk {
+		if r.Method == MethodChunk {
 			return nil, transport.ErrGone
 		}
 		return answer, err
 	},
 	"always busy": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if r.Method == transport.MethodChunk {
+		if r.Method == MethodChunk {
 			return nil, transport.ErrBusy
 		}
 		return answer, err
@@ -94,32 +94,26 @@ var meddlers = map[string]meddler{
 }
 
 func TestJoinFromOnePeer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.chain.set(10, stateOf(t, newRNG(t), 3000, 20_000))
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(3000, 20_000, 10)
 		w.add(nil, 10)
 		p := w.peers()
-		ctx, cancel := eventually(time.Minute)
 		var phases []Phase
 		o := w.options(p, newDisk())
 		o.Progress = func(p Progress) { phases = append(phases, p.Phase) }
-		result := w.join(ctx, o, 10)
+		result := w.join(time.Minute, o, 10)
 		require.Equal(t, int(w.chain.states[10].NumChunks()), result.Summary.ChunksDone)
 		require.Equal(t, w.chain.states[10].Root().Bytes, result.Summary.BytesDone)
 		require.Equal(t, PhaseDone, phases[len(phases)-1])
 		require.Contains(t, phases, PhaseWriting)
-		cancel()
-		p.Close()
-		w.close()
 	})
 }
 
 // One honest peer is enough against every kind of liar, and against all of them.
 func TestJoinAmongLiars(t *testing.T) {
 	honest := func(t *testing.T, liars map[string]meddler, copies int) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t)
-			w.chain.set(10, stateOf(t, newRNG(t), 1500, 10_000))
+		inWorld(t, func(t *testing.T, w *world) {
+			w.state(1500, 10_000, 10)
 			truth := w.add(nil, 10)
 			for _, m := range liars {
 				for range copies {
@@ -127,13 +121,9 @@ func TestJoinAmongLiars(t *testing.T) {
 				}
 			}
 			p := w.peers()
-			ctx, cancel := eventually(30 * time.Minute)
-			w.join(ctx, w.options(p, newDisk()), 10)
+			w.join(30*time.Minute, w.options(p, newDisk()), 10)
 			_, banned := p.mu.banned[truth.listener.Address().ID]
 			require.False(t, banned, "an honest peer is never banned")
-			cancel()
-			p.Close()
-			w.close()
 		})
 	}
 	for name, m := range meddlers {
@@ -144,41 +134,30 @@ func TestJoinAmongLiars(t *testing.T) {
 
 // Faults of the network are nobody's lie, but for bytes that are wrong.
 func TestJoinOverABadNetwork(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		rng := newRNG(t)
-		w.chain.set(10, stateOf(t, rng, 1500, 10_000))
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(1500, 10_000, 10)
 		for range 6 {
 			w.add(nil, 10)
 		}
-		faulty := &transporttest.Faulty{
-			Dialer: w.net.Dialer(transporttest.Config{ID: transporttest.ID(9999), Host: "joiner", ChainID: "chain"}), Seed: rng.Uint64(),
-			Faults: func(transport.Address) transporttest.Faults {
-				return transporttest.Faults{Refuse: 0.2, Loss: 0.1, Delay: 20 * time.Millisecond, Jitter: 50 * time.Millisecond, Reorder: 0.1, Rate: 200_000, Disconnect: 60}
-			},
-		}
-		p := w.peers(faulty)
-		ctx, cancel := eventually(2 * time.Hour)
-		w.join(ctx, w.options(p, newDisk()), 10)
+		p := w.peersOver(w.faulty(transporttest.Faults{
+			Refuse: 0.2, Loss: 0.1, Delay: 20 * time.Millisecond, Jitter: 50 * time.Millisecond, Reorder: 0.1, Rate: 200_000, Disconnect: 60,
+		}), 0)
+		w.join(2*time.Hour, w.options(p, newDisk()), 10)
 		_, banned := p.Count()
 		require.Zero(t, banned)
-		cancel()
-		p.Close()
-		w.close()
 	})
 }
 
 // What was verified before a kill is not fetched again.
 func TestJoinResumes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.chain.set(10, stateOf(t, newRNG(t), 4000, 10_000))
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(4000, 10_000, 10)
 		total := int(w.chain.states[10].NumChunks())
 		var left atomic.Int64
 		left.Store(int64(total / 2))
 		stop, interrupt := context.WithCancel(context.Background())
 		n := w.add(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-			if r.Method == transport.MethodChunk && left.Add(-1) == 0 {
+			if r.Method == MethodChunk && left.Add(-1) == 0 {
 				interrupt()
 			}
 			return answer, err
@@ -189,26 +168,21 @@ func TestJoinResumes(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		p.Close()
 		synctest.Wait() // the peer counts what it was asked before
-		before, there := n.count(transport.MethodChunk), d.written()
+		before, there := n.count(MethodChunk), d.written()
 		require.Positive(t, there)
 		require.Less(t, there, total)
 
 		p = w.peers()
-		ctx, cancel := eventually(time.Minute)
-		result := w.join(ctx, w.options(p, d), 10)
-		require.Equal(t, total-there, n.count(transport.MethodChunk)-before, "the rest, once")
+		result := w.join(time.Minute, w.options(p, d), 10)
+		require.Equal(t, total-there, n.count(MethodChunk)-before, "the rest, once")
 		require.Positive(t, result.Summary.Reused)
-		cancel()
-		p.Close()
-		w.close()
 	})
 }
 
 // Chunks that have rotted on disk since are fetched again.
 func TestResumeVerifiesTheDisk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.chain.set(10, stateOf(t, newRNG(t), 2000, 10_000))
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(2000, 10_000, 10)
 		w.add(nil, 10)
 		d := newDisk()
 		m := w.chain.states[10].Manifest()
@@ -219,23 +193,19 @@ func TestResumeVerifiesTheDisk(t *testing.T) {
 			if k%3 == 0 {
 				data[len(data)/2] ^= 1
 			}
-			d.runs[runName(&m.Entries[k])] = data
+			d.chunks[chunkName(&m.Entries[k])] = data
 		}
 		p := w.peers()
-		ctx, cancel := eventually(time.Minute)
-		w.join(ctx, w.options(p, d), 10)
-		require.Equal(t, (len(m.Entries)+2)/3, w.nodes[0].count(transport.MethodChunk))
-		cancel()
-		p.Close()
-		w.close()
+		w.join(time.Minute, w.options(p, d), 10)
+		require.Equal(t, (len(m.Entries)+2)/3, w.nodes[0].count(MethodChunk))
 	})
 }
 
-// Where all peers prune a snapshot mid-way, the join goes on with a newer one and keeps what is the same.
+// Where all peers prune a snapshot mid-way, the join continues with a newer one and keeps what is
+// the same.
 func TestJoinRetargets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		rng := newRNG(t)
+	inWorld(t, func(t *testing.T, w *world) {
+		rng := w.rng
 		first := stateOf(t, rng, 12_000, 400_000)
 		w.chain.set(10, first)
 		second := touched(t, rng, first, 3000)
@@ -243,7 +213,7 @@ func TestJoinRetargets(t *testing.T) {
 		left.Store(int64(first.NumChunks() * 2 / 3))
 		prune := make(chan struct{})
 		meddle := func(n *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-			if r.Method != transport.MethodChunk {
+			if r.Method != MethodChunk {
 				return answer, err
 			}
 			if left.Add(-1) == 0 {
@@ -260,19 +230,16 @@ func TestJoinRetargets(t *testing.T) {
 			<-prune
 			w.chain.set(20, second)
 			for _, n := range []*testNode{a, b} {
-				n.manager.Committed(20, second) // keeps one: 10 is held because it was asked for, the handler says gone
+				// It keeps one: 10 is held because it was requested, but the handler says gone.
+				n.manager.Committed(20, second)
 			}
 		}()
 		p := w.peers()
-		ctx, cancel := eventually(30 * time.Minute)
-		result := w.join(ctx, w.options(p, newDisk()), 20)
+		result := w.join(30*time.Minute, w.options(p, newDisk()), 20)
 		require.Equal(t, 1, result.Summary.Retargets)
 		require.Positive(t, result.Summary.Reused)
 		require.Less(t, w.chunkBytesServed(), int(first.Root().Bytes)*5/4, "changed chunks cost pieces only")
-		require.Positive(t, a.count(transport.MethodSubManifest)+b.count(transport.MethodSubManifest))
-		cancel()
-		p.Close()
-		w.close()
+		require.Positive(t, a.count(MethodSubManifest)+b.count(MethodSubManifest))
 	})
 }
 
@@ -281,7 +248,7 @@ func TestCatchUpFetchesWhatDiffers(t *testing.T) {
 	for name, meddle := range map[string]meddler{
 		"honest": nil,
 		"beside a liar about sub-manifests": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-			if err == nil && r.Method == transport.MethodSubManifest {
+			if err == nil && r.Method == MethodSubManifest {
 				answer = bytes.Clone(answer)
 				answer[len(answer)-1] ^= 1
 			}
@@ -290,9 +257,8 @@ func TestCatchUpFetchesWhatDiffers(t *testing.T) {
 		"beside a liar about pieces": damaged,
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				rng := newRNG(t)
+			inWorld(t, func(t *testing.T, w *world) {
+				rng := w.rng
 				old := stateOf(t, rng, 8000, 200_000)
 				w.chain.set(30, touched(t, rng, old, 800))
 				w.add(nil, 30)
@@ -300,14 +266,10 @@ func TestCatchUpFetchesWhatDiffers(t *testing.T) {
 					w.add(meddle, 30)
 				}
 				p := w.peers()
-				ctx, cancel := eventually(30 * time.Minute)
 				o := w.options(p, newDisk())
 				o.Local, o.LocalHeight = old, 20
-				w.join(ctx, o, 30)
+				w.join(30*time.Minute, o, 30)
 				require.Less(t, w.chunkBytesServed(), int(old.Root().Bytes)/3)
-				cancel()
-				p.Close()
-				w.close()
 			})
 		})
 	}
@@ -315,48 +277,38 @@ func TestCatchUpFetchesWhatDiffers(t *testing.T) {
 
 // Where everything has changed, sub-manifests are soon given up.
 func TestCatchUpAfterALongTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		rng := newRNG(t)
+	inWorld(t, func(t *testing.T, w *world) {
+		rng := w.rng
 		old := stateOf(t, rng, 8000, 70_000)
-		w.chain.set(30, stateOf(t, rng, 8000, 70_000))
+		w.state(8000, 70_000, 30)
 		n := w.add(nil, 30)
 		p := w.peers()
-		ctx, cancel := eventually(30 * time.Minute)
 		o := w.options(p, newDisk())
 		o.Local, o.LocalHeight = old, 20
-		w.join(ctx, o, 30)
-		require.Equal(t, int(w.chain.states[30].NumChunks())+1, n.count(transport.MethodChunk), "each once, and one to see that there is one")
-		cancel()
-		p.Close()
-		w.close()
+		w.join(30*time.Minute, o, 30)
+		require.Equal(t, int(w.chain.states[30].NumChunks())+1, n.count(MethodChunk), "each once, and one to see that there is one")
 	})
 }
 
 // The disk's own failure ends the join; what was written stays for the next.
 func TestJoinFailsWithTheDisk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.chain.set(10, stateOf(t, newRNG(t), 2000, 10_000))
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(2000, 10_000, 10)
 		w.add(nil, 10)
 		full := errors.New("disk full")
 		d := &failingDisk{disk: newDisk(), err: full}
 		d.left.Store(5)
 		p := w.peers()
-		ctx, cancel := eventually(time.Minute)
 		o := w.options(p, d.disk)
 		o.Target = d
-		_, err := Join(ctx, o)
+		_, err := w.try(time.Minute, o)
 		require.ErrorIs(t, err, full)
 		_, _, unfinished := d.Unfinished()
 		require.True(t, unfinished)
 		p.Close()
 
 		p = w.peers()
-		w.join(ctx, w.options(p, d.disk), 10)
-		cancel()
-		p.Close()
-		w.close()
+		w.join(time.Minute, w.options(p, d.disk), 10)
 	})
 }
 
@@ -375,12 +327,9 @@ func (d *failingDisk) Write(k uint32, c *avlstar.Chunk) error {
 
 // Without peers a join waits, and says why when it is told to stop.
 func TestJoinWithoutPeers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inWorld(t, func(t *testing.T, w *world) {
 		p := w.peers()
-		ctx, cancel := eventually(10 * time.Second)
-		defer cancel()
-		_, err := Join(ctx, w.options(p, newDisk()))
+		_, err := w.try(10*time.Second, w.options(p, newDisk()))
 		require.ErrorIs(t, err, errNoPeers)
 		require.Len(t, p.Failures(), 1)
 		p.Close()

@@ -9,14 +9,24 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Bounds of the messages.
+// The methods that a Server answers (docs/spec/transport.md#methods).
+const (
+	MethodStatus      transport.Method = 1  // which blocks and snapshots a node has
+	MethodCommitment  transport.Method = 2  // what an app hash commits to
+	MethodManifest    transport.Method = 3  // the manifest of a snapshot
+	MethodChunk       transport.Method = 4  // a range of a chunk, or all of it
+	MethodSubManifest transport.Method = 5  // the manifest of a cut of a chunk
+	MethodPeers       transport.Method = 9  // addresses of other nodes
+	MethodGenesis     transport.Method = 10 // the genesis file
+)
+
+// Limits of the messages.
 const (
 	maxStatusHeights = 256
 	maxPeers         = 64
 	maxAddressBytes  = 128
-	// commitmentBytes is the length of an avlstar.Commitment.
-	commitmentBytes = 53
-	// entryBytes bounds a manifest: it is shorter than 70·m for m ≥ 1 (design, section 3), and has a header of at most 16 bytes when empty.
+	// entryBytes bounds a manifest (docs/spec/chunks.md#manifest): it is shorter than 70 bytes per
+	// chunk, and at most 16 bytes long without chunks.
 	entryBytes = 70
 
 	maxStatusBytes = 2 + 8 + 8 + 2 + 8*maxStatusHeights
@@ -27,12 +37,14 @@ const (
 
 var errMessage = errors.New("malformed message")
 
-// Status is what a node says of itself; nothing of it is proved.
+// Status is what a node claims to have. Nothing of it is proved. Of more than maxStatusHeights
+// snapshots it names the newest.
 //
-//	status = version:u8 (1) ‖ first block:u64be ‖ last block:u64be ‖ n:u16be ‖ snapshot height:u64be × n, ascending
+//	version:u8 (1) ‖ first block:u64be ‖ last block:u64be ‖ n:u16be
+//	‖ snapshot height:u64be × n, ascending
 type Status struct {
-	Base, Height int64
-	Snapshots    []int64
+	Base, Height int64   // first and last block
+	Snapshots    []int64 // heights
 }
 
 func (s Status) encode() []byte {
@@ -68,7 +80,7 @@ func decodeStatus(b []byte) (Status, error) {
 	return s, nil
 }
 
-// heightBody asks for something of a height: height:u64be.
+// heightBody is the body of a request about a height: height:u64be.
 func heightBody(height int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(height)) }
 
 func decodeHeight(b []byte) (int64, error) {
@@ -78,7 +90,7 @@ func decodeHeight(b []byte) (int64, error) {
 	return int64(binary.BigEndian.Uint64(b)), nil
 }
 
-// chunkRequest asks for bytes [Offset, Offset+Length) of a chunk's encoding.
+// chunkRequest asks for the range [offset, offset+length) of the encoding of chunk k.
 //
 //	height:u64be ‖ k:u32be ‖ offset:u32be ‖ length:u32be
 type chunkRequest struct {
@@ -103,7 +115,7 @@ func decodeChunkRequest(b []byte) (r chunkRequest, err error) {
 	return r, nil
 }
 
-// subManifestRequest asks for the manifest of a chunk that is cut with a smaller limit.
+// subManifestRequest asks for the sub-manifest of chunk k, cut into pieces of at most limit bytes.
 //
 //	height:u64be ‖ k:u32be ‖ limit:u32be
 type subManifestRequest struct {
@@ -126,7 +138,7 @@ func decodeSubManifestRequest(b []byte) (r subManifestRequest, err error) {
 	return r, nil
 }
 
-// Peers:
+// encodePeers encodes addresses, up to maxPeers; those without an ID are left out.
 //
 //	n:u16be ‖ (length:u16be ‖ address, as id@host:port) × n
 func encodePeers(addresses []transport.Address) []byte {

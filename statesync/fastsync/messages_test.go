@@ -86,31 +86,31 @@ func TestServerRefuses(t *testing.T) {
 		body   []byte
 		want   error
 	}{
-		{transport.MethodCommitment, nil, transport.ErrRefused},
-		{transport.MethodCommitment, heightBody(11), transport.ErrGone},
-		{transport.MethodManifest, heightBody(0), transport.ErrGone},
-		{transport.MethodManifest, heightBody(-1), transport.ErrRefused},
-		{transport.MethodChunk, chunkRequest{20, 0, 0, 1}.encode(), transport.ErrGone},
-		{transport.MethodChunk, chunkRequest{10, v.NumChunks(), 0, 1}.encode(), transport.ErrRefused},
-		{transport.MethodChunk, chunkRequest{10, 0, 0, 0}.encode(), transport.ErrRefused},
-		{transport.MethodChunk, chunkRequest{10, 0, 1, bytes}.encode(), transport.ErrRefused},
-		{transport.MethodChunk, chunkRequest{10, 0, 1<<32 - 1, 1<<32 - 1}.encode(), transport.ErrRefused},
-		{transport.MethodSubManifest, subManifestRequest{10, 0, avlstar.MinCutBytes - 1}.encode(), transport.ErrRefused},
-		{transport.MethodSubManifest, subManifestRequest{10, 0, 100_000}.encode(), transport.ErrRefused},
-		{transport.MethodSubManifest, subManifestRequest{10, v.NumChunks(), 8192}.encode(), transport.ErrRefused},
-		{transport.MethodSubManifest, subManifestRequest{30, 0, 8192}.encode(), transport.ErrGone},
-		{transport.MethodGenesis, nil, transport.ErrGone},
-		{transport.MethodEvidence, nil, transport.ErrRefused},
+		{MethodCommitment, nil, transport.ErrRefused},
+		{MethodCommitment, heightBody(11), transport.ErrGone},
+		{MethodManifest, heightBody(0), transport.ErrGone},
+		{MethodManifest, heightBody(-1), transport.ErrRefused},
+		{MethodChunk, chunkRequest{20, 0, 0, 1}.encode(), transport.ErrGone},
+		{MethodChunk, chunkRequest{10, v.NumChunks(), 0, 1}.encode(), transport.ErrRefused},
+		{MethodChunk, chunkRequest{10, 0, 0, 0}.encode(), transport.ErrRefused},
+		{MethodChunk, chunkRequest{10, 0, 1, bytes}.encode(), transport.ErrRefused},
+		{MethodChunk, chunkRequest{10, 0, 1<<32 - 1, 1<<32 - 1}.encode(), transport.ErrRefused},
+		{MethodSubManifest, subManifestRequest{10, 0, avlstar.MinCutBytes - 1}.encode(), transport.ErrRefused},
+		{MethodSubManifest, subManifestRequest{10, 0, 100_000}.encode(), transport.ErrRefused},
+		{MethodSubManifest, subManifestRequest{10, v.NumChunks(), 8192}.encode(), transport.ErrRefused},
+		{MethodSubManifest, subManifestRequest{30, 0, 8192}.encode(), transport.ErrGone},
+		{MethodGenesis, nil, transport.ErrGone},
+		{8, nil, transport.ErrRefused}, // another server's,
 	} {
 		_, err := ask(c.method, c.body)
 		require.ErrorIs(t, err, c.want, "method %d, body %x", c.method, c.body)
 	}
-	whole, err := ask(transport.MethodChunk, chunkRequest{10, 0, 0, bytes}.encode())
+	whole, err := ask(MethodChunk, chunkRequest{10, 0, 0, bytes}.encode())
 	require.NoError(t, err)
-	part, err := ask(transport.MethodChunk, chunkRequest{10, 0, 7, 9}.encode())
+	part, err := ask(MethodChunk, chunkRequest{10, 0, 7, 9}.encode())
 	require.NoError(t, err)
 	require.Equal(t, whole[7:16], part)
-	list, err := ask(transport.MethodPeers, nil)
+	list, err := ask(MethodPeers, nil)
 	require.NoError(t, err)
 	require.Equal(t, []byte{0, 0}, list)
 }

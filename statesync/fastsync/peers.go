@@ -17,68 +17,72 @@ import (
 )
 
 const (
-	// maxConnections bounds the told peers that are talked to at a time, maxAddresses those that are remembered, maxFrom how many one
-	// peer may tell, maxPerHost how many a host may have: a liar cannot fill the list alone. Addresses of the operator's do not count.
+	// Addresses that peers tell are limited, so that a liar cannot fill the list alone; those of
+	// the operator are not. maxConnections: told peers connected at a time. maxAddresses: told
+	// addresses that are kept. maxFrom: of one peer. maxPerHost: of one host.
 	maxConnections = 128
 	maxAddresses   = 1024
 	maxFrom        = 32
 	maxPerHost     = 8
-	// turn is how long a told peer that was of no use may keep its place while others wait for one.
+	// turn is how long a told peer that has given nothing keeps its place while others wait for
+	// one.
 	turn = 30 * time.Second
 
 	dialTimeout = 5 * time.Second
-	askTimeout  = 5 * time.Second // for a small answer
-	// statusEvery is the time between two questions which snapshots a peer has, peersEvery for further addresses.
+	askTimeout  = 5 * time.Second // of a small answer
+	// statusEvery is the time between two questions to a peer which snapshots it has; peersEvery,
+	// for more addresses.
 	statusEvery = 2 * time.Second
 	peersEvery  = 20 * time.Second
 	firstRetry  = 500 * time.Millisecond
 	lastRetry   = 15 * time.Second
 )
 
-// PeersOptions say whom to connect to.
+// PeersOptions are the options of NewPeers.
 type PeersOptions struct {
 	Logger    log.Logger
 	Dialer    transport.Dialer
-	Addresses []transport.Address                     // known from the start
-	Self      transport.ID                            // not dialled
-	Banned    func(transport.ID, statesync.BanReason) // called once for each; nil: not
+	Addresses []transport.Address                     // the operator's
+	Self      transport.ID                            // the node's own: not dialled
+	Banned    func(transport.ID, statesync.BanReason) // called once per peer; may be nil
 }
 
-// Peers keeps connections to as many nodes as it finds. Watch tells who comes and goes. Close ends it.
+// Peers keeps connections to as many nodes as it finds. Watch reports who comes and goes. Close
+// ends it. Its methods may be called concurrently.
 type Peers struct {
 	o      PeersOptions
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	slots  chan struct{}
+	slots  chan struct{} // one element for each told peer that has a place
 
 	mu struct {
 		sync.Mutex
-		known    map[string]bool // by address, id and all: somebody is in charge of it
-		hosts    map[string]int  // told addresses of a host that somebody is in charge of
-		told     map[transport.ID]int
-		useful   map[transport.ID]bool // has given something that was verified
-		waiting  int                   // told addresses that wait for a place
-		failures map[string]string     // why a host cannot be reached, for the error at the end
-		up       map[transport.ID]*peer
-		banned   map[transport.ID]string
+		known    map[string]bool         // addresses, with ids, that a goroutine keeps
+		hosts    map[string]int          // told addresses of a host in known
+		told     map[transport.ID]int    // addresses that were taken from a peer
+		useful   map[transport.ID]bool   // see Useful
+		waiting  int                     // told addresses that wait for a place
+		failures map[string]string       // by host:port, why it cannot be reached
+		up       map[transport.ID]*peer  // connected
+		banned   map[transport.ID]string // with the reason
 		watchers []*Watcher
 	}
 }
 
-// peer is a connected node.
+// peer is a connected node. Guarded by Peers.mu, but for Conn.
 type peer struct {
 	transport.Conn
-	own    bool // dialled at an address of the operator's
-	status Status
-	known  bool // its status came
+	own    bool   // dialled at an address of the operator
+	status Status // its last one
+	known  bool   // status is set
 }
 
-// Watcher hears of peers. Its functions are called one at a time, while a lock is held: they must not block, nor call back. nil: it does
-// not want to hear that.
+// Watcher is called when peers come and go: one call at a time, under a lock of Peers, so its
+// functions must neither block nor call Peers. nil functions are not called.
 type Watcher struct {
 	Up     func(transport.Conn)
-	Status func(transport.ID, Status) // what it says that it has, again and again
+	Status func(transport.ID, Status) // what it claims to have, every statusEvery
 	Down   func(transport.ID)
 }
 
@@ -100,7 +104,7 @@ func (w *Watcher) down(id transport.ID) {
 	}
 }
 
-// NewPeers begins to connect.
+// NewPeers begins to connect to the addresses of o.
 func NewPeers(o PeersOptions) *Peers {
 	p := &Peers{o: o, slots: make(chan struct{}, maxConnections)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -113,7 +117,8 @@ func NewPeers(o PeersOptions) *Peers {
 	return p
 }
 
-// Watch tells w who is connected, now and later, until stop is called.
+// Watch calls w for every peer that is connected, now and later, until stop is called. After stop
+// has returned, w is not called any more.
 func (p *Peers) Watch(w Watcher) (stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +137,7 @@ func (p *Peers) Watch(w Watcher) (stop func()) {
 	}
 }
 
-// ids lists who is connected, in order. The caller holds p.mu.
+// ids lists the connected peers, in order. The caller holds p.mu.
 func (p *Peers) ids() []transport.ID {
 	ids := make([]transport.ID, 0, len(p.mu.up))
 	for id := range p.mu.up {
@@ -149,7 +154,7 @@ func (p *Peers) Count() (connected, banned int) {
 	return len(p.mu.up), len(p.mu.banned)
 }
 
-// Conns returns the connections, in order of the IDs, with what each said of itself.
+// conns returns copies of the connected peers, in the order of their IDs.
 func (p *Peers) conns() []*peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,7 +166,7 @@ func (p *Peers) conns() []*peer {
 	return list
 }
 
-// Failures says of each address that cannot be reached why.
+// Failures returns, for each address that cannot be reached, "host:port: reason", in order.
 func (p *Peers) Failures() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,7 +178,7 @@ func (p *Peers) Failures() []string {
 	return list
 }
 
-// addresses returns the addresses of those that are connected, and why others were banned.
+// addresses returns the addresses of the connected peers, and the reasons of bans.
 func (p *Peers) addresses() (connected, banned map[transport.ID]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,7 +189,8 @@ func (p *Peers) addresses() (connected, banned map[transport.ID]string) {
 	return connected, maps.Clone(p.mu.banned)
 }
 
-// Ban ends the connection to a peer that was proved to lie, about what, and by what. It is not talked to again.
+// Ban closes the connection to a peer that was proved to have lied, and bans it for the life of
+// Peers. about is the kind of lie, reason the proof for the log.
 func (p *Peers) Ban(id transport.ID, about statesync.BanReason, reason string) {
 	p.mu.Lock()
 	conn := p.mu.up[id]
@@ -198,24 +204,25 @@ func (p *Peers) Ban(id transport.ID, about statesync.BanReason, reason string) {
 		}
 	}
 	if conn != nil {
-		_ = conn.Close() // it is over
+		_ = conn.Close() // its error does not matter any more
 	}
 }
 
-// Close ends all connections and waits for that.
+// Close ends all connections and returns when they have ended.
 func (p *Peers) Close() {
 	p.cancel()
 	p.wg.Wait()
 }
 
-// Useful marks a peer as one that has given something that was verified.
+// Useful marks a peer that has given something true. It keeps its place.
 func (p *Peers) Useful(id transport.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.useful[id] = true
 }
 
-// add takes charge of an address. The operator's own need no place, so that nobody can keep them out by being many.
+// add begins to keep a connection to an address, unless that is done already, or there are too
+// many. own: it is the operator's, and needs no place, so that no crowd can keep it out.
 func (p *Peers) add(a transport.Address, own bool) bool {
 	host, _, err := net.SplitHostPort(a.HostPort)
 	if err != nil {
@@ -238,7 +245,7 @@ func (p *Peers) add(a transport.Address, own bool) bool {
 		p.keep(a, own)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.mu.known, key) // it may be told again
+		delete(p.mu.known, key) // from now on it may be told anew
 		if !own {
 			p.mu.hosts[host]--
 		}
@@ -246,7 +253,7 @@ func (p *Peers) add(a transport.Address, own bool) bool {
 	return true
 }
 
-// told adds the addresses that a peer told, as far as it may.
+// told adds addresses that a peer has told, up to maxFrom of each peer.
 func (p *Peers) told(by transport.ID, list []transport.Address) {
 	for _, a := range list {
 		p.mu.Lock()
@@ -263,8 +270,8 @@ func (p *Peers) told(by transport.ID, list []transport.Address) {
 	}
 }
 
-// keep stays connected to an address, until its owner is banned, or it turned out to be of no use. An address of the operator's that
-// somebody else answers at is tried on.
+// keep stays connected to an address until its owner is banned, or it has turned out to be of no
+// use. An address of the operator is retried even if another node answers there.
 func (p *Peers) keep(a transport.Address, own bool) {
 	wait := firstRetry
 	for {
@@ -272,7 +279,7 @@ func (p *Peers) keep(a transport.Address, own bool) {
 			return
 		}
 		began := time.Now()
-		over, err := p.connected(a, own)
+		over, err := p.visit(a, own)
 		if !own {
 			<-p.slots
 		}
@@ -283,7 +290,7 @@ func (p *Peers) keep(a transport.Address, own bool) {
 			p.failed(a, err)
 			wrong := errors.Is(err, transport.ErrWrongChain) || errors.Is(err, transport.ErrWrongVersion)
 			if wrong || !own && errors.Is(err, transport.ErrWrongID) {
-				return // that does not change while we join
+				return // that will not change during the join
 			}
 		case time.Since(began) > lastRetry:
 			wait = firstRetry
@@ -297,7 +304,7 @@ func (p *Peers) keep(a transport.Address, own bool) {
 	}
 }
 
-// place waits for a place among the told peers.
+// place waits for a place among the told peers. It returns false if Peers is closed.
 func (p *Peers) place() bool {
 	p.waits(1)
 	defer p.waits(-1)
@@ -315,15 +322,16 @@ func (p *Peers) waits(n int) {
 	p.mu.waiting += n
 }
 
-// connected dials an address and is the connection's life; over: the address is of no use any more.
-func (p *Peers) connected(a transport.Address, own bool) (over bool, _ error) {
+// visit dials an address and returns when the connection has ended. over reports that the address
+// is of no further use.
+func (p *Peers) visit(a transport.Address, own bool) (over bool, _ error) {
 	ctx, cancel := context.WithTimeout(p.ctx, dialTimeout)
 	conn, err := p.o.Dialer.Dial(ctx, a)
 	cancel()
 	if err != nil {
 		return false, err
 	}
-	return p.run(conn, own), nil
+	return p.attend(conn, own), nil
 }
 
 func (p *Peers) failed(a transport.Address, err error) {
@@ -335,9 +343,10 @@ func (p *Peers) failed(a transport.Address, err error) {
 	p.mu.failures[a.HostPort] = err.Error()
 }
 
-// run is the life of a connection. It returns true when the address is of no use any more. A peer that is connected at another address already
-// is not needed twice, but what the operator has named is better than what somebody told: that may lead through a liar.
-func (p *Peers) run(conn transport.Conn, own bool) bool {
+// attend is the life of a connection. It reports whether the address is of no further use. A peer
+// that is already connected at another address is not needed twice; but an address of the operator
+// replaces a told one, which may lead through a liar.
+func (p *Peers) attend(conn transport.Conn, own bool) bool {
 	defer conn.Close()
 	id := conn.Remote().ID
 	p.mu.Lock()
@@ -346,7 +355,7 @@ func (p *Peers) run(conn transport.Conn, own bool) bool {
 	old, twice := p.mu.up[id]
 	if banned || twice || id == p.o.Self {
 		if own && twice && !old.own {
-			_ = old.Close() // and we come back
+			_ = old.Close() // keep retries this address
 		}
 		p.mu.Unlock()
 		return banned || !own || id == p.o.Self
@@ -367,7 +376,7 @@ func (p *Peers) run(conn transport.Conn, own bool) bool {
 	return banned
 }
 
-// ask asks a peer now and then what it has and whom it knows, until the connection is over.
+// ask asks a peer repeatedly what it has and which other nodes it knows, until the connection ends.
 func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
@@ -407,14 +416,14 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) {
 	}
 }
 
-// makesRoom says that a told peer was of no use so far, and others wait.
+// makesRoom reports whether a told peer has been of no use while others wait for its place.
 func (p *Peers) makesRoom(id transport.ID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.waiting > 0 && !p.mu.useful[id]
 }
 
-// call asks for a small answer.
+// call makes a call with a small answer.
 func call(ctx context.Context, conn transport.Conn, c transport.Call) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -422,7 +431,7 @@ func call(ctx context.Context, conn transport.Conn, c transport.Call) ([]byte, e
 }
 
 func askStatus(ctx context.Context, conn transport.Conn) (Status, error) {
-	b, err := call(ctx, conn, transport.Call{Method: transport.MethodStatus, Max: maxStatusBytes})
+	b, err := call(ctx, conn, transport.Call{Method: MethodStatus, Max: maxStatusBytes})
 	if err != nil {
 		return Status{}, err
 	}
@@ -430,7 +439,7 @@ func askStatus(ctx context.Context, conn transport.Conn) (Status, error) {
 }
 
 func askPeers(ctx context.Context, conn transport.Conn) ([]transport.Address, error) {
-	b, err := call(ctx, conn, transport.Call{Method: transport.MethodPeers, Max: maxPeersBytes})
+	b, err := call(ctx, conn, transport.Call{Method: MethodPeers, Max: maxPeersBytes})
 	if err != nil {
 		return nil, err
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/starling-kv/starling/statesync/scheduler"
 )
 
-// Phase is what a join is at.
+// Phase of a join.
 type Phase string
 
 // The phases.
 const (
-	PhaseLooking   Phase = "looking"   // for peers, and a snapshot of theirs; only a View shows it
-	PhaseVerifying Phase = "verifying" // what an interrupted join left
+	PhaseLooking   Phase = "looking"   // for peers and a snapshot; only a View shows this
+	PhaseVerifying Phase = "verifying" // what an interrupted join has left on disk
 	PhaseFetching  Phase = "fetching"
-	PhaseWriting   Phase = "writing" // putting the tree together, making it durable
+	PhaseWriting   Phase = "writing" // assembling the tree and making it durable
 	PhaseDone      Phase = "done"
 )
 
@@ -27,16 +27,16 @@ type Progress struct {
 	Height              int64 // of the snapshot
 	Chunks, ChunksDone  int
 	Bytes, BytesDone    uint64 // of the snapshot's chunks
-	Reused              uint64 // of BytesDone: was here already, from a killed join or another state
-	Wasted              uint64 // bytes that came for nothing: lies, second copies, what was dropped
-	Rejected, Refetched int    // answers that proved a lie; requests for what was asked for before
+	Reused              uint64 // of BytesDone: here already, from a killed join or another state
+	Wasted              uint64 // bytes received that were of no use: lies, second copies, dropped
+	Rejected, Refetched int    // answers that proved a lie; repeated requests
 	Peers, Banned       int
 	Retargets           int
-	Rate                uint64 // bytes a second, since the snapshot was chosen
+	Rate                uint64 // bytes per second, since the snapshot was chosen
 	Elapsed, Left       time.Duration
 }
 
-// keyvals are a line of the log.
+// keyvals are the fields of a line of the log.
 func (p Progress) keyvals() []any {
 	kv := []any{
 		"height", p.Height, "chunks", fmt.Sprintf("%d/%d", p.ChunksDone, p.Chunks), "bytes", fmt.Sprintf("%d/%d", p.BytesDone, p.Bytes),
@@ -52,15 +52,15 @@ func (p Progress) keyvals() []any {
 	return kv
 }
 
-// counters are what the loop counts.
+// counters are what the loop counts for Progress.
 type counters struct {
 	progress Progress
 	rounds   int
-	began    time.Time // of this round's fetching
-	start    uint64    // bytes done then
+	began    time.Time // when the fetching of this round began
+	start    uint64    // bytes that were done then
 }
 
-// begin counts what is there at the beginning of a round.
+// begin resets the counters at the beginning of a round.
 func (c *counters) begin(m *avlstar.Manifest, r *statesync.Restorer) {
 	c.rounds++
 	c.progress = Progress{Chunks: len(m.Entries)}
@@ -84,7 +84,7 @@ func (c *counters) there(m *avlstar.Manifest, r *statesync.Restorer) {
 	c.began, c.start = time.Now(), p.BytesDone
 }
 
-// verified counts an answer.
+// verified counts the answer for an item.
 func (c *counters) verified(it *item) {
 	switch it.kind {
 	case wholeChunk:
@@ -95,7 +95,7 @@ func (c *counters) verified(it *item) {
 	}
 }
 
-// progress describes the join, and its peers.
+// progress returns how far the join is, and the state of its peers.
 func (j *joiner) progress() (Progress, []scheduler.PeerStats) {
 	p := j.count.progress
 	stats := j.sched.Stats()
@@ -110,6 +110,7 @@ func (j *joiner) progress() (Progress, []scheduler.PeerStats) {
 	return p, stats.Peers
 }
 
+// report shows progress to the caller of Join and to the View.
 func (j *joiner) report(p Progress, peers []scheduler.PeerStats) {
 	j.o.View.report(p, peers)
 	if j.o.Progress != nil {

@@ -11,20 +11,21 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// ServerOptions say what a Server answers from. A nil function has nothing.
+// ServerOptions are what a Server answers from. Functions may be nil.
 type ServerOptions struct {
 	Snapshots *statesync.Manager
-	Blocks    func() (base, height int64) // that this node has
-	Peers     func() []transport.Address  // further nodes that serve, best first
-	Genesis   []byte                      // the file
+	Blocks    func() (base, height int64) // first and last block that this node has
+	Peers     func() []transport.Address  // other nodes that serve, best first
+	Genesis   []byte                      // the file; empty: it is not served
 }
 
-// Server answers what joining nodes ask. It reads pinned snapshots only, so that it never waits for a block, nor a block for it.
+// Server answers what joining nodes ask. It reads pinned snapshots only, so that it never waits for
+// a block, and no block waits for it.
 type Server struct {
 	o ServerOptions
-	// making has a place for each chunk that is encoded at a time: one processor is left to blocks.
+	// making has one element for each chunk that is being encoded. One CPU is left to blocks.
 	making chan struct{}
-	last   struct { // ranges of a chunk are asked for one after another
+	last   struct { // the chunk that a range was last requested of: others will follow
 		sync.Mutex
 		height int64
 		k      uint32
@@ -53,13 +54,13 @@ func (s *Server) Register(mux *transport.Mux) {
 			}
 		}))
 	}
-	handle(transport.MethodStatus, s.status)
-	handle(transport.MethodCommitment, s.ofHeight(func(served *statesync.Served) []byte { return served.Commitment().Encode() }))
-	handle(transport.MethodManifest, s.ofHeight((*statesync.Served).Manifest))
-	costly(transport.MethodChunk, s.chunk)
-	costly(transport.MethodSubManifest, s.subManifest)
-	handle(transport.MethodPeers, s.peers)
-	handle(transport.MethodGenesis, s.genesis)
+	handle(MethodStatus, s.status)
+	handle(MethodCommitment, s.ofHeight(func(served *statesync.Served) []byte { return served.Commitment().Encode() }))
+	handle(MethodManifest, s.ofHeight((*statesync.Served).Manifest))
+	costly(MethodChunk, s.chunk)
+	costly(MethodSubManifest, s.subManifest)
+	handle(MethodPeers, s.peers)
+	handle(MethodGenesis, s.genesis)
 }
 
 func (s *Server) status([]byte) ([]byte, error) {
@@ -71,7 +72,7 @@ func (s *Server) status([]byte) ([]byte, error) {
 	return status.encode(), nil
 }
 
-// find returns the snapshot of a height; the caller releases it.
+// find returns the snapshot of a height, which the caller releases, or transport.ErrGone.
 func (s *Server) find(height int64) (*statesync.Served, error) {
 	served, ok := s.o.Snapshots.Serve(height)
 	if !ok {
@@ -80,7 +81,8 @@ func (s *Server) find(height int64) (*statesync.Served, error) {
 	return served, nil
 }
 
-// ofHeight answers with what a function says of the snapshot of the height that is asked for.
+// ofHeight returns a handler whose answer is what a function returns for the snapshot of the
+// requested height.
 func (s *Server) ofHeight(of func(*statesync.Served) []byte) func(body []byte) ([]byte, error) {
 	return func(body []byte) ([]byte, error) {
 		height, err := decodeHeight(body)
@@ -125,7 +127,7 @@ func (s *Server) chunk(body []byte) ([]byte, error) {
 	return data[r.offset:end:end], nil
 }
 
-// remembered returns the chunk that a range was asked of last.
+// remembered returns the chunk that a range was last requested of; nil if it is another one.
 func (s *Server) remembered(r chunkRequest) []byte {
 	s.last.Lock()
 	defer s.last.Unlock()
@@ -161,7 +163,7 @@ func (s *Server) subManifest(body []byte) ([]byte, error) {
 	return sub, nil
 }
 
-// notHere is what a joiner hears of a snapshot on disk that is damaged.
+// notHere answers ErrGone for a snapshot that is damaged on disk: it no longer serves.
 func notHere(err error) error {
 	if errors.Is(err, statesync.ErrDamagedPin) {
 		return errors.Join(transport.ErrGone, err)

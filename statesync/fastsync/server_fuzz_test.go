@@ -13,13 +13,14 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// FuzzServer has anything asked: what is not refused or gone is an answer of at most the length that a joiner expects.
+// FuzzServer has anything asked: what is not refused or gone is an answer of at most the length
+// that a joiner expects.
 func FuzzServer(f *testing.F) {
 	for _, body := range [][]byte{
 		nil, heightBody(10), heightBody(-1), chunkRequest{10, 0, 0, 1}.encode(), chunkRequest{10, 1, 1, 1<<32 - 1}.encode(),
 		subManifestRequest{10, 0, 4096}.encode(), subManifestRequest{10, 1, 1 << 31}.encode(),
 	} {
-		for method := range uint8(transport.MethodGenesis + 1) {
+		for method := range uint8(MethodGenesis + 1) {
 			f.Add(method, body)
 		}
 	}
@@ -43,15 +44,15 @@ func FuzzServer(f *testing.F) {
 			return
 		}
 		switch transport.Method(method) {
-		case transport.MethodStatus:
+		case MethodStatus:
 			require.LessOrEqual(t, len(answer), maxStatusBytes)
-		case transport.MethodPeers:
+		case MethodPeers:
 			require.LessOrEqual(t, len(answer), maxPeersBytes)
-		case transport.MethodChunk:
+		case MethodChunk:
 			require.Len(t, answer, int(binary.BigEndian.Uint32(body[16:])))
-		case transport.MethodSubManifest, transport.MethodManifest, transport.MethodCommitment:
+		case MethodSubManifest, MethodManifest, MethodCommitment:
 			require.NotEmpty(t, answer)
-		case transport.MethodGenesis:
+		case MethodGenesis:
 			require.Equal(t, "{}", string(answer))
 		default:
 			t.Fatalf("an answer to method %d", method)

@@ -12,8 +12,9 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// View is a join as others look at it, while it goes on and afterwards. The join writes into it under a lock that nobody holds for longer
-// than it takes to copy a few bytes for each chunk. A nil one takes nothing. The zero View is one of no join.
+// View is a join as others see it, during the join and afterwards. The join writes into it under a
+// lock that is never held for longer than copying a few bytes per chunk takes. A nil View ignores
+// what it is told. The zero View shows no join.
 type View struct {
 	mu struct {
 		sync.Mutex
@@ -21,60 +22,60 @@ type View struct {
 		progress Progress // Phase is empty: no join
 		started  time.Time
 		stats    []scheduler.PeerStats
-		index    map[scheduler.PeerID]uint16 // of the peers that a cell has named
+		index    map[scheduler.PeerID]uint16 // what cells call the peers, from 1
 		round    scheduler.Group
 		height   int64
 		cells    []cell
-		version  uint64 // of cells
+		version  uint64 // counts the changes of cells
 	}
 }
 
-// cell is a chunk.
+// cell is the state of one chunk.
 type cell struct {
 	state CellState
 	lied  bool
-	out   uint8  // requests that were asked and have not ended; it stays at its greatest value
-	peer  uint16 // who was asked last, or has sent it; 0: nobody
+	out   uint8  // requests that have not ended; it saturates
+	peer  uint16 // index of the peer that was asked last, or has sent it; 0: none
 }
 
-// CellState is what becomes of a chunk.
+// CellState is the state of a chunk, or of several.
 type CellState uint8
 
-// The states, as far as one looks at one chunk alone: CellPartly is for a Cell of several.
+// The states. CellPartly is for a Cell of several chunks only.
 const (
-	CellWaiting  CellState = iota // to be asked for
+	CellWaiting  CellState = iota // to be requested
 	CellAsked                     // in flight
 	CellChecking                  // here, and being verified
 	CellStored                    // verified and written
-	CellHere                      // was here already: from a killed join, or another state
+	CellHere                      // was here before: from a killed join, or another state
 	CellPartly                    // some are stored, the others wait
 )
 
-// Cell is what is known of a chunk, or of several in a row.
+// Cell is the state of a chunk, or of several in a row.
 type Cell struct {
 	State CellState
-	Lied  bool   // somebody sent something else instead
-	Peer  uint16 // PeerView.Index of who was asked last, or has sent it; 0: nobody
+	Lied  bool   // a peer sent something else instead
+	Peer  uint16 // PeerView.Index of the peer asked last, or that has sent it; 0: none
 }
 
 // Cells are the chunks of a snapshot, in order.
 type Cells struct {
-	Version uint64 // changes when anything of it does
+	Version uint64 // changes when anything else here does
 	Height  int64
 	Chunks  int
-	PerCell int // chunks that a cell stands for; the last may stand for fewer
+	PerCell int // chunks per cell; the last may have fewer
 	Cells   []Cell
 }
 
 // PeerView is a peer of a join.
 type PeerView struct {
 	scheduler.PeerStats
-	Index   uint16 // what cells call it; 0: none does
+	Index   uint16 // what cells call it; 0: no cell does
 	Address string // empty: not connected
-	Reason  string // why it was banned; empty: it was not
+	Reason  string // why it was banned; empty: it is not
 }
 
-// Progress returns how far the join is; false: there is none, and was none.
+// Progress returns how far the join is; false if there is and was none.
 func (v *View) Progress() (Progress, bool) {
 	v.mu.Lock()
 	p, peers, started := v.mu.progress, v.mu.peers, v.mu.started
@@ -86,15 +87,15 @@ func (v *View) Progress() (Progress, bool) {
 	return p, p.Phase != ""
 }
 
-// Version changes when the Cells do.
+// Version returns Cells.Version.
 func (v *View) Version() uint64 {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.mu.version
 }
 
-// Peers returns the peers: those of which something was asked, those that are connected, and those that were banned; the ones that gave most
-// come first.
+// Peers returns the peers that were asked for something, are connected or were banned. Those that
+// gave most come first.
 func (v *View) Peers() []PeerView {
 	v.mu.Lock()
 	peers, stats, index := v.mu.peers, v.mu.stats, maps.Clone(v.mu.index)
@@ -130,7 +131,7 @@ func (v *View) Peers() []PeerView {
 	return list
 }
 
-// Cells returns the chunks, in at most limit cells.
+// Cells returns the chunks, in at most limit cells; 0: one cell per chunk.
 func (v *View) Cells(limit int) Cells {
 	v.mu.Lock()
 	chunks := slices.Clone(v.mu.cells)
@@ -145,7 +146,8 @@ func (v *View) Cells(limit int) Cells {
 	return c
 }
 
-// together is one cell for several chunks: what is going on in one of them counts, else whether all are there.
+// together returns one cell for several chunks. If one is being checked or was requested, that is
+// its state; otherwise it depends on how many are stored.
 func together(group []cell) Cell {
 	var count [CellPartly]int
 	t := Cell{}
@@ -173,7 +175,7 @@ func together(group []cell) Cell {
 	return t
 }
 
-// Connecting says that a join begins, and that these are its peers. Join says it too.
+// Connecting notes that a join begins, and its peers. Join calls it too.
 func (v *View) Connecting(peers *Peers) {
 	if v == nil {
 		return
@@ -188,7 +190,7 @@ func (v *View) Connecting(peers *Peers) {
 	v.mu.version++
 }
 
-// Over says that the join has ended without a state: there is none to be seen any more.
+// Over notes that the join has ended without a state: it is no longer shown.
 func (v *View) Over() {
 	if v == nil {
 		return
@@ -199,7 +201,7 @@ func (v *View) Over() {
 	v.mu.version++
 }
 
-// begin says that a round has begun, and which of its chunks are missing.
+// begin notes that a round has begun, and which of its chunks are missing.
 func (v *View) begin(r *round) {
 	if v == nil {
 		return
@@ -216,7 +218,7 @@ func (v *View) begin(r *round) {
 	v.mu.version++
 }
 
-// report takes how far the join is.
+// report notes how far the join is.
 func (v *View) report(p Progress, stats []scheduler.PeerStats) {
 	if v == nil {
 		return
@@ -229,7 +231,7 @@ func (v *View) report(p Progress, stats []scheduler.PeerStats) {
 	}
 }
 
-// change changes the cell of an item's chunk, unless that is done already or of a round that is over.
+// change changes the cell of an item's chunk, unless that is stored, or of another round.
 func (v *View) change(it *item, f func(*cell)) {
 	if v == nil {
 		return
@@ -249,7 +251,7 @@ func (v *View) change(it *item, f func(*cell)) {
 	}
 }
 
-// number is what cells call a peer. The caller holds v.mu.
+// number returns the index of a peer in cells. The caller holds v.mu.
 func (v *View) number(peer scheduler.PeerID) uint16 {
 	n, known := v.mu.index[peer]
 	if !known && len(v.mu.index) < math.MaxUint16 {
@@ -277,7 +279,7 @@ func (v *View) stored(it *item, peer transport.ID) {
 	v.change(it, func(c *cell) { c.state, c.peer = CellStored, v.number(scheduler.PeerID(peer)) })
 }
 
-// ended says that a request is over, well or not.
+// ended notes that a request has ended, for whatever reason.
 func (v *View) ended(it *item) {
 	v.change(it, func(c *cell) {
 		c.out -= min(c.out, 1)

@@ -2,7 +2,6 @@ package fastsync
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -97,19 +96,20 @@ func TestNoView(t *testing.T) {
 	require.Empty(t, zero.Cells(5).Cells)
 }
 
-// A join among liars is seen: where it is, who gave what, who was banned and why, and that each chunk is there in the end.
+// A join among liars is seen: where it is, who gave what, who was banned and why, and that each
+// chunk is there in the end.
 func TestViewOfAJoin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.chain.set(10, stateOf(t, newRNG(t), 3000, 20_000))
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(3000, 20_000, 10)
 		slow := func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-			if r.Method == transport.MethodChunk {
-				<-time.After(100 * time.Millisecond)
+			if r.Method == MethodChunk {
+				pass(100 * time.Millisecond)
 			}
 			return answer, err
 		}
 		w.add(slow, 10)
 		w.add(damaged, 10)
+		w.add(meddlers["truncated"], 10) // the length alone proves it
 		p, view := w.peers(), new(View)
 		view.Connecting(p)
 		progress, joining := view.Progress()
@@ -127,9 +127,7 @@ func TestViewOfAJoin(t *testing.T) {
 				require.Len(t, c.Cells, chunks)
 			}
 		}
-		ctx, cancel := eventually(time.Hour)
-		w.join(ctx, o, 10)
-		cancel()
+		w.join(time.Hour, o, 10)
 		for _, state := range []CellState{CellWaiting, CellAsked, CellStored} {
 			require.True(t, seen[state], "state %d was never seen", state)
 		}
@@ -138,14 +136,19 @@ func TestViewOfAJoin(t *testing.T) {
 		require.Equal(t, chunks, progress.ChunksDone)
 		cells, lied := view.Cells(0), 0
 		peers := view.Peers()
-		require.Len(t, peers, 2)
+		require.Len(t, peers, 3)
 		require.EqualValues(t, transporttest.ID(0), peers[0].ID)
 		require.Equal(t, chunks, peers[0].Verified)
 		require.Equal(t, w.chain.states[10].Root().Bytes, peers[0].VerifiedBytes)
 		require.Equal(t, hostOf(0), peers[0].Address)
-		require.EqualValues(t, transporttest.ID(1), peers[1].ID)
-		require.Equal(t, scheduler.StateBanned, peers[1].State)
-		require.Contains(t, peers[1].Reason, "invalid chunk")
+		for _, liar := range peers[1:] {
+			require.Equal(t, scheduler.StateBanned, liar.State)
+			reason := "invalid chunk"
+			if string(liar.ID) == string(transporttest.ID(2)) {
+				reason = "bytes where"
+			}
+			require.Contains(t, liar.Reason, reason)
+		}
 		for k, c := range cells.Cells {
 			require.Equal(t, CellStored, c.State, "chunk %d", k)
 			require.Equal(t, peers[0].Index, c.Peer, "chunk %d", k)
@@ -153,11 +156,9 @@ func TestViewOfAJoin(t *testing.T) {
 				lied++
 			}
 		}
-		require.Equal(t, 1, lied, "the liar is asked once")
+		require.Equal(t, 2, lied, "each liar is asked once")
 		view.Over()
 		_, joining = view.Progress()
 		require.False(t, joining)
-		p.Close()
-		w.close()
 	})
 }

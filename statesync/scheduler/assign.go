@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// assign hands out what can be handed out: to trusted peers, fast ones first, in the order of Add; then an item each to the others; then, to
-// those for whom nothing is left, what others were asked for.
+// assign hands out what can be handed out: first to trusted peers, the fastest first, in the order
+// of Add; then one item to each of the others; then, to peers that nothing is left for, what others
+// were asked for.
 func (s *Scheduler) assign() {
 	s.wake = 0
 	if len(s.wanted) == 0 {
@@ -27,7 +28,7 @@ func (s *Scheduler) assign() {
 	slices.SortFunc(trusted, func(a, b *peer) int {
 		return cmp.Or(cmp.Compare(b.speed.rate, a.speed.rate), strings.Compare(string(a.id), string(b.id)))
 	})
-	slices.SortFunc(probes, func(a, b *peer) int { // whoever waits longest
+	slices.SortFunc(probes, func(a, b *peer) int { // the one that has waited longest
 		return cmp.Or(cmp.Compare(a.failures, b.failures), cmp.Compare(a.asked, b.asked), strings.Compare(string(a.id), string(b.id)))
 	})
 	s.idle = s.idle[:0]
@@ -36,13 +37,14 @@ func (s *Scheduler) assign() {
 	}
 }
 
-// serve gives trusted peers an item each, in turns, until they have enough; false: the memory does not allow it. Then the others get
-// nothing either: they would take what the next trusted one waits for.
+// serve gives trusted peers one item each, in turns, until they have enough. It returns false where
+// the memory does not allow that. The other peers get nothing then either: they would take what the
+// next trusted one waits for.
 func (s *Scheduler) serve(peers []*peer) bool {
 	for len(peers) > 0 {
 		more := peers[:0]
 		for _, p := range peers {
-			if !s.room(p) { // lost it to somebody else's need of memory
+			if !s.room(p) { // another peer's need of memory has taken it
 				continue
 			}
 			it := s.next(p)
@@ -61,7 +63,8 @@ func (s *Scheduler) serve(peers []*peer) bool {
 	return true
 }
 
-// next returns the most urgent item that a peer has and is not asked for already; nil: none.
+// next returns the most urgent item that a peer has and is not asked for already; nil if there is
+// none.
 func (s *Scheduler) next(p *peer) *item {
 	var best *item
 	for _, g := range s.wanted {
@@ -75,7 +78,8 @@ func (s *Scheduler) next(p *peer) *item {
 	return best
 }
 
-// urgent returns the first in order that the peer does not hold: it holds few.
+// urgent returns the first item in order that the peer is not asked for. It puts aside those that
+// it is asked for, which are few.
 func (g *group) urgent(p *peer) *item {
 	var held []*item
 	defer func() {
@@ -93,8 +97,8 @@ func (g *group) urgent(p *peer) *item {
 	}
 }
 
-// probe gives an item to every other peer: new ones get the smallest that nobody was asked for yet, so that what failed once waits for
-// those that are proven, while there is other work.
+// probe gives one item to each of the other peers. New ones get the smallest that no peer was asked
+// for yet: an item that has failed once waits for proven peers, while there is other work.
 func (s *Scheduler) probe(peers []*peer) bool {
 	for _, p := range peers {
 		if !s.room(p) {
@@ -116,7 +120,8 @@ func (s *Scheduler) probe(peers []*peer) bool {
 	return true
 }
 
-// smallest returns what a new peer is tried with; nil: nothing is fresh, or the peer is not new.
+// smallest returns the item that a new peer is tried with; nil if no item is fresh, or the peer is
+// not new.
 func (s *Scheduler) smallest(p *peer) (it *item) {
 	for _, g := range s.wanted {
 		if first, ok := g.fresh.first(); ok && !p.proven && p.has(g) && (it == nil || g.fresh.less(first, it)) {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// BenchmarkItem is a whole item's way with 100 proven peers: Ask, two Progress, Received, Verified, Written. It must not grow with the
-// number of items that wait; tight is with the memory full all the time.
+// BenchmarkItem is a whole item's way with 100 proven peers: Ask, two Progress, Received, Verified.
+// It must not grow with the number of items that wait; tight is with the memory full all the time.
 func BenchmarkItem(b *testing.B) {
 	const size = 600_000
 	for _, bc := range []struct {
@@ -21,7 +21,7 @@ func BenchmarkItem(b *testing.B) {
 		{"items=60000/tight", 60_000, 200 * size},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
-			s, now := New(Options{MemoryBytes: bc.memory}), time.Duration(0)
+			s, now := New(bc.memory), time.Duration(0)
 			var asks []Ask
 			step := func(e Event) {
 				for _, a := range s.Step(now, e) {
@@ -61,7 +61,6 @@ func BenchmarkItem(b *testing.B) {
 				step(Progress{a.Request, bytes / 2})
 				step(Received{a.Request, bytes})
 				step(Verified{a.Request})
-				step(Written{a.Item})
 			}
 			if err := s.checkInvariants(); err != nil {
 				b.Fatal(err)

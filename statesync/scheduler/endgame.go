@@ -13,16 +13,19 @@ type outstanding struct {
 	age  time.Duration // of the youngest copy
 }
 
-// old reports whether a request of that age is to make way for a peer that does nothing else, or at least to be doubled, although
-// nobody is known to be faster. A peer that failed has to wait for longer, so that those that only pretend come to an end.
+// old reports whether a request of that age is to make way for a peer that has nothing else to do,
+// or at least to be doubled, although no peer is known to be faster. A peer that has failed waits
+// longer, so that peers that only pretend come to an end.
 func (s *Scheduler) old(age, eta time.Duration, failures int) bool {
-	return eta > age && age >= doubled(4*s.opts.Patience, failures, forever/16)
+	return eta > age && age >= doubled(4*patience, failures, forever/16)
 }
 
-// endGameEvery is how often it is played at most: it looks at everything in flight, and in the end every answer leaves somebody idle.
+// endGameEvery is the least time between two end games: each looks at everything in flight, and in
+// the end every answer leaves a peer idle.
 const endGameEvery = 2 * time.Millisecond
 
-// endGame asks idle peers for what others were asked for: trusted ones if they promise to be twice as fast, and everybody for what stalls.
+// endGame asks idle peers for what others were asked for: trusted ones if they promise to be twice
+// as fast, and all of them for what stalls.
 func (s *Scheduler) endGame(idle []*peer) {
 	if s.now < s.endGameAt {
 		s.wake = s.endGameAt
@@ -58,13 +61,13 @@ func (s *Scheduler) endGame(idle []*peer) {
 	}
 	if youngest < forever {
 		// What stalls shows only as time passes. The older they are, the rarer it is worth a look.
-		s.wake = s.now + max(s.opts.Horizon, youngest/2)
+		s.wake = s.now + max(horizon, youngest/2)
 	}
 }
 
-// soon reports that a copy is not worth it, whatever the item.
+// soon reports that a copy is not worthwhile, whatever the item.
 func (s *Scheduler) soon(p *peer, eta time.Duration) bool {
-	return eta < 4*s.opts.Patience && !(p.trusted() && p.took(0) < eta/2)
+	return eta < 4*patience && !(p.trusted() && p.took(0) < eta/2)
 }
 
 func (s *Scheduler) outstanding() []outstanding {
@@ -96,24 +99,25 @@ func (s *Scheduler) outstanding() []outstanding {
 	return s.list
 }
 
-// worthCopy reports whether a peer is to be asked for what others were asked for: a trusted one if it promises to be twice as fast, unless
-// a trusted one was asked a second time already and goes on; any peer if they stall. A third copy is for what is old. Where there may be
-// no more, it takes the place of the one that has brought least.
+// worthCopy reports whether a peer is to be asked for what others were asked for. A trusted one is
+// if it promises to be twice as fast, unless another trusted one was asked a second time already
+// and makes progress; any peer is if the others stall. A third copy is for old requests. Where the
+// limit of copies is reached, the new one takes the place of the one that has brought least.
 func (s *Scheduler) worthCopy(p *peer, o *outstanding) bool {
 	n := len(o.item.copies)
 	if p.trusted() && p.took(o.item.Bytes) < o.eta/2 {
 		trusted := slices.ContainsFunc(o.item.copies, func(r *request) bool { return r.peer.trusted() })
-		if !trusted || n < s.opts.MaxCopies && (n == 1 || o.eta == forever) {
+		if !trusted || n < s.limits.copies && (n == 1 || o.eta == forever) {
 			return true
 		}
 	}
-	if n >= s.opts.MaxCopies {
+	if n >= s.limits.copies {
 		victim := slices.MinFunc(o.item.copies, worse)
 		return s.cancellable(victim, p) || s.old(o.age, o.eta, min(victim.peer.timeouts, p.failures))
 	}
 	if n == 1 && o.eta == forever && !p.trusted() {
 		// A trusted peer would be better, and will soon have nothing else to do, if there is one.
-		if _, _, known := s.reference(); !known || o.age >= s.opts.Patience {
+		if _, _, known := s.reference(); !known || o.age >= patience {
 			return true
 		}
 	}

@@ -1,8 +1,8 @@
 package scheduler
 
+import stdheap "container/heap"
+
 // heap is a binary heap whose elements know their place, so that any of them can be removed.
-//
-// container/heap works through an interface; this one keeps the positions where each kind of heap wants them.
 type heap[T any] struct {
 	v    []T
 	less func(a, b T) bool // a strict order: equal elements would make the result depend on history
@@ -17,50 +17,32 @@ func (h *heap[T]) first() (t T, ok bool) {
 }
 
 func (h *heap[T]) has(t T) bool { return *h.at(t) > 0 }
+func (h *heap[T]) push(t T)     { stdheap.Push((*ordered[T])(h), t) }
+func (h *heap[T]) remove(t T)   { stdheap.Remove((*ordered[T])(h), *h.at(t)-1) }
 
-func (h *heap[T]) push(t T) {
-	h.v = append(h.v, t)
-	*h.at(t) = len(h.v)
-	h.up(len(h.v) - 1)
+// ordered is a heap as container/heap needs it.
+type ordered[T any] heap[T]
+
+func (o *ordered[T]) Len() int           { return len(o.v) }
+func (o *ordered[T]) Less(i, j int) bool { return o.less(o.v[i], o.v[j]) }
+
+func (o *ordered[T]) Swap(i, j int) {
+	o.v[i], o.v[j] = o.v[j], o.v[i]
+	*o.at(o.v[i]), *o.at(o.v[j]) = i+1, j+1
 }
 
-func (h *heap[T]) remove(t T) {
-	i, last := *h.at(t)-1, len(h.v)-1
-	h.swap(i, last)
-	*h.at(t) = 0
-	var zero T
-	h.v[last] = zero
-	h.v = h.v[:last]
-	if i < last {
-		h.down(i)
-		h.up(i)
-	}
+// Push implements heap.Interface.
+func (o *ordered[T]) Push(t any) {
+	o.v = append(o.v, t.(T))
+	*o.at(t.(T)) = len(o.v)
 }
 
-func (h *heap[T]) swap(i, j int) {
-	h.v[i], h.v[j] = h.v[j], h.v[i]
-	*h.at(h.v[i]), *h.at(h.v[j]) = i+1, j+1
-}
-
-func (h *heap[T]) up(i int) {
-	for i > 0 && h.less(h.v[i], h.v[(i-1)/2]) {
-		h.swap(i, (i-1)/2)
-		i = (i - 1) / 2
-	}
-}
-
-func (h *heap[T]) down(i int) {
-	for {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < len(h.v); c++ {
-			if h.less(h.v[c], h.v[least]) {
-				least = c
-			}
-		}
-		if least == i {
-			return
-		}
-		h.swap(i, least)
-		i = least
-	}
+// Pop implements heap.Interface.
+func (o *ordered[T]) Pop() any {
+	last := len(o.v) - 1
+	t := o.v[last]
+	var none T
+	o.v[last], o.v = none, o.v[:last]
+	*o.at(t) = 0
+	return t
 }

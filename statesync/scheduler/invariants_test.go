@@ -1,15 +1,27 @@
 package scheduler
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
 
 // checkInvariants returns what is wrong with the books, recounted from scratch; nil: nothing.
 func (s *Scheduler) checkInvariants() error {
-	var used, probing, wasted uint64
-	var inFlight, verify, write int
-	late, remaining, verifyAt := map[*peer]int{}, map[*peer]uint64{}, map[*peer]int{}
+	c := recount{late: map[*peer]int{}, verifying: map[*peer]int{}, remaining: map[*peer]uint64{}, holders: map[*group]int{}}
+	return cmp.Or(s.checkRequests(&c), s.checkInFlight(), s.checkPeers(&c), s.checkItems(&c), s.timers.check())
+}
+
+// recount is what the requests and the peers add up to.
+type recount struct {
+	late, verifying map[*peer]int
+	remaining       map[*peer]uint64
+	holders         map[*group]int
+}
+
+func (s *Scheduler) checkRequests(c *recount) error {
+	var used, probing uint64
+	var inFlight, verify int
 	for id, r := range s.requests {
 		it := r.item
 		used += charge(it)
@@ -34,21 +46,16 @@ func (s *Scheduler) checkInvariants() error {
 			if r.probe {
 				probing += charge(it)
 			}
-			if !slices.Contains(r.peer.flying, r) || !r.peer.connected || r.peer.banned || it.dropped || it.writing != nil {
+			if !slices.Contains(r.peer.flying, r) || !r.peer.connected || r.peer.banned || it.closed {
 				return fmt.Errorf("request %d should not be in flight", id)
 			}
 			if r.late {
-				late[r.peer]++
+				c.late[r.peer]++
 			}
-			remaining[r.peer] += r.left()
+			c.remaining[r.peer] += r.left()
 		case verifying:
 			verify++
-			verifyAt[r.peer]++
-		case writing:
-			write++
-			if it.writing != r {
-				return fmt.Errorf("request %d does not write item %d", id, it.ID)
-			}
+			c.verifying[r.peer]++
 		default:
 			return fmt.Errorf("request %d in phase %d", id, r.phase)
 		}
@@ -56,35 +63,41 @@ func (s *Scheduler) checkInvariants() error {
 	if used != s.used || probing != s.probing {
 		return fmt.Errorf("memory: %d and %d of new peers counted, %d and %d found", s.used, s.probing, used, probing)
 	}
-	if budget := uint64(s.opts.MemoryBytes); used > budget && len(s.requests) > 1 {
+	if budget := uint64(s.limits.memory); used > budget && len(s.requests) > 1 {
 		return fmt.Errorf("memory: %d bytes in %d requests, %d allowed", used, len(s.requests), budget)
 	}
-	if inFlight != s.inFlight || verify != s.verifying || write != s.writing {
-		return fmt.Errorf("in flight %d, verifying %d, writing %d counted; %d, %d, %d found",
-			s.inFlight, s.verifying, s.writing, inFlight, verify, write)
+	if inFlight != s.inFlight || verify != s.verifying {
+		return fmt.Errorf("in flight %d, verifying %d counted; %d, %d found", s.inFlight, s.verifying, inFlight, verify)
 	}
+	return nil
+}
+
+func (s *Scheduler) checkInFlight() error {
 	linked, last := 0, RequestID(0)
 	for r := s.oldest; r != nil; r = r.next {
-		if linked++; r.id <= last || r.phase != flying || linked > inFlight {
+		if linked++; r.id <= last || r.phase != flying || linked > s.inFlight {
 			return fmt.Errorf("request %d is out of order", r.id)
 		}
 		last = r.id
 	}
-	if linked != inFlight {
-		return fmt.Errorf("%d requests in order, %d in flight", linked, inFlight)
+	if linked != s.inFlight {
+		return fmt.Errorf("%d requests in order, %d in flight", linked, s.inFlight)
 	}
+	return nil
+}
 
-	holders := map[*group]int{}
+func (s *Scheduler) checkPeers(c *recount) error {
+	var wasted uint64
 	for id, p := range s.peers {
 		wasted += p.wasted
 		if p.id != id || p.connected != slices.Contains(s.connected, p) || p.connected == slices.Contains(s.lost, p) {
 			return fmt.Errorf("peer %s is neither connected nor lost", id)
 		}
-		if p.late != late[p] || p.remaining != remaining[p] || p.verifying != verifyAt[p] {
+		if p.late != c.late[p] || p.remaining != c.remaining[p] || p.verifying != c.verifying[p] {
 			return fmt.Errorf("peer %s: late %d, remaining %d, verifying %d counted; %d, %d, %d found",
-				id, p.late, p.remaining, p.verifying, late[p], remaining[p], verifyAt[p])
+				id, p.late, p.remaining, p.verifying, c.late[p], c.remaining[p], c.verifying[p])
 		}
-		if len(p.flying) > s.opts.MaxPerPeer || !p.proven && len(p.flying)+p.verifying > 1 && !p.banned {
+		if len(p.flying) > s.limits.perPeer || !p.proven && len(p.flying)+p.verifying > 1 && !p.banned {
 			return fmt.Errorf("peer %s, proven %v: %d requests in flight, %d being verified", id, p.proven, len(p.flying), p.verifying)
 		}
 		if p.banned && (p.connected || p.proven) || !p.connected && len(p.groups)+len(p.flying) > 0 {
@@ -96,7 +109,7 @@ func (s *Scheduler) checkInvariants() error {
 			}
 		}
 		for _, g := range p.groups {
-			holders[g]++
+			c.holders[g]++
 			if s.groups[g.id] != g {
 				return fmt.Errorf("peer %s: group %d is forgotten", id, g.id)
 			}
@@ -105,32 +118,40 @@ func (s *Scheduler) checkInvariants() error {
 	if len(s.peers) <= maxLost && wasted != s.wasted {
 		return fmt.Errorf("%d bytes wasted, %d by peers", s.wasted, wasted)
 	}
+	return nil
+}
 
+func (s *Scheduler) checkItems(c *recount) error {
 	live := map[*group]int{}
 	for id, it := range s.items {
 		g := it.group
-		if it.dropped {
-			if len(it.copies) == 0 && it.writing == nil {
+		if it.closed {
+			if len(it.copies) == 0 {
 				return fmt.Errorf("item %d is not forgotten", id)
 			}
 		} else {
 			live[g]++
 		}
-		if s.groups[it.Group] != g && !it.dropped {
+		if s.groups[it.Group] != g && !it.closed {
 			return fmt.Errorf("item %d: group %d is forgotten", id, it.Group)
 		}
 		if s.open(it) != g.order.has(it) || g.fresh.has(it) != (s.open(it) && it.asked == 0) {
 			return fmt.Errorf("item %d: open %v, asked %d, queued %v, fresh %v", id, s.open(it), it.asked, g.order.has(it), g.fresh.has(it))
 		}
-		if len(it.copies) > s.opts.MaxCopies {
+		for _, r := range it.copies {
+			if s.requests[r.id] != r || r.item != it {
+				return fmt.Errorf("item %d: request %d is forgotten", id, r.id)
+			}
+		}
+		if len(it.copies) > s.limits.copies {
 			return fmt.Errorf("item %d: %d copies", id, len(it.copies))
 		}
 	}
 	sum := 0
 	for id, g := range s.groups {
 		sum += live[g]
-		if g.id != id || g.live != live[g] || g.holders != holders[g] || (g.live > 0) != slices.Contains(s.wanted, g) {
-			return fmt.Errorf("group %d: %d live, %d holders counted; %d, %d found", id, g.live, g.holders, live[g], holders[g])
+		if g.id != id || g.live != live[g] || g.holders != c.holders[g] || (g.live > 0) != slices.Contains(s.wanted, g) {
+			return fmt.Errorf("group %d: %d live, %d holders counted; %d, %d found", id, g.live, g.holders, live[g], c.holders[g])
 		}
 		for _, h := range []*heap[*item]{&g.order, &g.fresh} {
 			if err := h.check(); err != nil {
@@ -141,7 +162,7 @@ func (s *Scheduler) checkInvariants() error {
 	if sum != s.live {
 		return fmt.Errorf("%d items live, %d found", s.live, sum)
 	}
-	return s.timers.check()
+	return nil
 }
 
 func (h *heap[T]) check() error {

@@ -6,27 +6,25 @@ import (
 	"time"
 )
 
-// item is an Item that is neither written nor forgotten.
+// item is an Item that is not done, or that has answers being verified.
 type item struct {
 	Item
 	seq     uint64 // order of Add
 	group   *group
 	asked   int        // times
 	copies  []*request // in flight or being verified, in the order asked
-	writing *request
-	dropped bool
-	ordered int // place in group.order
-	sized   int // place in group.fresh
+	closed  bool       // done or dropped: it is not requested any more
+	ordered int        // place in group.order
+	sized   int        // place in group.fresh
 }
 
-// group is a group of which there are items, or that a connected peer claims to have.
+// group is a group that has items, or that a connected peer claims.
 type group struct {
 	id      Group
-	live    int // items neither written nor dropped
-	holders int // connected peers
-	starved bool
-	order   heap[*item] // to be asked for: refetches first, then by seq
-	fresh   heap[*item] // of these the never asked ones, smallest first
+	live    int         // items neither done nor dropped
+	holders int         // connected peers
+	order   heap[*item] // open items: refetches first, then by seq
+	fresh   heap[*item] // of these the ones never requested, smallest first
 }
 
 // phase of a request.
@@ -35,11 +33,10 @@ type phase int
 const (
 	flying phase = iota
 	verifying
-	writing
 	ended
 )
 
-// request is a request from Ask until its memory is free.
+// request is a request, from Ask until its memory is free.
 type request struct {
 	id    RequestID
 	peer  *peer
@@ -48,7 +45,7 @@ type request struct {
 	probe bool // asked when the peer was not trusted
 
 	asked     time.Duration
-	queue     uint64        // bytes that the peer owed when it was asked, this one's included
+	queue     uint64        // bytes that the peer owed when it was asked, including these
 	delivered uint64        // by the peer when it was asked
 	got       uint64        // bytes here
 	heard     time.Duration // when the last of them came; asked, if none
@@ -56,11 +53,11 @@ type request struct {
 
 	timer   timer         // runs until the next check
 	checked time.Duration // last check
-	work    uint64        // bytes still ahead of it then, its own included
-	moved   time.Duration // when that last was seen to have shrunk
-	late    bool          // may be asked a second time
+	work    uint64        // bytes still ahead of it then, including its own
+	moved   time.Duration // when work was last seen to shrink
+	late    bool          // its item may be requested a second time
 	stuck   bool          // may be cancelled if its memory is needed
-	well    time.Duration // when it last was not; asked, if never
+	well    time.Duration // when it was last seen not to be stuck; asked, if never
 
 	eta        time.Duration // scratch of the end game
 	prev, next *request      // in flight, in the order asked
@@ -68,7 +65,7 @@ type request struct {
 
 func (r *request) left() uint64 { return r.item.Bytes - r.got }
 
-// group returns the group with that id, and makes it.
+// group returns the group with that id. It makes it if there is none.
 func (s *Scheduler) group(id Group) *group {
 	g := s.groups[id]
 	if g == nil {
@@ -93,7 +90,7 @@ func (s *Scheduler) group(id Group) *group {
 	return g
 }
 
-// release forgets a group that nobody has and that nobody wants.
+// release forgets a group that no peer has and that is not wanted.
 func (s *Scheduler) release(g *group) {
 	if g.live == 0 && g.holders == 0 {
 		delete(s.groups, g.id)
@@ -122,13 +119,12 @@ func (s *Scheduler) add(items []Item) {
 	}
 }
 
-// unlive takes an item out of the count of those that are to be done.
+// unlive takes an item out of the count of items to be done.
 func (s *Scheduler) unlive(it *item) {
 	s.live--
 	if it.group.live--; it.group.live == 0 {
 		at, _ := slices.BinarySearchFunc(s.wanted, it.group.id, byGroupID)
 		s.wanted = slices.Delete(s.wanted, at, at+1)
-		it.group.starved = false
 		s.release(it.group)
 	}
 }
@@ -136,37 +132,45 @@ func (s *Scheduler) unlive(it *item) {
 func (s *Scheduler) drop(ids []ItemID) {
 	for _, id := range ids {
 		it := s.items[id]
-		if it == nil || it.dropped {
+		if it == nil || it.closed {
 			continue
 		}
-		it.dropped = true
 		s.added--
 		s.addedBytes -= it.Bytes
-		for i := len(it.copies) - 1; i >= 0; i-- {
-			if it.copies[i].phase == flying {
-				s.cancel(it.copies[i])
-			}
-		}
-		s.place(it)
-		s.unlive(it)
-		s.forget(it)
+		s.close(it)
 	}
 }
 
-// forget lets go of an item that was dropped when its last answer is dealt with.
+// close ends the requests for an item that is done or dropped. Answers that are being verified
+// remain: they may prove a lie.
+func (s *Scheduler) close(it *item) {
+	it.closed = true
+	for i := len(it.copies) - 1; i >= 0; i-- {
+		if it.copies[i].phase == flying {
+			s.cancel(it.copies[i])
+		}
+	}
+	s.place(it)
+	s.unlive(it)
+	s.forget(it)
+}
+
+// forget deletes a closed item once its last answer is dealt with.
 func (s *Scheduler) forget(it *item) {
-	if it.dropped && len(it.copies) == 0 && it.writing == nil {
+	if it.closed && len(it.copies) == 0 {
 		delete(s.items, it.ID)
 	}
 }
 
-// open reports whether the item is to be asked for: no answer is here, and nobody is asked who is not late, nor too many who are.
+// open reports whether the item is to be requested: no answer is here, all peers that are asked are
+// late, and they are fewer than the limit.
 func (s *Scheduler) open(it *item) bool {
-	return !it.dropped && it.writing == nil && len(it.copies) < s.opts.MaxCopies &&
+	return !it.closed && len(it.copies) < s.limits.copies &&
 		!slices.ContainsFunc(it.copies, func(r *request) bool { return r.phase != flying || !r.late })
 }
 
-// place puts an item into the queues of its group, or takes it out. It is to be called after every change of what open depends on.
+// place puts an item into the queues of its group, or takes it out. It must be called after every
+// change of what open depends on.
 func (s *Scheduler) place(it *item) {
 	g := it.group
 	if open := s.open(it); open == g.order.has(it) {

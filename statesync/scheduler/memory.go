@@ -2,7 +2,7 @@ package scheduler
 
 import "slices"
 
-// charge is what a request takes of the memory.
+// charge is how much of the memory a request takes, in bytes.
 func charge(it *item) uint64 { return max(it.Bytes, 1) }
 
 // allowed reports whether the memory allows one more request.
@@ -10,19 +10,23 @@ func (s *Scheduler) allowed(p *peer, it *item) bool {
 	return s.affords(p, it, s.used, s.probing, len(s.requests))
 }
 
-// affords is allowed for that much memory in use by alive requests. Peers that are not trusted get half of the memory together, or one item.
+// affords is allowed with so much memory in use by so many requests alive. Peers that are not
+// trusted get half of the memory together, or one item.
 func (s *Scheduler) affords(p *peer, it *item, used, probing uint64, alive int) bool {
-	budget, n := uint64(s.opts.MemoryBytes), charge(it)
+	budget, n := uint64(s.limits.memory), charge(it)
 	if alive > 0 && (used > budget || n > budget-used) {
 		return false
 	}
 	return p.trusted() || probing == 0 || probing <= budget/2 && n <= budget/2-probing
 }
 
-// makeRoom cancels what stalls, as much as is needed for a request that is to be made; false: that is not enough, and nothing was cancelled.
-// A trusted peer may also take the place of one that needs eight times as long. And everybody may take the place of a request that is old and
-// not yet half done, even if its peer never was faster: else a few that are slow on purpose could fill a small memory for ever. What is
-// old doubles with the failures of either side, so that this comes to an end.
+// makeRoom cancels as much of what stalls as is needed for a request that is to be made. It returns
+// false if that is not enough; then nothing was cancelled.
+//
+// A trusted peer may also take the place of a request that needs eight times as long. And every
+// peer may take the place of a request that is old and will take longer still, even if it never was
+// faster: else a few peers that are slow on purpose could fill a small memory for ever. What counts
+// as old doubles with the failures of either side, so that this comes to an end.
 func (s *Scheduler) makeRoom(p *peer, it *item) bool {
 	const muchSlower = 8
 	if s.now < s.noRoomUntil {
@@ -36,8 +40,8 @@ func (s *Scheduler) makeRoom(p *peer, it *item) bool {
 			continue
 		}
 		age, eta := s.now-r.asked, s.eta(r, ahead)
-		slow := p.trusted() && eta/muchSlower > p.took(it.Bytes) && age >= s.opts.Patience/4 &&
-			(eta < forever || s.quiet(r) >= s.opts.Patience/4)
+		slow := p.trusted() && eta/muchSlower > p.took(it.Bytes) && age >= patience/4 &&
+			(eta < forever || s.quiet(r) >= patience/4)
 		if s.cancellable(r, p) || slow || s.old(age, eta, min(r.peer.timeouts, p.failures)) {
 			victims = append(victims, r)
 		}
@@ -62,7 +66,7 @@ func (s *Scheduler) makeRoom(p *peer, it *item) bool {
 		}
 	}
 	if !enough() {
-		s.noRoomUntil = s.now + s.opts.Horizon
+		s.noRoomUntil = s.now + horizon
 		return false
 	}
 	for _, r := range victims[:n] {

@@ -5,19 +5,21 @@ import (
 	"time"
 )
 
-// What a request may take is not a constant but a comparison: with what its peer did before, and with what other peers do. After every
-// Options.Patience, the bytes ahead of it have shrunk by
+// How long a request may take is not a constant but a comparison: with what its peer did before,
+// and with what other peers do. After every patience, the bytes ahead of it have shrunk by
 //
 //	                           new peer      proven peer
 //	nothing                    late, stuck   late, stuck
 //	less than ref/16           late, stuck
 //	less than min(own, ref)/4                late, stuck
-//	something, no ref to know  late
+//	something, no ref yet      late
 //	enough                     well          well
 //
-// late: its item is asked for elsewhere, and its peer for nothing more. stuck: it is cancelled if its memory is needed.
-// ref is the median of the proven peers. The bytes ahead are its own and those of what the same peer was asked before, so that whoever
-// answers in order is not late because of its queue, and whoever withholds one item but gives all others is.
+// late: its item is requested elsewhere, and its peer gets no other request. stuck: it is cancelled
+// if its memory is needed. own is the rate of the peer, ref the median of the proven peers. The
+// bytes ahead of a request are its own and those of what the same peer was asked before: so a peer
+// that answers in order is not late because of its queue, and one that withholds an item but sends
+// all others is.
 
 const (
 	newTolerance    = 16
@@ -25,7 +27,7 @@ const (
 	maxDoublings    = 16
 )
 
-// check compares a request.
+// check compares a request with what it should have done since the last check.
 func (s *Scheduler) check(r *request) {
 	p, elapsed := r.peer, s.now-r.checked
 	var work uint64
@@ -45,12 +47,12 @@ func (s *Scheduler) check(r *request) {
 	}
 	late, stuck := s.compare(r, moved, elapsed)
 	s.judge(r, late, stuck)
-	s.startTimer(&r.timer, s.now+s.opts.Patience)
+	s.startTimer(&r.timer, s.now+patience)
 }
 
-// lastChance returns how long a request may be without any progress although nobody needs its memory.
+// lastChance returns how long a request may make no progress while no other needs its memory.
 func (s *Scheduler) lastChance(r *request) time.Duration {
-	d := doubled(s.opts.GiveUp, min(r.peer.timeouts, maxDoublings), forever/16)
+	d := doubled(giveUp, min(r.peer.timeouts, maxDoublings), forever/16)
 	if r.peer.proven { // progress may be reported rarely
 		d = max(d, provenTolerance*timeFor(r.item.Bytes, r.peer.speed.rate))
 	}
@@ -92,33 +94,33 @@ func (s *Scheduler) judge(r *request, late, stuck bool) {
 	s.place(r.item)
 }
 
-// cancellable reports whether a request that is stuck has been so for long enough that its memory may be given to another peer. Between
-// two that both failed it takes longer each time, so that one of them gets through, however slow; but who fails always cannot keep
-// out for long who seldom does.
+// cancellable reports whether a request has been stuck for long enough that its memory may be given
+// to another peer. Between two that both failed it takes longer each time, so that one of them gets
+// through, however slow; but a peer that always fails cannot long keep out one that seldom does.
 func (s *Scheduler) cancellable(r *request, p *peer) bool {
-	return r.stuck && s.now-r.well >= doubled(s.opts.Patience, min(r.peer.timeouts, p.failures), forever/16)
+	return r.stuck && s.now-r.well >= doubled(patience, min(r.peer.timeouts, p.failures), forever/16)
 }
 
-// worse orders requests by who is to go first: what has brought least.
+// worse orders requests by which is to be cancelled first: the one that has brought least.
 func worse(a, b *request) int {
 	return cmp.Or(cmp.Compare(a.got, b.got), cmp.Compare(a.id, b.id))
 }
 
-// eta returns how long a request in flight will still take; forever: it stalls, as far as one can tell. ahead is how many bytes its
-// peer owes before it and with it.
+// eta returns how long a request in flight will still take; forever if it stalls, as far as can be
+// told. ahead is how many bytes its peer owes before it and with it.
 func (s *Scheduler) eta(r *request, ahead uint64) time.Duration {
 	p := r.peer
 	rate, rtt := p.speed.rate, p.speed.rtt
 	if !p.proven {
 		var known bool
 		if rate, rtt, known = s.reference(); !known {
-			if r.late || s.now-r.heard >= s.opts.Patience/4 {
+			if r.late || s.now-r.heard >= patience/4 {
 				return forever
 			}
 			return 0
 		}
 	}
-	slack := s.opts.Horizon
+	slack := horizon
 	pause := 2 * (rtt + timeFor(r.item.Bytes, rate))
 	if p.proven && p.speed.gap > 0 {
 		pause = min(pause, 2*(rtt+p.speed.gap))
@@ -135,7 +137,8 @@ func (s *Scheduler) eta(r *request, ahead uint64) time.Duration {
 	return max(0, rtt-age) + timeFor(ahead, rate)
 }
 
-// quiet returns for how long nothing has come that shows that a request is being answered: of its own or, from a proven peer, of any.
+// quiet returns for how long there has been no sign that a request is being answered: a byte of its
+// answer or, from a proven peer, of any.
 func (s *Scheduler) quiet(r *request) time.Duration {
 	if r.peer.proven {
 		return s.now - max(r.heard, r.peer.heard)
@@ -143,7 +146,7 @@ func (s *Scheduler) quiet(r *request) time.Duration {
 	return s.now - r.heard
 }
 
-// measureQueues is to be called before ahead is called for the requests in flight, oldest first.
+// measureQueues must be called before ahead is called for the requests in flight, the oldest first.
 func (s *Scheduler) measureQueues() {
 	for _, p := range s.connected {
 		p.ahead = 0

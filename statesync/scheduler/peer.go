@@ -14,17 +14,17 @@ type peer struct {
 	proven    bool
 	groups    []*group   // by id
 	flying    []*request // in the order asked
-	remaining uint64     // bytes of these that are yet to come
-	late      int        // of these
+	remaining uint64     // bytes of these that have not come yet
+	late      int        // of flying, those that are late
 	verifying int
 	speed     speed
-	heard     time.Duration // when the last byte came
-	asked     RequestID     // the last one
+	heard     time.Duration // when its last byte came
+	asked     RequestID     // its last request
 
 	failures int           // since the last verified item
-	timeouts int           // of these, requests that were given up
+	timeouts int           // requests given up, of these failures
 	struck   time.Duration // when the last failure was counted
-	until    time.Duration // left alone
+	until    time.Duration // when it is no longer left alone
 	timer    timer         // runs until then
 
 	verified      int
@@ -34,7 +34,8 @@ type peer struct {
 	stalls        bool   // likewise
 }
 
-// maxLost bounds how many peers that are not connected are remembered: keys are cheap.
+// maxLost is the limit of peers that are remembered although they are not connected: a liar can
+// make as many keys as it likes.
 const maxLost = 1024
 
 func (p *peer) has(g *group) bool {
@@ -46,11 +47,12 @@ func (p *peer) holds(it *item) bool {
 	return slices.ContainsFunc(it.copies, func(r *request) bool { return r.peer == p })
 }
 
-// trusted reports whether the last that was heard of the peer was something true. Who is not has one request at a time and comes after
-// those who are; else a few that once told the truth, and take turns in being slow, could keep the others out.
+// trusted reports whether the last that was heard of the peer was true. One that is not trusted has
+// one request at a time and comes after those that are; else a few peers that once told the truth,
+// and take turns in being slow, could keep the others out.
 func (p *peer) trusted() bool { return p.proven && p.failures == 0 }
 
-// active returns the peer if it is connected.
+// active returns a peer, and whether it is connected.
 func (s *Scheduler) active(id PeerID) (*peer, bool) {
 	p := s.peers[id]
 	return p, p != nil && p.connected
@@ -90,7 +92,7 @@ func (s *Scheduler) peerDown(id PeerID) {
 	s.disconnect(p)
 }
 
-// disconnect forgets what a peer has and cancels what it was asked for.
+// disconnect forgets what a peer has and cancels its requests in flight.
 func (s *Scheduler) disconnect(p *peer) {
 	p.connected = false
 	i, _ := slices.BinarySearchFunc(s.connected, p.id, byPeerID)
@@ -120,12 +122,11 @@ func (s *Scheduler) peerHas(p *peer, ids []Group) {
 	for _, id := range slices.Compact(ids) {
 		g := s.group(id)
 		g.holders++
-		g.starved = false
 		p.groups = append(p.groups, g)
 	}
 }
 
-// gone takes one group from a peer.
+// gone notes that a peer no longer has a group.
 func (s *Scheduler) gone(p *peer, g *group) {
 	if i := slices.Index(p.groups, g); i >= 0 {
 		p.groups = slices.Delete(p.groups, i, i+1)
@@ -134,15 +135,16 @@ func (s *Scheduler) gone(p *peer, g *group) {
 	}
 }
 
-// strike counts a failure of a request asked at that time and leaves the peer alone for a while. What was asked before the last
-// failure counts with that: sixteen requests lost at once are one failure.
+// strike counts a failure of a request that was asked at that time, and leaves the peer alone for a
+// while. What was asked before the last failure counts with that: sixteen requests that are lost at
+// once are one failure.
 func (s *Scheduler) strike(p *peer, asked time.Duration) (counted bool) {
 	if p.failures > 0 && asked < p.struck {
 		return false
 	}
 	p.failures++
 	p.struck = s.now
-	p.until = s.now + doubled(s.opts.BackOff, p.failures-1, s.opts.MaxBackOff)
+	p.until = s.now + doubled(backOff, p.failures-1, maxBackOff)
 	s.startTimer(&p.timer, p.until)
 	return true
 }
@@ -168,12 +170,13 @@ func (s *Scheduler) room(p *peer) bool {
 	case len(p.flying) == 0 && (p.proven || p.verifying == 0):
 		return true
 	}
-	return p.trusted() && len(p.flying) < s.opts.MaxPerPeer && p.remaining < p.speed.window(s.opts.Horizon) && !s.overdue(p.flying[0])
+	return p.trusted() && len(p.flying) < s.limits.perPeer && p.remaining < p.speed.window() && !s.overdue(p.flying[0])
 }
 
-// overdue reports that a request of a proven peer takes much longer than what the peer did before: it is not what it was, or lies.
+// overdue reports that a request of a proven peer takes much longer than what the peer did before:
+// its line has become worse, or it withholds the answer.
 func (s *Scheduler) overdue(r *request) bool {
-	return s.now-r.asked > 4*(r.peer.speed.rtt+timeFor(r.queue, r.peer.speed.rate))+s.opts.Horizon
+	return s.now-r.asked > 4*(r.peer.speed.rtt+timeFor(r.queue, r.peer.speed.rate))+horizon
 }
 
 // took returns how long a proven peer would take for n more bytes.
@@ -181,8 +184,9 @@ func (p *peer) took(n uint64) time.Duration {
 	return p.speed.rtt + timeFor(p.remaining+n, p.speed.rate)
 }
 
-// reference returns rate and round trip of the median of the connected proven peers: what a peer of which nothing is known is
-// compared with. A liar cannot move it without having given true items, and a few cannot move it far.
+// reference returns rate and round trip of the median of the connected proven peers, which a peer
+// of unknown speed is compared with. A liar cannot move it without giving true items, and a few
+// cannot move it far.
 func (s *Scheduler) reference() (rate uint64, rtt time.Duration, ok bool) {
 	if !s.refKnown {
 		s.refKnown, s.refRate, s.refRTT = true, 0, 0

@@ -44,7 +44,8 @@ type simPeer struct {
 	rate      uint64 // bytes per second
 	latency   time.Duration
 	groups    []Group
-	loyal     int // items before it turns
+	told      []Group // what it says that it has
+	loyal     int     // items before it turns
 	connected bool
 	epoch     int // of the connection
 	banned    bool
@@ -79,14 +80,15 @@ func (p *simPeer) life(w *world) {
 			if p.banned {
 				return nil
 			}
-			// The shell knows whose request it is: an answer by somebody else never gets this far, but an old one may.
+			// The shell knows whose request it is: an answer by somebody else never gets this far,
+			// but an old one may.
 			id := RequestID(1 + w.rng.IntN(w.asks+1))
 			if w.reqs[id] != nil || id > w.s.lastRequest {
 				id = RequestID(w.rng.Uint64() | 1<<63)
 			}
 			unasked := []Event{
 				Received{id, 1}, Progress{id, 7}, Failed{Request: id, Reason: Gone}, Failed{Request: id, Reason: Lied}, Verified{id},
-				Rejected{id, "?"}, Written{ItemID(1 << 40)}, PeerHas{p.id, p.groups}, PeerUp{p.id}, PeerDown{"nobody"}, PeerHas{"nobody", nil},
+				Rejected{id, "?"}, PeerHas{p.id, p.groups}, PeerUp{p.id}, PeerDown{"nobody"}, PeerHas{"nobody", nil},
 			}
 			if err := w.step(unasked[w.rng.IntN(len(unasked))]); err != nil {
 				return err
@@ -97,7 +99,8 @@ func (p *simPeer) life(w *world) {
 	case pruning:
 		w.after(time.Duration(w.rng.Int64N(int64(10*time.Second))), func() error {
 			p.groups = []Group{2}
-			w.after(time.Duration(w.rng.Int64N(int64(2*time.Second))), func() error { return w.step(PeerHas{p.id, p.groups}) }) // tells later
+			// It tells later.
+			w.after(time.Duration(w.rng.Int64N(int64(2*time.Second))), func() error { return w.step(PeerHas{p.id, p.groups}) })
 			return nil
 		})
 	}
@@ -170,7 +173,7 @@ func (p *simPeer) answer(w *world, r *simRequest) {
 		p.say(w, r, Busy)
 		return
 	case is == silent, is == hopper, is == stopper && left <= 2, is == flooder && p.verified > 3, is == sleeper && p.verified >= p.loyal:
-		return // it goes on with the next
+		return // it continues with the next
 	}
 	switch is {
 	case damaged, stale:

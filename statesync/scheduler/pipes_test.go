@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPipesStayFull: how near honest peers of all kinds come to the sum of their rates. Time is virtual.
+// TestPipesStayFull: how near honest peers of all kinds come to the sum of their rates. Time is
+// virtual.
 func TestPipesStayFull(t *testing.T) {
 	const ms = time.Millisecond
 	type pipes struct {
@@ -18,22 +19,22 @@ func TestPipesStayFull(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name  string
-		opts  Options
+		opts  limits
 		items int
 		size  uint64
 		peers []pipes
 		most  float64 // of the floor
 	}{
-		{"one near", Options{}, 200, 600_000, []pipes{{1, 100_000_000, ms / 2}}, 1.1},
-		{"one far", Options{}, 400, 600_000, []pipes{{1, 50_000_000, 100 * ms}}, 1.25},
-		{"far and slow", Options{}, 50, 600_000, []pipes{{1, 100_000, 300 * ms}}, 1.05},
-		{"far beyond 16 in flight", Options{MaxPerPeer: 64}, 400, 600_000, []pipes{{1, 100_000_000, 200 * ms}}, 1.7},
-		{"small items", Options{}, 3000, 40_000, []pipes{{4, 10_000_000, 20 * ms}}, 1.2},
-		{"different rates", Options{}, 1000, 600_000, []pipes{{5, 100_000, 50 * ms}, {10, 1_000_000, 20 * ms}, {5, 20_000_000, 5 * ms}}, 1.1},
-		{"one fast, many slow", Options{}, 200, 600_000, []pipes{{60, 20_000, 50 * ms}, {1, 50_000_000, 5 * ms}}, 1.3},
-		{"all slow", Options{}, 100, 600_000, []pipes{{20, 50_000, 100 * ms}}, 1.8},
-		{"little memory", Options{MemoryBytes: 10_000_000}, 500, 600_000, []pipes{{10, 1_000_000, 50 * ms}, {2, 20_000_000, 5 * ms}}, 1.3},
-		{"few items, many peers", Options{}, 20, 600_000, []pipes{{80, 5_000_000, 20 * ms}}, 5},
+		{"one near", limits{}, 200, 600_000, []pipes{{1, 100_000_000, ms / 2}}, 1.1},
+		{"one far", limits{}, 400, 600_000, []pipes{{1, 50_000_000, 100 * ms}}, 1.25},
+		{"far and slow", limits{}, 50, 600_000, []pipes{{1, 100_000, 300 * ms}}, 1.05},
+		{"far beyond 16 in flight", limits{perPeer: 64}, 400, 600_000, []pipes{{1, 100_000_000, 200 * ms}}, 1.7},
+		{"small items", limits{}, 3000, 40_000, []pipes{{4, 10_000_000, 20 * ms}}, 1.2},
+		{"different rates", limits{}, 1000, 600_000, []pipes{{5, 100_000, 50 * ms}, {10, 1_000_000, 20 * ms}, {5, 20_000_000, 5 * ms}}, 1.1},
+		{"one fast, many slow", limits{}, 200, 600_000, []pipes{{60, 20_000, 50 * ms}, {1, 50_000_000, 5 * ms}}, 1.3},
+		{"all slow", limits{}, 100, 600_000, []pipes{{20, 50_000, 100 * ms}}, 1.8},
+		{"little memory", limits{memory: 10_000_000}, 500, 600_000, []pipes{{10, 1_000_000, 50 * ms}, {2, 20_000_000, 5 * ms}}, 1.3},
+		{"few items, many peers", limits{}, 20, 600_000, []pipes{{80, 5_000_000, 20 * ms}}, 5},
 	} {
 		w := newWorld(1, tc.opts)
 		w.check, w.segments, w.verify, w.write = false, 8, ms, ms

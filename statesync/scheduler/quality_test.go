@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crowd is a world of 80 equal peers of which some lie, the way the paper's Fig. 7 has it (AVL*, Fynn et al. 2022): the joiner's own
-// line is what bounds it.
+// crowd is a world of 80 equal peers of which some lie, the way the paper's Fig. 7 has it (AVL*,
+// Fynn et al. 2022): the joiner's own line is what bounds it.
 func crowd(t *testing.T, items int, lying int, is behaviour) *world {
-	w := newWorld(uint64(1000*lying+int(is)), Options{})
+	w := newWorld(uint64(1000*lying+int(is)), limits{})
 	w.check = false // it costs more than the rest; TestWorlds does it
 	w.segments, w.downRate, w.verify, w.write = 4, 125_000_000, 2*time.Millisecond, time.Millisecond
 	add := w.addItems(items, func(i int) (uint64, bool) {
@@ -33,8 +33,9 @@ func crowd(t *testing.T, items int, lying int, is behaviour) *world {
 	return w
 }
 
-// TestQuality holds the figures that the joiner promises: with 26 of 80 lying 1.25 times the honest time at most; with 79 it ends; and
-// a liar wastes one item at most. Time is virtual: the figures are the same everywhere.
+// TestQuality holds the figures that the joiner promises: with 26 of 80 lying 1.25 times the honest
+// time at most; with 79 it ends; and a liar wastes one item at most. Time is virtual: the figures
+// are the same everywhere.
 func TestQuality(t *testing.T) {
 	for _, items := range []int{200, 2000} { // about one million keys, and ten
 		honestWorld := crowd(t, items, 0, honest)

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// ask makes a request. The caller has made sure of room.
+// ask makes a request. The caller has made sure that there is room for it.
 func (s *Scheduler) ask(p *peer, it *item) {
-	if len(it.copies) >= s.opts.MaxCopies {
+	if len(it.copies) >= s.limits.copies {
 		s.giveUp(slices.MinFunc(it.copies, worse))
 	}
 	if g := it.group; g.order.has(it) { // before asked changes, by which it is ordered
@@ -40,11 +40,11 @@ func (s *Scheduler) ask(p *peer, it *item) {
 		s.refetched++
 	}
 	s.place(it)
-	s.startTimer(&r.timer, s.now+s.opts.Patience)
+	s.startTimer(&r.timer, s.now+patience)
 	s.do(Ask{r.id, p.id, it.ID})
 }
 
-// land takes a request out of the air: an answer is here, or none will come.
+// land takes a request out of those in flight: its answer is here, or there will be none.
 func (s *Scheduler) land(r *request) {
 	p := r.peer
 	p.flying = slices.Delete(p.flying, slices.Index(p.flying, r), slices.Index(p.flying, r)+1)
@@ -59,7 +59,7 @@ func (s *Scheduler) land(r *request) {
 	s.stopTimer(&r.timer)
 }
 
-// end frees the memory of a request. wasted: its bytes came for nothing.
+// end frees the memory of a request. wasted reports whether its bytes were of no use.
 func (s *Scheduler) end(r *request, wasted bool) {
 	switch r.phase {
 	case flying:
@@ -67,9 +67,6 @@ func (s *Scheduler) end(r *request, wasted bool) {
 	case verifying:
 		r.peer.verifying--
 		s.verifying--
-	case writing:
-		r.item.writing = nil
-		s.writing--
 	}
 	r.phase = ended
 	if wasted {
@@ -86,13 +83,14 @@ func (s *Scheduler) end(r *request, wasted bool) {
 	s.forget(it)
 }
 
-// cancel ends a request that is not needed any more.
+// cancel ends a request that is no longer needed.
 func (s *Scheduler) cancel(r *request) {
 	s.do(Cancel{r.id})
 	s.end(r, true)
 }
 
-// giveUp cancels a request that stalls: its peer is left alone for a while, and gets more time the next time.
+// giveUp cancels a request that stalls: its peer is left alone for a while, and gets more time for
+// the next.
 func (s *Scheduler) giveUp(r *request) {
 	if s.strike(r.peer, r.asked) {
 		r.peer.timeouts++
@@ -100,7 +98,7 @@ func (s *Scheduler) giveUp(r *request) {
 	s.cancel(r)
 }
 
-// arrived takes note of bytes, in all.
+// arrived notes how many bytes of an answer are here in total.
 func (s *Scheduler) arrived(r *request, total uint64) {
 	total = min(total, r.item.Bytes)
 	if total <= r.got {
@@ -148,26 +146,17 @@ func (s *Scheduler) verified(r *request) {
 	p.proven = !p.banned
 	p.speed.sample(r.sample)
 	s.refKnown = false
-	if it.dropped || it.writing != nil {
-		s.cancel(r)
+	if it.closed {
+		s.end(r, true)
 		return
 	}
-	r.peer.verifying--
-	s.verifying--
-	r.phase = writing
-	s.writing++
-	it.writing = r
-	s.do(Write{r.id, it.ID})
-	it.copies = slices.DeleteFunc(it.copies, func(c *request) bool { return c == r })
-	for i := len(it.copies) - 1; i >= 0; i-- { // what is being verified goes on: it may be a proof
-		if it.copies[i].phase == flying {
-			s.cancel(it.copies[i])
-		}
-	}
-	s.place(it)
+	s.done++
+	s.doneBytes += it.Bytes
+	s.close(it)
+	s.end(r, false)
 }
 
-// lied ends a request whose answer is proof of a lie.
+// lied ends a request whose answer proves a lie.
 func (s *Scheduler) lied(r *request, reason string) {
 	s.end(r, true)
 	s.ban(r.peer, reason)
@@ -187,22 +176,6 @@ func (s *Scheduler) failed(r *request, why Reason, detail string) {
 		s.strike(r.peer, r.asked)
 	}
 	s.end(r, true)
-}
-
-func (s *Scheduler) written(it *item) {
-	r := it.writing
-	if !it.dropped {
-		s.done++
-		s.doneBytes += it.Bytes
-		s.unlive(it)
-	}
-	dropped := it.dropped
-	it.dropped = true // so that end forgets it
-	s.end(r, false)
-	if dropped {
-		s.wasted += r.got
-		r.peer.wasted += r.got
-	}
 }
 
 // link appends a request to those in flight; unlink takes it out.
@@ -232,7 +205,7 @@ func (s *Scheduler) unlink(r *request) {
 	s.inFlight--
 }
 
-// timer is a time at which something is to be looked at.
+// timer is a time at which a request, or a peer, is to be looked at.
 type timer struct {
 	at      time.Duration
 	n       uint64 // orders equal times

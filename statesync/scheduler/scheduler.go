@@ -2,39 +2,39 @@ package scheduler
 
 import "time"
 
-// Scheduler is the state machine: give every event to Step, do what it returns, and give it a Tick when Next says so. It is not safe for
-// concurrent use.
+// Scheduler is the state machine: give every event to Step, carry out the actions that it returns,
+// and give it a Tick when Next is due. It is not safe for concurrent use.
 type Scheduler struct {
-	opts Options
-	now  time.Duration
-	out  []Action // of the step under way
+	limits limits
+	now    time.Duration
+	out    []Action // of the step under way
 
 	peers     map[PeerID]*peer
 	connected []*peer // by id
 	lost      []*peer // not connected, in the order lost
 	groups    map[Group]*group
-	wanted    []*group // of these those with live items, by id
+	wanted    []*group // those of them that have live items, by id
 	items     map[ItemID]*item
 	requests  map[RequestID]*request
 	timers    heap[*timer]
 
-	oldest, newest *request // in flight, in the order asked
-	used, probing  uint64   // bytes of memory; of these in flight from peers that are not trusted
+	oldest, newest *request // ends of the list of those in flight, in the order asked
+	used, probing  uint64   // bytes of memory; of these, in flight from untrusted peers
 	seq            uint64
 	lastRequest    RequestID
 	lastTimer      uint64
-	live           int           // items neither written nor dropped
-	owing          bool          // Done, when nothing is left
+	live           int           // items neither done nor dropped
+	owing          bool          // Done is due when nothing is left
 	dropped        bool          // Done waits for the next step
-	wake           time.Duration // when the end game wants to look again; 0: never
-	endGameAt      time.Duration // the next one, at the earliest
-	noRoomUntil    time.Duration // nothing to cancel was found for so long
+	wake           time.Duration // when the end game is to look again; 0: never
+	endGameAt      time.Duration // earliest time of the next end game
+	noRoomUntil    time.Duration // makeRoom has found nothing to cancel, and waits until then
 
-	added, done                  int
-	addedBytes, doneBytes        uint64
-	inFlight, verifying, writing int
-	asked, refetched, rejected   int
-	wasted                       uint64
+	added, done                int
+	addedBytes, doneBytes      uint64
+	inFlight, verifying        int
+	asked, refetched, rejected int
+	wasted                     uint64
 
 	refKnown bool // reference is up to date
 	refRate  uint64
@@ -47,11 +47,15 @@ type Scheduler struct {
 	rtts                  []time.Duration
 }
 
-// New returns a Scheduler without peers and items.
-func New(opts Options) *Scheduler {
+// New returns a Scheduler without peers and items. memoryBytes limits the bytes of requests in
+// flight and of answers being verified; 0 means DefaultMemory. One item is always allowed, however
+// large.
+func New(memoryBytes int64) *Scheduler { return newScheduler(limits{memory: memoryBytes}) }
+
+func newScheduler(l limits) *Scheduler {
 	return &Scheduler{
-		opts:  opts.withDefaults(),
-		peers: map[PeerID]*peer{}, groups: map[Group]*group{}, items: map[ItemID]*item{}, requests: map[RequestID]*request{},
+		limits: l.withDefaults(),
+		peers:  map[PeerID]*peer{}, groups: map[Group]*group{}, items: map[ItemID]*item{}, requests: map[RequestID]*request{},
 		timers: heap[*timer]{
 			less: func(a, b *timer) bool { return a.at < b.at || a.at == b.at && a.n < b.n },
 			at:   func(t *timer) *int { return &t.place },
@@ -59,7 +63,8 @@ func New(opts Options) *Scheduler {
 	}
 }
 
-// Step takes an event and says what to do. now never goes back; if it does, it stands still.
+// Step takes an event and returns what the caller is to do. A now before that of an earlier Step
+// counts as the latest.
 func (s *Scheduler) Step(now time.Duration, e Event) []Action {
 	s.now = max(s.now, now)
 	s.out = nil
@@ -73,7 +78,8 @@ func (s *Scheduler) Step(now time.Duration, e Event) []Action {
 
 func (s *Scheduler) do(a Action) { s.out = append(s.out, a) }
 
-// take takes an event into account. It reports whether there may be something to hand out now.
+// take changes the state as an event demands. It reports whether there may be something to hand out
+// now.
 func (s *Scheduler) take(e Event) bool {
 	switch e := e.(type) {
 	case PeerUp:
@@ -112,15 +118,11 @@ func (s *Scheduler) take(e Event) bool {
 		if r := s.requests[e.Request]; r != nil && r.phase == flying {
 			s.failed(r, e.Reason, e.Detail)
 		}
-	case Written:
-		if it := s.items[e.Item]; it != nil && it.writing != nil {
-			s.written(it)
-		}
 	}
 	return true
 }
 
-// expire looks at what is due.
+// expire checks what is due by now.
 func (s *Scheduler) expire() (due bool) {
 	for {
 		t, ok := s.timers.first()
@@ -135,15 +137,9 @@ func (s *Scheduler) expire() (due bool) {
 	}
 }
 
-// settle says what the caller cannot see: that nobody can be asked, or that nothing is left.
+// settle orders Done when nothing is left.
 func (s *Scheduler) settle(e Event) {
-	for _, g := range s.wanted {
-		if g.holders == 0 && len(g.order.v) > 0 && !g.starved {
-			g.starved = true
-			s.do(Starved{g.id})
-		}
-	}
-	if !s.owing || s.live > 0 || s.writing > 0 {
+	if !s.owing || s.live > 0 {
 		s.dropped = false
 		return
 	}
@@ -155,7 +151,7 @@ func (s *Scheduler) settle(e Event) {
 	s.do(Done{})
 }
 
-// Next says when a Tick is due at the latest, if no other event comes before; false: never.
+// Next returns when a Tick is due, if no other event comes before; false: never.
 func (s *Scheduler) Next() (time.Duration, bool) {
 	if s.dropped {
 		return s.now, true

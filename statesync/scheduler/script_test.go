@@ -19,8 +19,8 @@ import (
 //	    up P...  down P  has P G...  connect P G...
 //	    add I... [group=G] [bytes=N] [at-most]     I is a number or a range A-B
 //	    drop I...
-//	    progress R N  received R [N]  verified R  rejected R  failed R REASON  written I
-//	    give R                               received (in full), verified and written
+//	    progress R N  received R [N]  verified R  rejected R  failed R REASON
+//	    give R                               received (in full) and verified
 //	stats                                    where things stand
 //
 // The invariants are checked after every event.
@@ -33,17 +33,17 @@ type script struct {
 
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
-		sc := &script{s: New(Options{})}
+		sc := &script{s: New(0)}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			sc.t = t
 			sc.out.Reset()
 			switch d.Cmd {
 			case "new":
-				var opts Options
-				d.MaybeScanArgs(t, "memory", &opts.MemoryBytes)
-				d.MaybeScanArgs(t, "per-peer", &opts.MaxPerPeer)
-				d.MaybeScanArgs(t, "copies", &opts.MaxCopies)
-				sc.s, sc.now = New(opts), 0
+				var l limits
+				d.MaybeScanArgs(t, "memory", &l.memory)
+				d.MaybeScanArgs(t, "per-peer", &l.perPeer)
+				d.MaybeScanArgs(t, "copies", &l.copies)
+				sc.s, sc.now = newScheduler(l), 0
 			case "step":
 				for line := range strings.Lines(d.Input) {
 					sc.line(strings.TrimSpace(line))
@@ -90,8 +90,6 @@ func (sc *script) line(line string) {
 			ids = append(ids, it.ID)
 		}
 		sc.step(line, Drop{ids})
-	case word == "written":
-		sc.step(line, Written{ItemID(sc.number(args[0]))})
 	case word == "tick":
 		sc.step(line, Tick{})
 	default:
@@ -100,9 +98,9 @@ func (sc *script) line(line string) {
 }
 
 func (sc *script) request(word, line string, id RequestID, args []string) {
-	bytes, item := uint64(0), ItemID(0)
+	bytes := uint64(0)
 	if r := sc.s.requests[id]; r != nil {
-		bytes, item = r.item.Bytes, r.item.ID
+		bytes = r.item.Bytes
 	}
 	if len(args) > 0 && word != "failed" {
 		bytes = sc.number(args[0])
@@ -119,7 +117,6 @@ func (sc *script) request(word, line string, id RequestID, args []string) {
 	case "give":
 		sc.step(line, Received{id, bytes})
 		sc.step(line, Verified{id})
-		sc.step(line, Written{item})
 	case "failed":
 		why := Gone
 		for ; why.String() != args[0]; why++ {
@@ -146,12 +143,8 @@ func (sc *script) step(line string, e Event) {
 			fmt.Fprintf(&sc.out, "  %d: cancel\n", a.Request)
 		case Verify:
 			fmt.Fprintf(&sc.out, "  %d: verify\n", a.Request)
-		case Write:
-			fmt.Fprintf(&sc.out, "  %d: write item %d\n", a.Request, a.Item)
 		case Ban:
 			fmt.Fprintf(&sc.out, "  ban %s: %s\n", a.Peer, a.Reason)
-		case Starved:
-			fmt.Fprintf(&sc.out, "  starved: group %d\n", a.Group)
 		case Done:
 			fmt.Fprintf(&sc.out, "  done\n")
 		}
@@ -204,8 +197,8 @@ func (sc *script) items(args []string) (items []Item) {
 
 func (sc *script) stats() {
 	st := sc.s.Stats()
-	fmt.Fprintf(&sc.out, "items %d/%d, bytes %d/%d, in flight %d, verifying %d, writing %d, memory %d\n",
-		st.ItemsDone, st.Items, st.BytesDone, st.Bytes, st.InFlight, st.Verifying, st.Writing, st.MemoryBytes)
+	fmt.Fprintf(&sc.out, "items %d/%d, bytes %d/%d, in flight %d, verifying %d, memory %d\n",
+		st.ItemsDone, st.Items, st.BytesDone, st.Bytes, st.InFlight, st.Verifying, st.MemoryBytes)
 	fmt.Fprintf(&sc.out, "asked %d, refetched %d, rejected %d, wasted %d, rate %d\n",
 		st.Asked, st.Refetched, st.Rejected, st.WastedBytes, st.Rate)
 	for _, p := range st.Peers {

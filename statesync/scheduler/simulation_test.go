@@ -17,9 +17,10 @@ var (
 	worldFirst = flag.Uint64("world.first", 1, "seed of the first one; the others follow")
 )
 
-// TestWorlds runs random worlds with peers of every behaviour, and checks after every step that the books are right, that nothing
-// is written but what was verified, that no honest peer is banned, that a new peer has one request, that memory is within its
-// budget; and that every world ends while one honest peer is there. -world.count=100000 looks longer.
+// TestWorlds runs random worlds with peers of every behaviour, and checks after every step that the
+// books are right, that nothing is written but what was verified, that no honest peer is banned,
+// that a new peer has one request, that memory is within its budget; and that every world ends
+// while one honest peer is there. -world.count=100000 looks longer.
 func TestWorlds(t *testing.T) {
 	if *worldSeed != 0 {
 		w, limit := randomWorld(*worldSeed)
@@ -48,14 +49,15 @@ func between(rng *rand.Rand, lo, hi float64) uint64 {
 	return uint64(lo * math.Exp(rng.Float64()*math.Log(hi/lo)))
 }
 
-// randomWorld makes a world with at least one honest peer that stays, and says within what time it must end.
+// randomWorld makes a world with at least one honest peer that stays, and says within what time it
+// must end.
 func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	maxItem := float64(between(rng, 100, 1_000_000))
-	opts := Options{
-		MemoryBytes: int64(between(rng, maxItem/2, maxItem*300)), MaxPerPeer: 1 + rng.IntN(20), MaxCopies: 1 + rng.IntN(4),
+	l := limits{
+		memory: int64(between(rng, maxItem/2, maxItem*300)), perPeer: 1 + rng.IntN(20), copies: 1 + rng.IntN(4),
 	}
-	w = newWorld(seed, opts)
+	w = newWorld(seed, l)
 	w.segments = 1 + rng.IntN(4)
 	w.verify = time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
 	w.write = time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
@@ -66,6 +68,33 @@ func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	prunes := rng.IntN(4) == 0
 	items := w.addItems(int(between(rng, 1, 80)), size)
 
+	slowest, farthest := randomPeers(rng, w, prunes)
+	w.after(time.Duration(rng.Int64N(int64(time.Second))), func() error { return w.step(Add{items}) })
+	if prunes {
+		second := w.addItems(len(items), size)
+		for _, it := range second {
+			w.items[it.ID].dropped = true // not yet there
+		}
+		w.retargetAfter(15*time.Second, func() { retarget(rng, w, second) })
+	}
+
+	// At worst peers take turns at the only memory there is, each time twice as long, until the
+	// slowest honest one gets through; and those that trickle have four times the turns of one that
+	// does not tell about progress.
+	work, longest := time.Duration(0), time.Duration(0)
+	for _, it := range w.items {
+		took := timeFor(it.Bytes, slowest) + farthest + w.verify + w.write
+		if w.downRate > 0 {
+			took += timeFor(it.Bytes, w.downRate)
+		}
+		work, longest = work+took, max(longest, took)
+	}
+	return w, 10*time.Minute + time.Duration(len(w.peers))*(2*time.Minute+16*longest) + 30*work
+}
+
+// randomPeers adds peers, one of which at least is honest and stays, and returns the least rate and
+// the greatest latency of the honest ones. prunes: these drop the first group mid-way.
+func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthest time.Duration) {
 	n := int(between(rng, 1, 101))
 	honestOnes := 1 + rng.IntN(n)
 	if rng.IntN(3) == 0 {
@@ -73,8 +102,7 @@ func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	}
 	only := behaviour(1 + rng.IntN(int(behaviours)-1)) // of the others
 	mixed := rng.IntN(2) == 0
-	var slowest uint64 = math.MaxUint64
-	var farthest time.Duration
+	slowest = math.MaxUint64
 	for i := range n {
 		p := &simPeer{
 			rate: between(rng, 1e3, 1e8), latency: time.Duration(between(rng, 1e5, 5e8)), loyal: 1 + rng.IntN(10),
@@ -110,43 +138,21 @@ func randomWorld(seed uint64) (w *world, limit time.Duration) {
 			return w.connect(p)
 		})
 	}
-	w.after(time.Duration(rng.Int64N(int64(time.Second))), func() error { return w.step(Add{items}) })
-	if prunes {
-		second := w.addItems(len(items), size)
-		for _, it := range second {
-			w.items[it.ID].dropped = true // not yet there
-		}
-		retarget := func(w *world, g Group) {
-			if g != 1 || w.retarget == nil || w.done {
-				return
-			}
-			w.retarget = nil
-			for _, it := range second {
-				w.items[it.ID].dropped = false
-			}
-			order := []func() error{
-				func() error { return w.drop(1) },
-				func() error { return w.step(Add{second}) },
-			}
-			if rng.IntN(2) == 0 {
-				order[0], order[1] = order[1], order[0]
-			}
-			w.after(0, order[0])
-			w.after(0, order[1])
-		}
-		w.retarget = retarget
-		w.after(15*time.Second, func() error { retarget(w, 1); return nil }) // liars may claim to have what nobody gives
-	}
+	return slowest, farthest
+}
 
-	// At worst peers take turns at the only memory there is, each time twice as long, until the slowest honest one gets through; and
-	// those that trickle have four times the turns of one that does not tell about progress.
-	work, longest := time.Duration(0), time.Duration(0)
-	for _, it := range w.items {
-		took := timeFor(it.Bytes, slowest) + farthest + w.verify + w.write
-		if w.downRate > 0 {
-			took += timeFor(it.Bytes, w.downRate)
-		}
-		work, longest = work+took, max(longest, took)
+// retarget gives up the first group for the items of the second, in either order.
+func retarget(rng *rand.Rand, w *world, second []Item) {
+	for _, it := range second {
+		w.items[it.ID].dropped = false
 	}
-	return w, 10*time.Minute + time.Duration(n)*(2*time.Minute+16*longest) + 30*work
+	order := []func() error{
+		func() error { return w.drop(1) },
+		func() error { return w.step(Add{second}) },
+	}
+	if rng.IntN(2) == 0 {
+		order[0], order[1] = order[1], order[0]
+	}
+	w.after(0, order[0])
+	w.after(0, order[1])
 }

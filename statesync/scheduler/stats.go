@@ -9,7 +9,7 @@ import (
 func (s *Scheduler) Stats() Stats {
 	st := Stats{
 		Items: s.added, ItemsDone: s.done, Bytes: s.addedBytes, BytesDone: s.doneBytes,
-		InFlight: s.inFlight, Verifying: s.verifying, Writing: s.writing, MemoryBytes: int64(s.used),
+		InFlight: s.inFlight, Verifying: s.verifying, MemoryBytes: int64(s.used),
 		Asked: s.asked, Refetched: s.refetched, Rejected: s.rejected, WastedBytes: s.wasted,
 		Peers: make([]PeerStats, 0, len(s.peers)),
 	}

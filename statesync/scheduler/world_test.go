@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// world is a joiner with its peers in virtual time: what the I/O shell, the network and the peers do, reduced to what the
-// scheduler sees of it.
+// world is a joiner with its peers in virtual time: what the I/O shell, the network and the peers
+// do, reduced to what the scheduler sees of it.
 //
 //	scheduler ──Ask──► peer: queue ──segments at its rate──► latency ──► downlink, shared ──► Progress, Received, Failed
 //	    ▲                                                                                          │
-//	    └── Verified, Rejected, Written ◄── verifier, disk ◄── Verify, Write ◄─────────────────────┘
+//	    └── Verified, Rejected ◄── disk ◄── verifier ◄── Verify ◄────────────────────────────────────┘
 type world struct {
-	rng   *rand.Rand
-	s     *Scheduler
-	opts  Options
-	now   time.Duration
-	queue heap[*happening]
-	n     uint64
-	tick  *happening // the one that Next asked for
+	rng    *rand.Rand
+	s      *Scheduler
+	limits limits
+	now    time.Duration
+	queue  heap[*happening]
+	n      uint64
+	tick   *happening // the one that Next asked for
 
 	downRate uint64 // bytes per second; 0: without limit
 	downFree time.Duration
@@ -36,8 +36,6 @@ type world struct {
 	held     int64 // bytes lent
 	group    Group // the newest
 	done     bool
-	starved  map[Group]bool
-	retarget func(*world, Group)
 
 	check    bool // invariants after every step
 	steps    int
@@ -55,27 +53,29 @@ type happening struct {
 
 type simItem struct {
 	Item
-	writes  int
-	written bool
-	dropped bool
+	verifying int           // answers
+	writing   bool          // a right answer is being written, or is written
+	waiting   []*simRequest // other right ones, until that is written
+	written   bool
+	dropped   bool
 }
 
 type simRequest struct {
-	id       RequestID
-	peer     *simPeer
-	item     *simItem
-	epoch    int
-	got      uint64
-	received bool
-	good     bool // the answer is what it should be
-	verified bool
-	ended    bool // its buffer is free
+	id        RequestID
+	peer      *simPeer
+	item      *simItem
+	epoch     int
+	got       uint64
+	received  bool
+	good      bool // the answer is what it should be
+	verifying bool
+	ended     bool // its buffer is free
 }
 
-func newWorld(seed uint64, opts Options) *world {
+func newWorld(seed uint64, l limits) *world {
 	w := &world{
-		rng: rand.New(rand.NewPCG(seed, 0)), s: New(opts), opts: opts.withDefaults(), segments: 3, check: true,
-		items: map[ItemID]*simItem{}, reqs: map[RequestID]*simRequest{}, starved: map[Group]bool{},
+		rng: rand.New(rand.NewPCG(seed, 0)), s: newScheduler(l), limits: l.withDefaults(), segments: 3, check: true,
+		items: map[ItemID]*simItem{}, reqs: map[RequestID]*simRequest{},
 		queue: heap[*happening]{
 			less: func(a, b *happening) bool { return a.at < b.at || a.at == b.at && a.n < b.n },
 			at:   func(h *happening) *int { return &h.place },
@@ -149,6 +149,13 @@ func (w *world) left() string {
 // step gives the scheduler an event and does what it says, checking both sides' books.
 func (w *world) step(e Event) error {
 	w.steps++
+	if e, is := e.(PeerHas); is {
+		for _, p := range w.peers {
+			if p.id == e.Peer {
+				p.told = e.Groups
+			}
+		}
+	}
 	actions := w.s.Step(w.now, e)
 	if w.trace != nil {
 		w.trace("%v %T%+v -> %T %+v", w.now, e, e, actions, actions)
@@ -158,7 +165,7 @@ func (w *world) step(e Event) error {
 			return fmt.Errorf("%T%+v: %T%+v: %w", e, e, a, a, err)
 		}
 	}
-	if w.held > w.opts.MemoryBytes && w.live() > 1 {
+	if w.held > w.limits.memory && w.live() > 1 {
 		return fmt.Errorf("%d bytes lent in %d requests: %v", w.held, w.live(), slices.Sorted(maps.Keys(w.reqs)))
 	}
 	if !w.check {
@@ -182,27 +189,18 @@ func (w *world) act(a Action) error {
 		return w.ask(a)
 	case Cancel:
 		r := w.reqs[a.Request]
-		if r == nil || r.ended || r.received && !r.verified {
+		if r == nil || r.ended || r.received {
 			return fmt.Errorf("is not to be cancelled: %+v", r)
 		}
 		w.free(r)
 	case Verify:
 		r := w.reqs[a.Request]
-		if r == nil || r.ended || !r.received {
+		if r == nil || r.ended || !r.received || r.verifying {
 			return fmt.Errorf("is not to be verified: %+v", r)
 		}
+		r.verifying = true
+		r.item.verifying++
 		w.after(w.verify, func() error { return w.verdict(r) })
-	case Write:
-		r := w.reqs[a.Request]
-		if r == nil || r.ended || !r.verified || !r.good || r.item.ID != a.Item || r.item.writes > 0 || r.item.dropped {
-			return fmt.Errorf("is not to be written: %+v", r)
-		}
-		r.item.writes++
-		w.after(w.write, func() error {
-			w.free(r)
-			r.item.written = true
-			return w.step(Written{r.item.ID})
-		})
 	case Ban:
 		p := w.peer(a.Peer)
 		if p.honest() {
@@ -213,15 +211,34 @@ func (w *world) act(a Action) error {
 		}
 		p.banned = true
 		w.after(0, func() error { return w.disconnect(p) })
-	case Starved:
-		w.starved[a.Group] = true
-		if w.retarget != nil {
-			w.after(0, func() error { w.retarget(w, a.Group); return nil })
-		}
 	case Done:
 		w.done = true
 	}
 	return nil
+}
+
+// retargetAfter calls f once, as the shell does: when for a while no connected peer has said that
+// it has group 1, or after d, since liars may claim what nobody gives.
+func (w *world) retargetAfter(d time.Duration, f func()) {
+	deadline, had := w.now+d, w.now
+	var look func() error
+	look = func() error {
+		if w.done {
+			return nil
+		}
+		for _, p := range w.peers {
+			if p.connected && slices.Contains(p.told, 1) {
+				had = w.now
+			}
+		}
+		if w.now < deadline && w.now < had+4*time.Second {
+			w.after(100*time.Millisecond, look)
+			return nil
+		}
+		f()
+		return nil
+	}
+	w.after(0, look)
 }
 
 func (w *world) peer(id PeerID) *simPeer {
@@ -230,7 +247,7 @@ func (w *world) peer(id PeerID) *simPeer {
 
 func (w *world) ask(a Ask) error {
 	p, it := w.peer(a.Peer), w.items[a.Item]
-	if !p.connected || p.banned || w.reqs[a.Request] != nil || it.dropped || it.written {
+	if !p.connected || p.banned || w.reqs[a.Request] != nil || it.dropped || it.verifying > 0 || it.written {
 		return fmt.Errorf("is not to be asked: connected %v, banned %v, item %+v", p.connected, p.banned, it)
 	}
 	r := &simRequest{id: a.Request, peer: p, item: it, epoch: p.epoch}
@@ -249,13 +266,17 @@ func (w *world) ask(a Ask) error {
 func (w *world) free(r *simRequest) {
 	if !r.ended {
 		r.ended = true
+		if r.verifying {
+			r.item.verifying--
+		}
 		w.held -= int64(r.item.Bytes)
 		r.peer.open--
 		delete(w.reqs, r.id)
 	}
 }
 
-// arrive is called when bytes come out of the downlink; total in all. The shell cuts off what is too long.
+// arrive is called when bytes come out of the downlink; total in all. The shell cuts off what is
+// too long.
 func (w *world) arrive(r *simRequest, total uint64, last, good bool) error {
 	if !r.peer.honest() {
 		w.liedOnly += total - r.got
@@ -301,8 +322,29 @@ func (w *world) verdict(r *simRequest) error {
 		}
 		return w.step(Rejected{r.id, "bad bytes"})
 	}
-	r.verified = true
+	switch it := r.item; {
+	case it.written || it.dropped:
+		return w.verified(r)
+	case it.writing: // what is Verified is written
+		it.waiting = append(it.waiting, r)
+	default:
+		it.writing = true
+		w.after(w.write, func() error {
+			it.written = true
+			for _, r := range append([]*simRequest{r}, it.waiting...) {
+				if err := w.verified(r); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return nil
+}
+
+func (w *world) verified(r *simRequest) error {
 	r.peer.verified++
+	w.free(r)
 	return w.step(Verified{r.id})
 }
 

@@ -1,6 +1,6 @@
 "use strict";
 
-// Everything that comes from the node goes into the page as text (textContent), never as markup: names are chosen by strangers.
+// Everything that comes from the node goes into the page as text (textContent), never as markup: strangers choose the names.
 
 const byId = (id) => document.getElementById(id);
 const count = new Intl.NumberFormat("en");
@@ -8,19 +8,28 @@ const phases = {
   starting: "starting", joining: "joining", state_sync: "state sync", catching_up: "catching up", running: "running",
 };
 
+const quantity = (unit, options) => new Intl.NumberFormat("en", { style: "unit", unit, unitDisplay: "short", ...options });
+const threeDigits = { minimumSignificantDigits: 3, maximumSignificantDigits: 3 };
+const byteUnits = [
+  quantity("byte", { unitDisplay: "long", maximumFractionDigits: 0 }),
+  ...["kilobyte", "megabyte", "gigabyte", "terabyte", "petabyte"].map((unit) => quantity(unit, threeDigits)),
+];
+
 function bytes(n) {
-  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let u = 0;
-  while (n >= 999.5 && u < units.length - 1) { n /= 1000; u++; }
-  return (u === 0 ? String(Math.round(n)) : n.toPrecision(3)) + " " + units[u];
+  while (n >= 999.5 && u < byteUnits.length - 1) { n /= 1000; u++; }
+  return byteUnits[u].format(n);
 }
 
+const tenths = quantity("second", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const [wholeSeconds, wholeMinutes, wholeHours] = ["second", "minute", "hour"].map((unit) => quantity(unit, { maximumFractionDigits: 0 }));
+
 function duration(seconds) {
-  if (seconds < 10) return seconds.toFixed(1) + " s";
-  if (seconds < 120) return Math.round(seconds) + " s";
+  if (seconds < 10) return tenths.format(seconds);
+  if (seconds < 120) return wholeSeconds.format(seconds);
   const minutes = Math.round(seconds / 60);
-  if (minutes < 120) return minutes + " min";
-  return Math.floor(minutes / 60) + " h " + (minutes % 60) + " min";
+  if (minutes < 120) return wholeMinutes.format(minutes);
+  return wholeHours.format(Math.floor(minutes / 60)) + " " + wholeMinutes.format(minutes % 60);
 }
 
 function element(name, text, className) {
@@ -30,10 +39,10 @@ function element(name, text, className) {
   return e;
 }
 
-// setText leaves alone what is there already, so that a selection stays and screen readers are not told twice.
+// setText leaves equal text alone, so that a selection stays and screen readers do not announce it twice.
 function setText(e, text) { if (e.textContent !== text) e.textContent = text; }
 
-// list fills a <dl> with [name, value, class] of which the value is not undefined.
+// list fills a <dl> with rows [name, value, class]; rows whose value is undefined are left out.
 function list(id, rows) {
   const dl = byId(id), wanted = rows.filter((r) => r[1] !== undefined);
   const same = dl.children.length === 2 * wanted.length && wanted.every((r, i) => dl.children[2 * i].textContent === r[0]);
@@ -47,7 +56,7 @@ function list(id, rows) {
 // ---- The figures
 
 function show(s) {
-  const running = s.phase === "running", early = s.phase === "joining" || s.phase === "starting"; // CometBFT is not there yet
+  const running = s.phase === "running", early = s.phase === "joining" || s.phase === "starting"; // CometBFT does not run yet
   setText(byId("moniker"), s.node.moniker || s.node.id);
   setText(byId("chain-id"), s.node.chain_id);
   setText(byId("phase"), phases[s.phase] || s.phase);
@@ -69,22 +78,22 @@ function show(s) {
     ["Data", bytes(s.tree.bytes)],
     ["Chunks", count.format(s.tree.chunks)],
     ["Height of the tree", String(s.tree.height)],
-    ["In memory", bytes(s.tree.memory_bytes)],
+    ["Memory", bytes(s.tree.memory_bytes)],
     ["Versions in use", count.format(s.tree.versions)],
-    ["Nodes of old versions", count.format(s.tree.held_nodes)],
+    ["Nodes held by old versions", count.format(s.tree.held_nodes)],
     ["Snapshots to join from", s.snapshots && s.snapshots.length ? s.snapshots.map((h) => count.format(h)).join(", ") : "none"],
   ]);
   const low = s.disk.known && s.disk.min_free_bytes > 0 && s.disk.free_bytes < 2 * s.disk.min_free_bytes;
   list("card-disk", [
-    ["Free", s.disk.known ? bytes(s.disk.free_bytes) : "not known", low ? "bad" : ""],
-    ["Stops below", s.disk.min_free_bytes > 0 ? bytes(s.disk.min_free_bytes) : "never"],
-    ["State on disk at height", count.format(s.flusher.safe_height)],
-    ["Blocks behind", count.format(s.flusher.lag_blocks)],
-    ["Bytes behind", bytes(s.flusher.lag_bytes)],
-    ["Time behind", duration(s.flusher.lag_seconds)],
+    ["Free space", s.disk.known ? bytes(s.disk.free_bytes) : "unknown", low ? "bad" : ""],
+    ["Node stops below", s.disk.min_free_bytes > 0 ? bytes(s.disk.min_free_bytes) : "never"],
+    ["Height on disk", count.format(s.flusher.safe_height)],
+    ["Backlog, blocks", count.format(s.flusher.lag_blocks)],
+    ["Backlog, bytes", bytes(s.flusher.lag_bytes)],
+    ["Backlog, time", duration(s.flusher.lag_seconds)],
   ]);
   list("card-node", [
-    ["Version", s.node.version || "not known"],
+    ["Version", s.node.version || "unknown"],
     ["App version", String(s.node.app_version)],
     ["CometBFT", s.node.cometbft_version],
     ["Node id", s.node.id, "hash"],
@@ -99,9 +108,9 @@ function showCaches(caches) {
     ["Hit rate", rate],
     ["Hits", (c) => count.format(c.hits)],
     ["Misses", (c) => count.format(c.misses)],
-    ["of these ghost hits", (c) => count.format(c.ghost_hits)],
+    ["Ghost hits among them", (c) => count.format(c.ghost_hits)],
     ["Memory", (c) => bytes(c.bytes)],
-    ["may have", (c) => bytes(c.target_bytes)],
+    ["Memory limit", (c) => bytes(c.target_bytes)],
     ["On disk", (c) => bytes(c.disk_bytes)],
   ];
   const head = element("tr");
@@ -122,7 +131,7 @@ function heading(text, scope) {
 
 // ---- The join
 
-let peers = new Map(); // by the index that cells have
+let peers = new Map(); // by the index that cells use
 
 function showJoin(join, phase) {
   byId("join").hidden = !join;
@@ -130,7 +139,7 @@ function showJoin(join, phase) {
   const over = join.phase === "done", going = phase === "joining";
   byId("join").classList.toggle("over", over && !going);
   const titles = {
-    looking: "Joining: looking for peers and a snapshot", verifying: "Joining: verifying what an interrupted join has left",
+    looking: "Joining: looking for peers and a snapshot", verifying: "Joining: verifying what an interrupted join left",
     fetching: "Joining at height " + count.format(join.height), writing: "Joining: making the state durable",
     done: "Joined at height " + count.format(join.height) + " in " + duration(join.seconds),
   };
@@ -148,9 +157,9 @@ function showJoin(join, phase) {
   setText(byId("join-line"), line.join(" · "));
   const more = [plural(join.connected, "peer"), count.format(join.banned) + " banned"];
   if (join.rejected) more.push(plural(join.rejected, "lie") + " rejected");
-  if (join.refetched) more.push(count.format(join.refetched) + " asked for again");
-  if (join.reused_bytes) more.push(bytes(join.reused_bytes) + " were here already");
-  if (join.wasted_bytes) more.push(bytes(join.wasted_bytes) + " for nothing");
+  if (join.refetched) more.push(count.format(join.refetched) + " re-requested");
+  if (join.reused_bytes) more.push(bytes(join.reused_bytes) + " already present");
+  if (join.wasted_bytes) more.push(bytes(join.wasted_bytes) + " wasted");
   if (join.retargets) more.push(plural(join.retargets, "change") + " of snapshot");
   if (!over) more.push(duration(join.seconds) + " so far");
   setText(byId("join-more"), more.join(" · "));
@@ -185,12 +194,12 @@ function peerRows(p) {
 
 const states = ["waiting", "asked", "checking", "stored", "here", "partly"];
 const labels = {
-  waiting: "waiting", asked: "in flight", checking: "being verified", stored: "stored", here: "was here already",
-  partly: "stored in part", lied: "asked for again after a lie", mended: "stored after a lie",
+  waiting: "waiting", asked: "in flight", checking: "being verified", stored: "stored", here: "already present",
+  partly: "partly stored", lied: "re-requested after a lie", mended: "stored after a lie",
 };
 const order = ["waiting", "asked", "checking", "stored", "partly", "here", "lied", "mended"];
 
-let map = null; // {chunks, perCell, kinds: Uint8Array of places in order, peer: Uint16Array}
+let map = null; // {chunks, perCell, kinds: Uint8Array of indexes into order, peer: Uint16Array}
 let drawn = null; // what is on the canvas: the geometry, and a colour for each cell
 let mapVersion = -1, wanted = -1, fetching = false;
 
@@ -207,9 +216,9 @@ async function fetchMap() {
     decode(new DataView(await answer.arrayBuffer()));
     draw();
   } catch (error) {
-    console.warn("the chunk map cannot be had:", error);
+    console.warn("cannot fetch the chunk map:", error);
   }
-  // One at a time, and not too often: a slow browser asks less.
+  // One request at a time, and not too often: a slow browser asks less often.
   setTimeout(() => {
     fetching = false;
     if (wanted !== mapVersion) fetchMap();
@@ -238,7 +247,7 @@ function readPalette() {
   peerLight = style.getPropertyValue("--peer-light").trim();
 }
 
-// peerColour turns the golden angle, so that neighbours differ.
+// peerColour advances the hue by the golden angle, so that neighbours differ.
 const peerColour = (index, share = 1) => "hsl(" + Math.round(index * 137.508) % 360 + " 65% " + peerLight + " / " + share + ")";
 
 const byPeer = () => document.querySelector("input[name=colour]:checked").value === "peer";
@@ -246,7 +255,7 @@ const byPeer = () => document.querySelector("input[name=colour]:checked").value 
 function draw() {
   byId("map").hidden = !map || map.kinds.length === 0;
   if (!map || map.kinds.length === 0) { drawn = null; return; }
-  // Drawn by the processor: small squares are no work for a graphics card, which may also forget them (contextrestored).
+  // Drawn by the processor: small squares need no graphics card, which could also lose them (contextrestored).
   const canvas = byId("cells"), n = map.kinds.length, width = byId("canvas-box").clientWidth, scale = window.devicePixelRatio || 1;
   const size = Math.min(20, Math.max(2, Math.floor(Math.sqrt(width * 420 / n))));
   const columns = Math.max(1, Math.floor(width / size)), rows = Math.ceil(n / columns);
@@ -277,7 +286,7 @@ function draw() {
   const unit = map.perCell === 1 ? "" : " cells";
   legend(counts, unit);
   setText(byId("map-note"), (map.perCell === 1 ? "Each cell is a chunk" : "Each cell is " + count.format(map.perCell) + " chunks") +
-    ", in the order of the keys." + (peerColours ? " What a peer is asked for is pale." : ""));
+    ", in key order." + (peerColours ? " Requested chunks are pale." : ""));
   canvas.setAttribute("aria-label", "Chunk map: " + order.map((kind, k) => [counts[k], labels[kind]]).filter((c) => c[0] > 0)
     .map((c) => count.format(c[0]) + unit + " " + c[1]).join(", "));
 }
@@ -323,7 +332,7 @@ function tip(event) {
   box.style.top = event.clientY - area.top + 18 + "px";
 }
 
-// ---- News
+// ---- Updates
 
 let heard = 0, source = null, timer = 0;
 
@@ -333,12 +342,12 @@ function news(text) {
   show(JSON.parse(text));
 }
 
-// listen has the node push its status; where it has no place for another browser, or is away, it is asked every two seconds.
+// listen lets the node push its status; if it admits no further browser, or is down, the page polls it every two seconds.
 function listen() {
   source = new EventSource("/events");
   source.onmessage = (event) => news(event.data);
   source.onerror = () => {
-    if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+    if (source.readyState !== EventSource.CLOSED) return; // the browser reconnects by itself
     clearTimeout(timer);
     timer = setTimeout(poll, 2000);
   };
@@ -349,7 +358,7 @@ async function poll() {
     const answer = await fetch("/status.json");
     if (answer.ok) news(await answer.text());
   } catch (error) {
-    console.warn("no status:", error);
+    console.warn("cannot fetch the status:", error);
   }
   timer = setTimeout(poll, 2000);
 }

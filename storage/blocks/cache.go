@@ -13,20 +13,22 @@ import (
 
 const (
 	stripes = 256
-	// largeValue: a value this large, as the parts of blocks are, is kept only when it is read again soon: a peer that catches
-	// up reads each part once.
+	// largeValue: a value this large, as the parts of blocks are, is kept only when it is read
+	// again soon: a peer that catches up reads each part once.
 	largeValue = 16 << 10
 	// lately is how many large values are remembered as read.
 	lately = 4096
 )
 
-// coherentCache keeps what the cache holds equal to what the database holds, with readers and writers side by side:
+// coherentCache keeps what the cache holds equal to what the database holds, with readers and
+// writers side by side:
 //
 //	write:  begin (generation+1, writers+1) ─ drop ─ commit ─ end (generation+1, writers-1)
 //	read:   get ─miss─ note generation ─ read database ─ fill, only if the generation is still that one and nobody writes
 //
-// So whatever a reader read while a write of the same key (or of one in the same stripe) was under way is not kept. A hit
-// between begin and drop returns the old value, as a read just before the commit would.
+// So whatever a reader read while a write of the same key (or of one in the same stripe) was under
+// way is not kept. A hit between begin and drop returns the old value, as a read just before the
+// commit would.
 type coherentCache struct {
 	cache   *sgc.Cache
 	seed    maphash.Seed

@@ -15,7 +15,8 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// What was read before or during a write is not kept, wherever the reader is when the write goes on.
+// What was read before or during a write is not kept, wherever the reader is when the write
+// continues.
 func TestFillBesideWrite(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{})
 	key, old := []byte("key"), []byte("old")
@@ -100,7 +101,8 @@ func TestLargeValues(t *testing.T) {
 	}
 }
 
-// Every read returns a value at least as new as any that a read or write before it has seen: no old value comes back.
+// Every read returns a value at least as new as any that a read or write before it has seen: no old
+// value comes back.
 func TestReadsNeverGoBack(t *testing.T) {
 	const keys, versions = 8, 300
 	for name, o := range map[string]Options{

@@ -147,8 +147,8 @@ func (c chain) requireLike(t *testing.T, want chain, height int64) {
 	}
 }
 
-// CometBFT's stores over a zone do what they do over cometbft-db's own memory database: save, load, search, prune, roll back,
-// also after the zone was closed, compacted, opened again.
+// CometBFT's stores over a zone do what they do over cometbft-db's own memory database: save, load,
+// search, prune, roll back, also after the zone was closed, compacted, opened again.
 func TestCometStores(t *testing.T) {
 	key := ed25519.GenPrivKeyFromSecret([]byte("validator")).PubKey()
 	genesis := &types.GenesisDoc{
@@ -199,7 +199,8 @@ func TestCometStores(t *testing.T) {
 		require.Equal(t, uint64(29), pruned)
 		require.NoError(t, c.states.PruneStates(1, 30, 25))
 	})
-	want, got = newChain(memoryDB), newChain(z.DB) // the block store keeps commits that were pruned in a cache of its own
+	// the block store keeps commits that were pruned in a cache of its own
+	want, got = newChain(memoryDB), newChain(z.DB)
 	got.requireLike(t, want, last)
 	require.NoError(t, z.Compact(context.Background(), nil))
 	got.requireLike(t, want, last)

@@ -1,8 +1,9 @@
 package blocks
 
-// The tests of this file are those of github.com/cometbft/cometbft-db v0.14.1 (backend_test.go, db_test.go, util_test.go,
-// prefixdb_test.go and the helpers of common_test.go; Apache License 2.0), which lie in test files there and cannot be imported.
-// They are rewritten for a zone; two things differ: compacting an empty range is no error here, and batches must be atomic.
+// The tests of this file are those of github.com/cometbft/cometbft-db v0.14.1 (backend_test.go,
+// db_test.go, util_test.go, prefixdb_test.go and the helpers of common_test.go; Apache License
+// 2.0), which lie in test files there and cannot be imported. They are rewritten for a zone; two
+// things differ: compacting an empty range is no error here, and batches must be atomic.
 
 import (
 	"encoding/binary"

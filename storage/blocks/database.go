@@ -105,7 +105,8 @@ func (d *database) remove(key []byte, sync bool) error {
 // Close does nothing: the zone is closed as a whole.
 func (d *database) Close() error { return nil }
 
-// bounds returns the keys in the database of [start, end), nil being open. empty: there are none in between.
+// bounds returns the keys in the database of [start, end), nil being open. empty: there are none in
+// between.
 func (d *database) bounds(start, end []byte) (lower, upper []byte, empty bool) {
 	lower, upper = d.prefix, d.end
 	if start != nil {
@@ -117,7 +118,8 @@ func (d *database) bounds(start, end []byte) (lower, upper []byte, empty bool) {
 	return lower, upper, bytes.Compare(lower, upper) >= 0
 }
 
-// Compact rewrites the files in [start, end), nil being open, so that what was deleted or replaced there takes no space.
+// Compact rewrites the files in [start, end), nil being open, so that what was deleted or replaced
+// there takes no space.
 func (d *database) Compact(start, end []byte) error {
 	release, err := d.z.use()
 	if err != nil {

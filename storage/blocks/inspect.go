@@ -1,6 +1,7 @@
 package blocks
 
-// Bytes is about how much room a database's keys take in files. What is in the write-ahead log only is not counted.
+// Bytes is about how much room a database's keys take in files. What is in the write-ahead log only
+// is not counted.
 func (z *Zone) Bytes(id string) (uint64, error) {
 	release, err := z.use()
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	dbm "github.com/cometbft/cometbft-db"
 )
 
-// iterator sees the database as it was when the iterator was made. It is for one goroutine, except that the zone may be closed
-// meanwhile: then the position that it is at stays readable, and the next one is the end, with ErrClosed.
+// iterator sees the database as it was when the iterator was made. It is for one goroutine, except
+// that the zone may be closed meanwhile: then the position that it is at stays readable, and the
+// next one is the end, with ErrClosed.
 type iterator struct {
 	d          *database
 	start, end []byte
@@ -108,7 +109,8 @@ func (it *iterator) Key() []byte {
 	return it.mu.key
 }
 
-// Value returns the value, which the caller may keep. If it cannot be read it is nil, and Error says why.
+// Value returns the value, which the caller may keep. If it cannot be read it is nil, and Error
+// says why.
 func (it *iterator) Value() []byte {
 	it.mu.Lock()
 	defer it.mu.Unlock()

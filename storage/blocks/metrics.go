@@ -16,17 +16,19 @@ type Level struct {
 
 // Metrics of a block zone; what counts up counts since it was opened.
 type Metrics struct {
-	DiskBytes         uint64 // files, logs and what is not deleted yet
-	Levels            []Level
-	MemTableBytes     uint64
-	BytesWritten      uint64 // keys and values that were given to write
-	LogBytes          uint64 // written to the write-ahead log
-	FlushedBytes      uint64
-	CompactedBytes    uint64
-	Compactions       int64
-	CompactionDebt    uint64  // bytes that are to be compacted yet, estimated
-	WriteAmp          float64 // (LogBytes + FlushedBytes + CompactedBytes) / BytesWritten; 0 before the first write
-	BlockCacheBytes   int64   // Pebble's cache of file blocks; the space-gaming cache has statistics of its own
+	DiskBytes      uint64 // files, logs and what is not deleted yet
+	Levels         []Level
+	MemTableBytes  uint64
+	BytesWritten   uint64 // keys and values that were given to write
+	LogBytes       uint64 // written to the write-ahead log
+	FlushedBytes   uint64
+	CompactedBytes uint64
+	Compactions    int64
+	CompactionDebt uint64 // bytes that are to be compacted yet, estimated
+	// (LogBytes + FlushedBytes + CompactedBytes) / BytesWritten; 0 before the first write
+	WriteAmp float64
+	// Pebble's cache of file blocks; the space-gaming cache has statistics of its own
+	BlockCacheBytes   int64
 	BlockCacheHits    int64
 	BlockCacheMisses  int64
 	OpenIterators     int
@@ -66,8 +68,8 @@ func (z *Zone) Metrics() Metrics {
 // compactionStep is about how many bytes Compact rewrites between two reports.
 const compactionStep = 64 << 20
 
-// Compact rewrites all files, so that what was deleted or replaced takes no space. progress, if not nil, hears of bytes done and
-// in total, the total of the beginning.
+// Compact rewrites all files, so that what was deleted or replaced takes no space. progress, if not
+// nil, hears of bytes done and in total, the total of the beginning.
 func (z *Zone) Compact(ctx context.Context, progress func(done, total uint64)) error {
 	release, err := z.use()
 	if err != nil {

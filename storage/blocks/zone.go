@@ -30,27 +30,33 @@ var (
 	ErrDiskFull    = engine.ErrDiskFull
 )
 
-// FormatVersion is the layout of the data that this package writes. Data of a later version is refused.
+// FormatVersion is the layout of the data that this package writes. Data of a later version is
+// refused.
 const FormatVersion = 1
 
 // formatKey is below every key of a database, as no ID has length 0.
 var formatKey = []byte{0}
 
-// maxID bounds the length of a database's ID. Below 255, so that there is always a key after a database's last.
+// maxID bounds the length of a database's ID. Below 255, so that there is always a key after a
+// database's last.
 const maxID = 200
 
 // Options of a block zone; the zero value is usable.
 type Options struct {
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
-	// Fatal is called, after the error was logged, when the database cannot go on (its log or its list of files cannot be
-	// written). It must not return. Default: end the process with exit status 1.
-	Fatal      func(error)
-	Cache      *sgc.Cache // Get reads through its zone Blocks, which nobody else uses; Open clears it. nil: no cache
-	CacheBytes int64      // of Pebble's cache of file blocks; default 8 MiB
-	ReadOnly   bool       // for offline commands: nothing on disk changes; writes return ErrReadOnly
+	// Fatal is called, after the error was logged, when the database cannot continue (its log or
+	// its list of files cannot be written). It must not return. Default: end the process with exit
+	// status 1.
+	Fatal func(error)
+	// Get reads through its zone Blocks, which nobody else uses; Open clears it. nil: no cache
+	Cache      *sgc.Cache
+	CacheBytes int64 // of Pebble's cache of file blocks; default 8 MiB
+	// for offline commands: nothing on disk changes; writes return ErrReadOnly
+	ReadOnly bool
 
-	// MemTableBytes is how much the database collects in memory before it writes a table, four times at most; default 32 MiB.
+	// MemTableBytes is how much the database collects in memory before it writes a table, four
+	// times at most; default 32 MiB.
 	MemTableBytes uint64
 }
 
@@ -63,7 +69,8 @@ type Zone struct {
 	closing  context.Context // done when Close begins
 	close    context.CancelFunc
 
-	// mu is held for reading by everything that uses db: Pebble panics when it is used after its end.
+	// mu is held for reading by everything that uses db: Pebble panics when it is used after its
+	// end.
 	mu struct {
 		sync.RWMutex
 		closed bool
@@ -94,7 +101,8 @@ func Open(dir string, o Options) (*Zone, error) {
 	options := &pebble.Options{
 		CacheSize: o.CacheBytes, MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: 4, ReadOnly: o.ReadOnly,
 	}
-	for i := range options.Levels { // most lookups of transactions and hashes are for what is not there
+	// most lookups of transactions and hashes are for what is not there
+	for i := range options.Levels {
 		options.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
 	var err error
@@ -137,7 +145,8 @@ func (z *Zone) checkFormat() error {
 	return z.folder.Err("open", z.db.Set(formatKey, []byte{FormatVersion}, pebble.Sync))
 }
 
-// Close closes the zone. What was written is durable then. Iterators that are still open end with ErrClosed.
+// Close closes the zone. What was written is durable then. Iterators that are still open end with
+// ErrClosed.
 func (z *Zone) Close() error {
 	z.close() // ends compactions, so that the lock is free soon
 	z.mu.Lock()
@@ -216,7 +225,8 @@ func (z *Zone) DB(id string) dbm.DB {
 // after returns the first key that does not begin with prefix.
 func after(prefix []byte) []byte {
 	end := bytes.Clone(prefix)
-	for end[len(end)-1] == 0xff { // ends at the first byte at the latest, the length, which is below
+	// ends at the first byte at the latest, the length, which is below
+	for end[len(end)-1] == 0xff {
 		end = end[:len(end)-1]
 	}
 	end[len(end)-1]++

@@ -135,7 +135,8 @@ func (w write) do(z *Zone) error {
 	return b.Write()
 }
 
-// Random operations give what maps give, with a cache of any size and without one, also after the zone was opened again.
+// Random operations give what maps give, with a cache of any size and without one, also after the
+// zone was opened again.
 func TestModel(t *testing.T) {
 	for name, cacheBytes := range map[string]int64{"no cache": -1, "tiny cache": 40 << 10, "cache": 4 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -256,7 +257,8 @@ func TestIteratorIsAView(t *testing.T) {
 	}
 }
 
-// Reads and iterators that are under way when the zone is closed, as queries are when a node stops, end with an error.
+// Reads and iterators that are under way when the zone is closed, as queries are when a node stops,
+// end with an error.
 func TestCloseUnderUsers(t *testing.T) {
 	z, err := Open("zone", Options{FS: vfs.NewMem(), Cache: sgc.New(1 << 20)})
 	require.NoError(t, err)
@@ -441,8 +443,8 @@ func TestCompactAndMetrics(t *testing.T) {
 	require.ErrorIs(t, z.Compact(canceled, nil), context.Canceled)
 }
 
-// crashFS copies a crashable file system as a crash would leave it just before its n-th change: some of what was not synced
-// survives, some does not.
+// crashFS copies a crashable file system as a crash would leave it just before its n-th change:
+// some of what was not synced survives, some does not.
 type crashFS struct {
 	vfs.FS
 	changes atomic.Int64
@@ -472,8 +474,8 @@ func newCrashFS(rng *rand.Rand, n int64) *crashFS {
 	return c
 }
 
-// After a crash at any point, the databases are as they were after one of the writes, all of them after the same, and not before
-// the last write that was synced.
+// After a crash at any point, the databases are as they were after one of the writes, all of them
+// after the same, and not before the last write that was synced.
 func TestCrash(t *testing.T) {
 	const crashes, writes = 80, 120
 	rng := newRNG(t, 1)
@@ -515,7 +517,7 @@ func TestCrash(t *testing.T) {
 		if !slices.ContainsFunc(history[c.crash.begun:c.crash.begun+1], func(m model) bool { return maps.EqualFunc(m, got, maps.Equal) }) {
 			lost++
 		}
-		next := randomWrite(rng) // and it goes on from there
+		next := randomWrite(rng) // and it continues from there
 		next.sync = true
 		require.NoError(t, next.do(z))
 		next.applyTo(got)
@@ -525,7 +527,8 @@ func TestCrash(t *testing.T) {
 	t.Logf("%d of %d crashes lost writes that were not synced", lost, crashes)
 }
 
-// When the log cannot be written, the process is told to end, and what was synced is there afterwards.
+// When the log cannot be written, the process is told to end, and what was synced is there
+// afterwards.
 func TestDiskFailureIsFatal(t *testing.T) {
 	for name, kinds := range map[string][]errorfs.OpKind{
 		"write": {errorfs.OpFileWrite},
@@ -540,7 +543,8 @@ func TestDiskFailureIsFatal(t *testing.T) {
 				}
 				return nil
 			}))
-			// Fatal ends the goroutine here, where a real one ends the process. The database stays open, as in a killed one.
+			// Fatal ends the goroutine here, where a real one ends the process. The database stays
+			// open, as in a killed one.
 			z, err := Open("zone", Options{FS: fs, Fatal: func(err error) { panic(err) }})
 			require.NoError(t, err)
 			require.NoError(t, z.DB("state").SetSync([]byte("a"), []byte("1")))

@@ -1,4 +1,6 @@
-// Package sgc is the space-gaming cache: two zones compete for one budget of memory, and what each lately missed decides.
+// Package sgc is the space-gaming cache of the ChainKV paper, rebuilt: two zones, state and blocks,
+// compete for one budget of memory, and what each lately missed decides how it is divided. It holds
+// decoded pages and records, and is lost at a restart.
 //
 //	               budget
 //	├──────── state ───────┼─────── blocks ──────┤
@@ -12,11 +14,10 @@
 //	              ▼ evicted
 //	           ghosts: only hash and size ──missed, Put again──► protected
 //
-// It follows ChainKV (section 7.3: real and ghost lists per zone, ghost hits move the border, after ARC) and settles what the
-// paper leaves open:
-//
-//   - Where the border rests. A ghost near the end of its list, as counted in evicted bytes, stands for a miss that so many bytes
-//     more would have avoided. Both zones look equally many bytes far behind their lists, and each such miss moves the border equally
+// It follows ChainKV (section 7.3: real and ghost lists per zone, ghost hits move the border, after
+// ARC) and settles what the paper leaves open:
+//   - Where the border rests. A ghost near the end of its list, as counted in evicted bytes, stands for a miss that this number of
+//     bytes more would have avoided. Both zones look equally many bytes far behind their lists, and each such miss moves the border equally
 //     far, whatever the sizes of the entries. So the border rests where a byte more would avoid as many misses in one zone as in
 //     the other, which is where no fixed border would do better. (ARC's own step, the quotient of the ghosts' lengths, balances
 //     recency against frequency in one list of equal pages; it says nothing about bytes. Cliffhanger, NSDI 2016, has this gradient.)

@@ -7,7 +7,8 @@ package sgc
 //	             │       │              │            │
 //	             head    ghost at ──────┴─── depth ──┤
 //
-// The depth of a ghost is how many bytes were evicted since, so how much longer the list would have to be to hold the entry still.
+// The depth of a ghost is how many bytes were evicted since, so how much longer the list would have
+// to be to hold the entry still.
 type ghosts struct {
 	limit   int64
 	evicted int64

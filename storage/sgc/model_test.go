@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is the reference: the same cache as plain slices, each list from the most to the least recently used, each search linear.
+// model is the reference: the same cache as plain slices, each list from the most to the least
+// recently used, each search linear.
 type model struct {
 	budget, minTarget int64
 	fixed             bool
@@ -222,7 +223,8 @@ func requireInvariants(t require.TestingT, c *Cache) {
 	require.LessOrEqual(t, total, c.budget)
 }
 
-// The cache does what the model does, operation by operation, although its hashes are others each time.
+// The cache does what the model does, operation by operation, although its hashes are others each
+// time.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		budget := rapid.SampledFrom([]int64{0, 1, 100, 4000, 20_000, 1 << 17}).Draw(t, "budget")
@@ -280,7 +282,8 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// The same over many operations, which rapid's short runs do not fill a cache with: the load drifts from zone to zone.
+// The same over many operations, which rapid's short runs do not fill a cache with: the load drifts
+// from zone to zone.
 func TestModelLong(t *testing.T) {
 	const operations = 20_000
 	for seed := range uint64(3) {

@@ -23,20 +23,27 @@ func (z Zone) String() string {
 
 // What a cache is tuned with. TestSimulation prints how it then does.
 const (
-	largestPart   = 8    // an entry of more than the budget / largestPart is not kept: it would cost too many others
-	largestOfZone = 4    // nor is one of more than what the zone's lists may hold / largestOfZone
-	ghostPart     = 2    // the ghosts of a zone stand for the budget / ghostPart: more admits less, less forgets what comes back
-	windowPart    = 8    // ghosts within the budget / windowPart behind their list count for the game
-	stepPart      = 1024 // one of them moves the budget / stepPart ...
-	longestRun    = 16   // ... times how many in a row were of the same zone, at most this: noise cancels out, a shift is followed fast
-	probationPart = 4    // the capacity / probationPart at least is for entries that were used once
+	// an entry of more than the budget / largestPart is not kept: it would cost too many others
+	largestPart   = 8
+	largestOfZone = 4 // nor is one of more than what the zone's lists may hold / largestOfZone
+	// the ghosts of a zone stand for the budget / ghostPart: more admits less, less forgets what
+	// comes back
+	ghostPart = 2
+	// ghosts within the budget / windowPart behind their list count for the game
+	windowPart = 8
+	stepPart   = 1024 // one of them moves the budget / stepPart ...
+	// ... times how many in a row were of the same zone, at most this: noise cancels out, a shift
+	// is followed fast
+	longestRun    = 16
+	probationPart = 4 // the capacity / probationPart at least is for entries that were used once
 )
 
-// entryOverhead is what an entry costs besides its key and value: the entry itself, its slot in the map, and a ghost, as there may be
-// as many of them. TestMemory measures it.
+// entryOverhead is what an entry costs besides its key and value: the entry itself, its slot in the
+// map, and a ghost, as there may be as many of them. TestMemory measures it.
 const entryOverhead = 240
 
-// Cache keeps values of two zones within one budget of bytes. All methods may be called concurrently.
+// Cache keeps values of two zones within one budget of bytes. All methods may be called
+// concurrently.
 type Cache struct {
 	budget    int64
 	minTarget int64 // a zone's target never falls below
@@ -87,14 +94,10 @@ type config struct {
 	fixed    bool
 }
 
-// WithFixedSplit gives the state zone this share of the budget (between 0 and 1) for good: what the game is compared with.
+// WithFixedSplit gives the state zone this share of the budget (between 0 and 1) for good: what the
+// game is compared with.
 func WithFixedSplit(stateShare float64) Option {
 	return func(c *config) { c.split, c.fixed = stateShare, true }
-}
-
-// WithMinShare sets the share of the budget that a zone keeps in any case (default 1/16, at most 1/2).
-func WithMinShare(share float64) Option {
-	return func(c *config) { c.minShare = share }
 }
 
 // New returns an empty cache that holds at most budget bytes. Both zones begin with a half.
@@ -120,7 +123,8 @@ func New(budget int64, opts ...Option) *Cache {
 	return c
 }
 
-// Clear forgets everything that a zone keeps or has evicted: what is behind it is another one from now on. Counters and targets stay.
+// Clear forgets everything that a zone keeps or has evicted: what is behind it is another one from
+// now on. Counters and targets stay.
 func (c *Cache) Clear(z Zone) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,7 +139,8 @@ func (zo *zone) clear(budget int64) {
 	zo.ghosts.init(budget / ghostPart)
 }
 
-// Get returns the value that the zone keeps under key. A miss whose key was evicted lately moves budget to the zone.
+// Get returns the value that the zone keeps under key. A miss whose key was evicted lately moves
+// budget to the zone.
 func (c *Cache) Get(z Zone, key []byte) (any, bool) {
 	hash := maphash.Bytes(c.seed, key)
 	c.mu.Lock()
@@ -154,8 +159,9 @@ func (c *Cache) Get(z Zone, key []byte) (any, bool) {
 	return nil, false
 }
 
-// Put keeps value under key. size is the memory that value holds; the key and the cache's own memory are added. A value larger
-// than an eighth of the budget, or a quarter of what the zone's lists may hold, is not kept; what was kept under the key is dropped.
+// Put keeps value under key. size is the memory that value holds; the key and the cache's own
+// memory are added. A value larger than an eighth of the budget, or a quarter of what the zone's
+// lists may hold, is not kept; what was kept under the key is dropped.
 func (c *Cache) Put(z Zone, key []byte, value any, size int) {
 	hash := maphash.Bytes(c.seed, key)
 	charge := charge(key, size)
@@ -190,15 +196,16 @@ func (c *Cache) Drop(z Zone, key []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	zo := &c.mu.zones[z]
-	// Its ghost goes as well: a larger cache would have dropped it too, so the next miss is none that space would have avoided.
+	// Its ghost goes as well: a larger cache would have dropped it too, so the next miss is none
+	// that space would have avoided.
 	zo.ghosts.remove(hash)
 	if e := zo.entries[hash]; e != nil {
 		zo.remove(e)
 	}
 }
 
-// Evicted tells that the zone gave up an entry that it kept outside of the cache (see SetOther). If Get asks for it soon, that
-// counts like an entry evicted from the cache.
+// Evicted tells that the zone gave up an entry that it kept outside of the cache (see SetOther). If
+// Get asks for it soon, that counts like an entry evicted from the cache.
 func (c *Cache) Evicted(z Zone, key []byte, size int) {
 	hash := maphash.Bytes(c.seed, key)
 	c.mu.Lock()
@@ -208,7 +215,8 @@ func (c *Cache) Evicted(z Zone, key []byte, size int) {
 	}
 }
 
-// Target returns the bytes that the zone may use now, here and elsewhere. The targets sum up to the budget.
+// Target returns the bytes that the zone may use now, here and elsewhere. The targets sum up to the
+// budget.
 func (c *Cache) Target(z Zone) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,7 +243,8 @@ func (c *Cache) capacity(z Zone) int64 {
 	return max(c.targetLocked(z)-c.mu.zones[z].other, 0)
 }
 
-// move gives budget to zone z, which missed an entry that a list longer by depth bytes would have kept.
+// move gives budget to zone z, which missed an entry that a list longer by depth bytes would have
+// kept.
 func (c *Cache) move(z Zone, depth int64) {
 	zo := &c.mu.zones[z]
 	free := max(c.capacity(z)-zo.bytes(), 0) // it has grown already, and is not full yet

@@ -13,6 +13,9 @@ import (
 
 func key64(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
 
+// withMinShare sets the share of the budget that a zone keeps in any case: 1/16 otherwise.
+func withMinShare(share float64) Option { return func(c *config) { c.minShare = share } }
+
 // Entries that were used twice outlive a scan over ten times as much as fits.
 func TestScan(t *testing.T) {
 	c := New(1<<20, WithFixedSplit(1))
@@ -70,9 +73,10 @@ func TestTooLarge(t *testing.T) {
 	require.Equal(t, 3, value)
 }
 
-// The zone whose entries were evicted lately gets budget from the other, down to its least share; each entry counts once.
+// The zone whose entries were evicted lately gets budget from the other, down to its least share;
+// each entry counts once.
 func TestGame(t *testing.T) {
-	c := New(1<<20, WithMinShare(0.25))
+	c := New(1<<20, withMinShare(0.25))
 	require.Equal(t, int64(1<<19), c.Target(State))
 	c.SetOther(Blocks, 1<<20) // no room is free
 	for round := range 2000 {
@@ -89,7 +93,8 @@ func TestGame(t *testing.T) {
 	}
 	require.Equal(t, int64(1<<18), c.Target(State))
 
-	// Memory that the zone uses elsewhere takes part: State has grown, but nothing of it is left for its lists.
+	// Memory that the zone uses elsewhere takes part: State has grown, but nothing of it is left
+	// for its lists.
 	c.SetOther(State, 1<<18)
 	c.Put(State, []byte("a"), 1, 100)
 	require.Zero(t, c.Stats().Zones[State].Bytes)
@@ -98,7 +103,8 @@ func TestGame(t *testing.T) {
 	require.Greater(t, c.Target(State), int64(1<<18))
 }
 
-// A ghost that is farther behind than the window moves nothing: so little memory would not have kept the entry.
+// A ghost that is farther behind than the window moves nothing: so little memory would not have
+// kept the entry.
 func TestWindow(t *testing.T) {
 	c := New(1 << 20)
 	c.SetOther(State, 1<<19) // no room is free
@@ -114,7 +120,8 @@ func TestWindow(t *testing.T) {
 	require.Greater(t, c.Target(State), before)
 }
 
-// The memory of a cache full of small entries, with as many ghosts as there can be, is about its budget.
+// The memory of a cache full of small entries, with as many ghosts as there can be, is about its
+// budget.
 func TestMemory(t *testing.T) {
 	const budget = 16 << 20
 	heap := func() int64 {

@@ -13,8 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The workloads follow ChainKV (paper section 8.2): transaction queries (Tx, the block zone) and account queries (Acc, the state zone) in the
-// ratios 10:0 to 0:10, whose keys are drawn from two Zipf distributions, a normal one, and one that moves as a chain does.
+// The workloads follow ChainKV (paper section 8.2): transaction queries (Tx, the block zone) and
+// account queries (Acc, the state zone) in the ratios 10:0 to 0:10, whose keys are drawn from two
+// Zipf distributions, a normal one, and one that moves as a chain does.
 
 const (
 	simBudget   = 4 << 20
@@ -158,8 +159,9 @@ func (p *plainLRU) Put(z Zone, key []byte, _ any, size int) {
 	}
 }
 
-// What the game must reach, in percentage points of hits against the best of the fixed borders. A static load has no better
-// border than a fixed one, so there it must only not lose (the noise of one run is about a half); when the load changes midway it must win.
+// What the game must reach, in percentage points of hits against the best of the fixed borders. A
+// static load has no better border than a fixed one, so there it must only not lose (the noise of
+// one run is about a half); when the load changes midway it must win.
 const (
 	simStaticLoss = 1.0
 	simShiftGain  = 0.5

@@ -8,29 +8,31 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// maxSkip is how many bytes of an answer that was too long are skipped, in bytes. An honest peer ends it at once when told to.
+// maxSkip is how many bytes of an answer that is too long are skipped. An honest peer ends it as
+// soon as it is told to.
 const maxSkip = 16 << 20
 
-// answer is where the answer to a call lands. The reading goroutine fills it; the caller may leave at any time.
+// answer is where the answer to a call lands. The goroutine that reads fills it; the caller may
+// leave at any time.
 //
 //	waiting ──► started ──► ended      the id is settled with its last byte, or an error
-//	    └─ left ──┴──────────────►     nobody is there any more: bytes are skipped up to the same end
+//	    └─ left ──┴──────────────►     the caller has returned: bytes are skipped up to the same end
 type answer struct {
 	done chan struct{} // closed when the caller has something to return
 
-	// Of the reading goroutine.
+	// Used by the goroutine that reads.
 	started bool
 	total   int // known once started
 	got     int
-	long    bool // more than fits
-	skip    int  // bytes that may still be skipped, if it is
+	long    bool // longer than the caller allows
+	skip    int  // if so, the bytes that may still be skipped
 
 	mu struct {
-		sync.Mutex      // held while the caller's buffer is written to, never while waiting for the network
-		left       bool // the caller has returned or will not look: its buffer is its own again
+		sync.Mutex      // held while into is written to, never while waiting for the network
+		left       bool // the caller has its buffer back: it has returned, or is about to
 		into       []byte
-		limit      int  // most bytes that the answer may have
-		own        bool // into is ours, and grows
+		limit      int  // of the answer, in bytes
+		own        bool // into was allocated here, and grows
 		received   *atomic.Int64
 		err        error
 	}
@@ -45,7 +47,7 @@ func newAnswer(c transport.Call) *answer {
 	return a
 }
 
-// start notes the total. tooLong says that the caller has just been told ErrTooLong.
+// start notes the total. tooLong reports that the caller has just been given ErrTooLong.
 func (a *answer) start(total int) (tooLong bool) {
 	a.started, a.total, a.skip = true, total, maxSkip
 	a.mu.Lock()
@@ -53,10 +55,10 @@ func (a *answer) start(total int) (tooLong bool) {
 	if a.long = total > a.mu.limit; !a.long {
 		return false
 	}
-	return a.finish(fmt.Errorf("%w: %d bytes, and not %d", transport.ErrTooLong, total, a.mu.limit))
+	return a.finish(fmt.Errorf("%w: %d bytes, the limit is %d", transport.ErrTooLong, total, a.mu.limit))
 }
 
-// take adds bytes of the answer, of which there are no more than the total.
+// take adds bytes of the answer. The caller makes sure that they are no more than the total.
 func (a *answer) take(b []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -72,7 +74,8 @@ func (a *answer) take(b []byte) {
 	a.got += len(b)
 }
 
-// grow makes room for n bytes: at most twice what has come, as nobody has proved more.
+// grow makes room for n bytes: at most twice what has arrived, since the peer has proved no more.
+// The caller holds a.mu.
 func (a *answer) grow(n int) {
 	if n > cap(a.mu.into) {
 		bigger := make([]byte, n, min(a.total, max(2*n, 16<<10)))
@@ -82,7 +85,7 @@ func (a *answer) grow(n int) {
 	a.mu.into = a.mu.into[:n]
 }
 
-// end hands the caller its answer, or err.
+// end gives the caller its answer, or err.
 func (a *answer) end(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -98,7 +101,7 @@ func (a *answer) finish(err error) bool {
 	return true
 }
 
-// leave takes the caller's buffer back. It fails if the answer is there already.
+// leave takes the caller's buffer back. It returns false if the answer is already there.
 func (a *answer) leave() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,14 +112,14 @@ func (a *answer) leave() bool {
 	return true
 }
 
-// hasLeft says whether the caller is gone.
+// hasLeft reports whether the caller has returned.
 func (a *answer) hasLeft() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.left
 }
 
-// result is what Call returns, after done.
+// result is what Call returns once done is closed.
 func (a *answer) result() ([]byte, error) {
 	if a.mu.err != nil {
 		return nil, a.mu.err

@@ -13,8 +13,8 @@ type loopback struct{}
 
 func (loopback) Listen(tb testing.TB, o transporttest.Options) transporttest.Node {
 	s, err := Listen("127.0.0.1:0", Options{
-		Key: transporttest.Key(o.Node), ChainID: o.ChainID, Handler: o.Handler, MaxCallsPerConn: o.MaxCalls, Workers: 64,
-		HandshakeTimeout: patience, StallTimeout: patience,
+		Key: transporttest.Key(o.Node), ChainID: o.ChainID, Handler: o.Handler, OpenMethods: o.OpenMethods, Workers: 64,
+		bounds: bounds{maxCalls: o.MaxCalls, handshakeTimeout: patience, stallTimeout: patience},
 	})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { s.Close() })
@@ -22,7 +22,7 @@ func (loopback) Listen(tb testing.TB, o transporttest.Options) transporttest.Nod
 }
 
 func (loopback) Dialer(_ testing.TB, o transporttest.Options) transport.Dialer {
-	return NewDialer(Options{Key: transporttest.Key(o.Node), ChainID: o.ChainID, HandshakeTimeout: patience, StallTimeout: patience})
+	return NewDialer(Options{Key: transporttest.Key(o.Node), ChainID: o.ChainID, bounds: bounds{handshakeTimeout: patience, stallTimeout: patience}})
 }
 
 func TestConformance(t *testing.T) { transporttest.Run(t, loopback{}) }

@@ -11,23 +11,23 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Conn is a connection that was dialled. It reads and writes in a goroutine each, which end with it.
+// Conn is a connection that was dialled. One goroutine reads and one writes; both end with it.
 type Conn struct {
 	remote  transport.Address
 	chainID string
 	tls     *tls.Conn
 	wire    *wire
 	idle    time.Duration
-	slots   chan struct{} // one for each id that is not settled: as many as the server allows
-	wake    chan struct{} // there are frames to write
+	slots   chan struct{} // one element for each id that is not settled; its capacity is the window
+	wake    chan struct{} // an element: there are frames to write
 	done    chan struct{}
 
 	mu struct {
 		sync.Mutex
 		lastID  uint64
-		answers map[uint64]*answer // by the ids that are not settled
-		frames  []byte             // to write; at most a window of requests, of cancels, and pings
-		err     error              // why it is over
+		answers map[uint64]*answer // by ids that are not settled; nil once it has ended
+		frames  []byte             // to be written: requests and cancels, a window of each at most
+		err     error              // why it has ended
 	}
 }
 
@@ -42,19 +42,19 @@ func newConn(t *tls.Conn, w *wire, remote transport.Address, h hello, idle time.
 	return c
 }
 
-// readBuffer holds one TLS record, which is what crypto/tls hands out at most.
+// readBuffer holds one TLS record, the most that crypto/tls returns at once.
 const readBuffer = 16 << 10
 
 // Remote implements transport.Conn.
 func (c *Conn) Remote() transport.Address { return c.remote }
 
-// ChainID is the chain that the peer says it is of.
+// ChainID implements transport.Conn.
 func (c *Conn) ChainID() string { return c.chainID }
 
 // Done implements transport.Conn.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err implements transport.Conn. It is ErrClosed, and ErrProtocol as well where that is why.
+// Err implements transport.Conn. It is ErrClosed, and also ErrProtocol if that is the cause.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,7 +118,8 @@ func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 	return a.result()
 }
 
-// ask gives the call an id and has its request written. The body is copied: the caller may leave before it is on its way.
+// ask gives the call an id and queues its request. The body is copied: the caller may return before
+// it is sent.
 func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,7 +135,8 @@ func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
 	return id, nil
 }
 
-// cancel tells the peer that nobody waits for this answer any more. Its slot is free when the peer has settled it.
+// cancel tells the peer that the answer is no longer needed. The slot is free when the peer has
+// settled the id.
 func (c *Conn) cancel(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,10 +153,11 @@ func (c *Conn) poke() {
 	}
 }
 
-// pingEvery is how often a dialer pings at least. What a server waits for frames is several times as long.
+// pingEvery is the least frequency of a dialer's pings. A server waits several times as long for a
+// frame.
 const pingEvery = 15 * time.Second
 
-// write sends the frames as they come, and pings: an answer may take its time, a pong does not.
+// write sends the frames as they come, and pings: an answer may take long, a pong does not.
 func (c *Conn) write() {
 	ping := time.NewTicker(min(c.idle/4, pingEvery))
 	defer ping.Stop()
@@ -179,12 +182,12 @@ func (c *Conn) write() {
 			return
 		}
 		if cap(frames) > 1<<16 {
-			frames = nil // a large body went out: rare
+			frames = nil // a large body was sent, which is rare
 		}
 	}
 }
 
-// read takes frames until the connection is over, and says why.
+// read handles frames until the connection ends, and returns why it does.
 func (c *Conn) read(br *bufio.Reader) error {
 	for {
 		if err := c.tls.SetReadDeadline(time.Now().Add(c.idle)); err != nil {
@@ -224,7 +227,7 @@ func (c *Conn) open(id uint64) *answer {
 	return c.mu.answers[id]
 }
 
-// piece reads bytes of an answer.
+// piece reads a piece of an answer.
 func (c *Conn) piece(br *bufio.Reader, h header, a *answer) error {
 	n := h.n
 	if (h.kind == frameAnswer) == a.started {
@@ -245,7 +248,7 @@ func (c *Conn) piece(br *bufio.Reader, h header, a *answer) error {
 	}
 	if a.long {
 		if a.skip -= n; a.skip < 0 {
-			return fmt.Errorf("%w: it goes on with an answer that is too long", transport.ErrProtocol)
+			return fmt.Errorf("%w: it does not end an answer that is too long", transport.ErrProtocol)
 		}
 	}
 	if err := pass(br, n, a.take); err != nil {
@@ -276,7 +279,7 @@ func (c *Conn) refused(br *bufio.Reader, id uint64, a *answer) error {
 	return nil
 }
 
-// settle forgets an id: no frame may have it any more.
+// settle forgets an id: no further frame may carry it.
 func (c *Conn) settle(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

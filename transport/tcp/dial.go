@@ -13,10 +13,10 @@ import (
 
 type dialer struct {
 	o   Options
-	err error // what is wrong with the options
+	err error // of the options
 }
 
-// NewDialer returns a dialer whose connections are of type *Conn. What is wrong with the options is what Dial answers.
+// NewDialer returns a dialer. If the options are wrong, every Dial returns the error.
 func NewDialer(o Options) transport.Dialer {
 	o, err := o.withDefaults()
 	if o.Connect == nil {
@@ -28,7 +28,7 @@ func NewDialer(o Options) transport.Dialer {
 	return &dialer{o, err}
 }
 
-// Dial implements transport.Dialer. A server that has too many connections makes it fail with ErrBusy.
+// Dial implements transport.Dialer.
 func (d *dialer) Dial(ctx context.Context, a transport.Address) (transport.Conn, error) {
 	if d.err != nil {
 		return nil, d.err
@@ -41,7 +41,7 @@ func (d *dialer) Dial(ctx context.Context, a transport.Address) (transport.Conn,
 }
 
 func (d *dialer) dial(ctx context.Context, a transport.Address) (*Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.o.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, d.o.handshakeTimeout)
 	defer cancel()
 	raw, err := d.o.Connect(ctx, a.HostPort)
 	if err != nil {
@@ -50,7 +50,8 @@ func (d *dialer) dial(ctx context.Context, a transport.Address) (*Conn, error) {
 	c, err := d.greet(ctx, raw, a)
 	if err != nil {
 		raw.Close()
-		if ctx.Err() != nil && (errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe)) { // it was closed because of ctx
+		if ctx.Err() != nil && (errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe)) {
+			// ctx has closed it.
 			err = ctx.Err()
 		}
 		return nil, err
@@ -85,11 +86,11 @@ func (d *dialer) greet(ctx context.Context, raw net.Conn, a transport.Address) (
 	case err != nil:
 		return nil, err
 	case h.version != version:
-		return nil, fmt.Errorf("%w: %d, and not %d", transport.ErrWrongVersion, h.version, version)
+		return nil, fmt.Errorf("%w: %d instead of %d", transport.ErrWrongVersion, h.version, version)
 	case h.status == helloWrongVersion:
 		return nil, transport.ErrWrongVersion
 	case h.status == helloWrongChain || h.status == helloOK && d.o.ChainID != "" && h.chainID != d.o.ChainID:
-		return nil, fmt.Errorf("%w: %q, and not %q", transport.ErrWrongChain, h.chainID, d.o.ChainID)
+		return nil, fmt.Errorf("%w: %q instead of %q", transport.ErrWrongChain, h.chainID, d.o.ChainID)
 	case h.status == helloBusy:
 		return nil, fmt.Errorf("%w: it has no room for a connection", transport.ErrBusy)
 	case h.status != helloOK || h.window == 0 || h.window > maxWindow:
@@ -99,5 +100,5 @@ func (d *dialer) greet(ctx context.Context, raw net.Conn, a transport.Address) (
 		return nil, ctx.Err()
 	}
 	w.greeted(smallBuffer)
-	return newConn(t, w, a, h, d.o.IdleTimeout), nil
+	return newConn(t, w, a, h, d.o.idleTimeout), nil
 }

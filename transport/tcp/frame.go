@@ -11,7 +11,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// version is the protocol's.
+// version of the protocol.
 const version = 1
 
 // The hello, the first bytes of both sides after TLS. The dialer's comes first.
@@ -24,7 +24,7 @@ const (
 	maxHelloBody = 256
 )
 
-// Statuses of a hello. A dialer's is helloOK; a server closes after any other.
+// Statuses of a hello. A dialer's is helloOK. After any other a server closes.
 const (
 	helloOK           = 0
 	helloWrongVersion = 1
@@ -48,7 +48,7 @@ func (h hello) encode() []byte {
 	return append(append(b, byte(len(h.chainID))), h.chainID...)
 }
 
-// readHello reads a hello. Of another version it knows the version only, and no error.
+// readHello reads a hello. Of one of another version it returns only that version, and no error.
 func readHello(r io.Reader) (hello, error) {
 	var head [helloHeader]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -57,7 +57,7 @@ func readHello(r io.Reader) (hello, error) {
 	h := hello{version: binary.BigEndian.Uint16(head[8:])}
 	n := binary.BigEndian.Uint16(head[10:])
 	if string(head[:8]) != magic || n > maxHelloBody {
-		return hello{}, fmt.Errorf("%w: no hello", transport.ErrProtocol)
+		return hello{}, fmt.Errorf("%w: not a hello", transport.ErrProtocol)
 	}
 	body := make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
@@ -73,23 +73,25 @@ func readHello(r io.Reader) (hello, error) {
 	return h, nil
 }
 
-// A frame: what everything after the hellos consists of.
+// A frame. All bytes after the hellos are frames.
 //
 //	frame = type:u8 ‖ id:u64be ‖ len:u32be ‖ payload
 const frameHeader = 13
 
-// The frames. A request gets exactly one ending: its answer's last byte, or an error. A cancelled one too, so that its id is settled.
+// Types of frames. Every request gets exactly one ending: the last byte of its answer, or an error.
+// A cancelled one gets it too: its id is settled then.
 const (
 	frameRequest = 1 // method:u8 ‖ body; ids of a connection ascend
-	frameCancel  = 2 // no answer is wanted any more
+	frameCancel  = 2 // the answer is no longer needed
 	frameAnswer  = 3 // total:u64be ‖ the first bytes
 	frameMore    = 4 // the next bytes
 	frameError   = 5 // code:u8
-	framePing    = 6 // pong, please
+	framePing    = 6 // asks for a pong
 	framePong    = 7
 )
 
-// maxPiece is how many bytes of an answer go in one frame: the next piece may be another answer's.
+// maxPiece is the limit of the bytes of an answer in one frame: the next frame may be of another
+// answer.
 const maxPiece = 64 << 10
 
 // Codes of frameError.
@@ -98,7 +100,7 @@ const (
 	codeBusy      = 2
 	codeRefused   = 3
 	codeFailed    = 4
-	codeCancelled = 5 // only to who has cancelled
+	codeCancelled = 5 // only where the request was cancelled
 )
 
 type header struct {
@@ -112,12 +114,13 @@ func appendHeader(b []byte, kind byte, id uint64, n int) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(n))
 }
 
-// appendStart is the beginning of a frameAnswer with n bytes of the answer, which follow.
+// appendStart appends the beginning of a frameAnswer; n bytes of the answer follow it.
 func appendStart(b []byte, id uint64, total, n int) []byte {
 	return binary.BigEndian.AppendUint64(appendHeader(b, frameAnswer, id, 8+n), uint64(total))
 }
 
-// readHeader reads a frame's header. The payload's length is one that its type can have.
+// readHeader reads the header of a frame. It checks that the payload has a length that is possible
+// for its type.
 func readHeader(br *bufio.Reader) (header, error) {
 	b, err := br.Peek(frameHeader)
 	if err != nil {
@@ -156,13 +159,14 @@ func readTotal(br *bufio.Reader) (int, error) {
 	}
 	total := binary.BigEndian.Uint64(b)
 	if total > math.MaxInt64 {
-		return 0, fmt.Errorf("%w: an answer of 2^63 bytes", transport.ErrProtocol)
+		return 0, fmt.Errorf("%w: an answer of 2^63 bytes or more", transport.ErrProtocol)
 	}
 	_, err = br.Discard(8)
 	return int(total), err
 }
 
-// pass hands n bytes on as they come, which is at most a buffer at a time. It may block between them, never within use.
+// pass reads n bytes and calls use with them as they arrive, at most a buffer at a time. nil: they
+// are discarded.
 func pass(br *bufio.Reader, n int, use func([]byte)) error {
 	for n > 0 {
 		if _, err := br.Peek(1); err != nil {
@@ -180,7 +184,7 @@ func pass(br *bufio.Reader, n int, use func([]byte)) error {
 	return nil
 }
 
-// unexpected is err where more bytes had to come.
+// unexpected returns err, but io.ErrUnexpectedEOF at an end where more bytes were due.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -188,7 +192,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// codeOf is an error's code.
+// codeOf returns the code of an error.
 func codeOf(err error) byte {
 	switch {
 	case errors.Is(err, transport.ErrGone):
@@ -201,7 +205,7 @@ func codeOf(err error) byte {
 	return codeFailed
 }
 
-// errorOf is a code's error, nil if there is none.
+// errorOf returns the error of a code; nil if it has none.
 func errorOf(code byte) error {
 	switch code {
 	case codeGone:

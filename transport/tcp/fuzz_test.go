@@ -14,7 +14,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// allowed says whether reading may end with this error.
+// allowed reports whether reading may end with this error.
 func allowed(err error) bool {
 	return errors.Is(err, transport.ErrProtocol) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
@@ -45,7 +45,7 @@ func FuzzServer(f *testing.F) {
 	f.Add(appendHeader(nil, frameRequest, 1, 1<<20))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := &Server{ctx: context.Background(), workers: make(chan struct{}, 1)}
-		s.o, _ = Options{Key: keyOf(1), Handler: echo, MaxCallsPerConn: 4, MaxBodies: 10_000}.withDefaults()
+		s.o, _ = Options{Key: keyOf(1), Handler: echo, bounds: bounds{maxCalls: 4, maxBodies: 10_000}}.withDefaults()
 		n := newSession(s, nil, nil, nil, hello{chainID: chain}, transport.Request{})
 		br := bufio.NewReaderSize(bytes.NewReader(b), 64)
 		var err error

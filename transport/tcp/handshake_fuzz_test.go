@@ -49,7 +49,7 @@ func recorded(f *testing.F, s *Server) []byte {
 	go func() {
 		n, err := s.greet(there, "host", "host")
 		if err == nil {
-			s.gate.leave(n.guest)
+			s.admission.leave(n.guest)
 		}
 		served <- err
 	}()
@@ -64,16 +64,16 @@ func recorded(f *testing.F, s *Server) []byte {
 	return dialer.sent.Bytes()
 }
 
-// FuzzHandshake has a server read anything before the peer is authenticated, what an honest dialer once said among it: nobody gets in with it,
-// and neither side's bytes exceed the bound.
+// FuzzHandshake has a server read anything before the peer is authenticated, what an honest dialer
+// once said among it: nobody gets in with it, and neither side's bytes exceed the bound.
 func FuzzHandshake(f *testing.F) {
 	o, err := Options{Key: keyOf(1), ChainID: chain, Handler: echo}.withDefaults()
 	require.NoError(f, err)
 	cfg, err := config(o.Key, func(transport.ID) error { return nil })
 	require.NoError(f, err)
 	s := &Server{o: o, tls: cfg, ctx: f.Context()}
-	s.gate = newGate(&s.o)
-	require.NoError(f, s.gate.knock("host", time.Now()))
+	s.admission = newAdmission(&s.o)
+	require.NoError(f, s.admission.knock("host", time.Now()))
 	honest := recorded(f, s)
 	f.Add(honest)
 	f.Add(honest[:len(honest)/2])
@@ -86,7 +86,7 @@ func FuzzHandshake(f *testing.F) {
 		require.Error(t, err, "the key exchange is a new one each time")
 		require.LessOrEqual(t, len(b)-c.in.Len(), maxHandshake)
 		require.LessOrEqual(t, c.written, maxHandshake)
-		require.Zero(t, s.gate.mu.conns)
+		require.Zero(t, s.admission.mu.conns)
 	})
 }
 
@@ -96,7 +96,8 @@ func FuzzCertificate(f *testing.F) {
 	require.NoError(f, err)
 	der := cfg.Certificates[0].Certificate[0]
 	f.Add(der)
-	f.Add(bytes.Replace(der, []byte{6, 3, 43, 101, 112}, []byte{6, 3, 43, 101, 113}, 1)) // the OID of Ed448
+	// The OID of Ed448:
+	f.Add(bytes.Replace(der, []byte{6, 3, 43, 101, 112}, []byte{6, 3, 43, 101, 113}, 1))
 	f.Fuzz(func(t *testing.T, der []byte) {
 		cert, err := x509.ParseCertificate(der)
 		if err != nil {

@@ -18,9 +18,13 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
+// someMethod is what the tests ask for; its number means nothing here.
+const someMethod transport.Method = 4
+
 const chain = "chain"
 
-// patience is the time-outs over sockets: no test there is decided by one. Those that are run in virtual time.
+// patience is the time-outs over sockets: no test there is decided by one. Those that are run in
+// virtual time.
 const patience = 5 * time.Minute
 
 func keyOf(n int) ed25519.PrivateKey { return transporttest.Key(n) }
@@ -30,8 +34,8 @@ func newServer(tb testing.TB, n int, o Options) *Server {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(tb, err)
-	set(&o.HandshakeTimeout, patience)
-	set(&o.StallTimeout, patience)
+	set(&o.handshakeTimeout, patience)
+	set(&o.stallTimeout, patience)
 	return serve(tb, l, n, o)
 }
 
@@ -52,7 +56,7 @@ func serve(tb testing.TB, l net.Listener, n int, o Options) *Server {
 func newDialer(n int, o Options) transport.Dialer {
 	o.Key = keyOf(n)
 	if o.Connect == nil {
-		set(&o.HandshakeTimeout, patience)
+		set(&o.handshakeTimeout, patience)
 	}
 	return NewDialer(o)
 }
@@ -70,7 +74,7 @@ func dial(tb testing.TB, d transport.Dialer, s *Server) *Conn {
 var echo = transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) { return r.Body, nil })
 
 func ask(c transport.Conn, body string) (string, error) {
-	got, err := c.Call(context.Background(), transport.Call{Method: transport.MethodChunk, Body: []byte(body), Max: 1 << 30})
+	got, err := c.Call(context.Background(), transport.Call{Method: someMethod, Body: []byte(body), Max: 1 << 30})
 	return string(got), err
 }
 
@@ -130,7 +134,7 @@ var helloHere = hello{chainID: chain}.encode()
 // requestFrame asks for the echo of body.
 func requestFrame(id uint64, body string) []byte {
 	b := appendHeader(nil, frameRequest, id, 1+len(body))
-	return append(append(b, byte(transport.MethodChunk)), body...)
+	return append(append(b, byte(someMethod)), body...)
 }
 
 // pipes is a network without sockets, which testing/synctest needs. Nothing is buffered in it.

@@ -28,7 +28,7 @@ import (
 
 func TestGarbageBeforeTheHandshake(t *testing.T) {
 	var o Options
-	o.AcceptRate = 1000
+	o.acceptRate = 1000
 	e := watch(&o)
 	s := newServer(t, 1, o)
 	for _, garbage := range [][]byte{
@@ -79,7 +79,7 @@ func wrongCertificates(t *testing.T) map[string]tls.Certificate {
 }
 
 func TestWrongCertificates(t *testing.T) {
-	o := Options{AcceptRate: 1000}
+	o := Options{bounds: bounds{acceptRate: 1000}}
 	e := watch(&o)
 	s := newServer(t, 1, o)
 	certs := wrongCertificates(t)
@@ -108,7 +108,7 @@ func TestWrongCertificates(t *testing.T) {
 }
 
 func TestHostileHellos(t *testing.T) {
-	o := Options{AcceptRate: 1000}
+	o := Options{bounds: bounds{acceptRate: 1000}}
 	e := watch(&o)
 	s := newServer(t, 1, o)
 	edit := func(at int, b ...byte) []byte {
@@ -173,7 +173,7 @@ func TestHostileFrames(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	o := Options{AcceptRate: 1000, MaxCallsPerConn: window, Handler: hang}
+	o := Options{bounds: bounds{acceptRate: 1000, maxCalls: window}, Handler: hang}
 	e := watch(&o)
 	s := newServer(t, 1, o)
 	frame := func(kind byte, id uint64, claimed int) []byte { return appendHeader(nil, kind, id, claimed) }
@@ -222,12 +222,13 @@ func TestHostileFrames(t *testing.T) {
 // TestThousandConnects has connections that never say anything.
 func TestThousandConnects(t *testing.T) {
 	const connects, pending = 1000, 10
-	o := Options{AcceptRate: 1e6, MaxPending: pending}
+	o := Options{bounds: bounds{acceptRate: 1e6, maxPending: pending}}
 	e := watch(&o)
 	s := newServer(t, 1, o)
 	var conns []net.Conn
 	for range connects {
-		if c, err := net.Dial("tcp", s.Addr().String()); err == nil { // else it was thrown out before it knew that it was in
+		// An error: it was closed before Dial returned.
+		if c, err := net.Dial("tcp", s.Addr().String()); err == nil {
 			conns = append(conns, c)
 		}
 	}
@@ -244,10 +245,11 @@ func TestThousandConnects(t *testing.T) {
 	requireServes(t, s)
 }
 
-// TestHalfOpen has a host keep its connections half open: it goes at its own expense, and for a time.
+// TestHalfOpen has a host keep its connections half open: it goes at its own expense, and for a
+// time.
 func TestHalfOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := Options{MaxPending: 4}
+		o := Options{bounds: bounds{maxPending: 4}}
 		e := watch(&o)
 		p := newPipes()
 		s := serve(t, p, 1, o)
@@ -264,7 +266,7 @@ func TestHalfOpen(t *testing.T) {
 		for range 2 {
 			require.Error(t, <-e.refused)
 		}
-		require.Equal(t, s.o.HandshakeTimeout, time.Since(began))
+		require.Equal(t, s.o.handshakeTimeout, time.Since(began))
 		p.dial(t, 2, "10.0.0.1")
 		s.Close()
 	})
@@ -288,7 +290,7 @@ func TestSlowHello(t *testing.T) {
 			}
 		}()
 		require.Error(t, <-e.refused)
-		require.Equal(t, s.o.HandshakeTimeout, time.Since(began))
+		require.Equal(t, s.o.handshakeTimeout, time.Since(began))
 		s.Close()
 		<-written
 	})
@@ -306,7 +308,7 @@ func TestSilence(t *testing.T) {
 			began := time.Now()
 			c.Write(sent)
 			require.Error(t, <-e.closed)
-			require.Equal(t, s.o.IdleTimeout, time.Since(began))
+			require.Equal(t, s.o.idleTimeout, time.Since(began))
 			s.Close()
 		})
 	}
@@ -318,7 +320,7 @@ func TestWithoutReading(t *testing.T) {
 		const window = 4
 		var served atomic.Int64
 		answer := make([]byte, 1<<20)
-		o := Options{MaxCallsPerConn: window, Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
+		o := Options{bounds: bounds{maxCalls: window}, Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
 			served.Add(1)
 			return answer, nil
 		})}
@@ -334,18 +336,19 @@ func TestWithoutReading(t *testing.T) {
 		require.Equal(t, int64(window), served.Load())
 		require.Greater(t, s.unsent.Load(), int64(window-1)<<20)
 		require.Error(t, <-e.closed)
-		require.Equal(t, s.o.StallTimeout, time.Since(began))
+		require.Equal(t, s.o.stallTimeout, time.Since(began))
 		require.Zero(t, s.unsent.Load())
 		s.Close()
 	})
 }
 
-// TestTooMuchUnsent has one peer fill the memory for answers: others are still served, one answer at a time.
+// TestTooMuchUnsent has one peer fill the memory for answers: others are still served, one answer
+// at a time.
 func TestTooMuchUnsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make([]byte, 1<<20)
 		p := newPipes()
-		s := serve(t, p, 1, Options{MaxUnsent: 1 << 19, Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
+		s := serve(t, p, 1, Options{bounds: bounds{maxUnsent: 1 << 19}, Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
 			return answer, nil
 		})})
 		c := rawDial(t, p.raw(t, "10.0.0.1"), helloHere)
@@ -374,7 +377,7 @@ func TestTooMuchUnsent(t *testing.T) {
 }
 
 func TestTooManyBodies(t *testing.T) {
-	s := newServer(t, 1, Options{MaxBodies: 100_000})
+	s := newServer(t, 1, Options{bounds: bounds{maxBodies: 100_000}})
 	c := dial(t, newDialer(2, Options{ChainID: chain}), s)
 	for range 3 {
 		_, err := ask(c, strings.Repeat("x", 100_001))
@@ -411,7 +414,8 @@ func TestTooManyConns(t *testing.T) {
 	})
 }
 
-// TestCrowding has one host take all the room: it gives way to others, one by one, until everybody has as much.
+// TestCrowding has one host take all the room: it gives way to others, one by one, until everybody
+// has as much.
 func TestCrowding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -426,7 +430,7 @@ func TestCrowding(t *testing.T) {
 			synctest.Wait()
 			require.ErrorIs(t, greedy[3-n].Err(), transport.ErrClosed, "the newest goes")
 			require.NoError(t, greedy[2-n].Err())
-			require.Equal(t, 4, s.gate.mu.conns)
+			require.Equal(t, 4, s.admission.mu.conns)
 		}
 		_, err := newDialer(9, Options{ChainID: chain, Connect: p.from("10.0.2.1")}).Dial(context.Background(), transport.Address{HostPort: "pipe:1"})
 		require.ErrorIs(t, err, transport.ErrBusy)
@@ -435,7 +439,7 @@ func TestCrowding(t *testing.T) {
 			require.NoError(t, err)
 		}
 		s.Close()
-		require.Zero(t, s.gate.mu.conns)
-		require.Empty(t, s.gate.mu.peers)
+		require.Zero(t, s.admission.mu.conns)
+		require.Empty(t, s.admission.mu.peers)
 	})
 }

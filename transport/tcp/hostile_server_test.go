@@ -155,7 +155,7 @@ func TestHostileAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := answering(t, func(c *tls.Conn) { c.Write(answer) })
 			into := make([]byte, 10)
-			got, err := c.Call(context.Background(), transport.Call{Method: transport.MethodChunk, Into: into})
+			got, err := c.Call(context.Background(), transport.Call{Method: someMethod, Into: into})
 			if name == "after the end" || name == "two errors" {
 				require.True(t, err != nil || len(got) == len(into))
 			} else {
@@ -176,13 +176,14 @@ func TestCutOff(t *testing.T) {
 			c.Write(whole[:n])
 			c.Close()
 		})
-		_, err := c.Call(context.Background(), transport.Call{Method: transport.MethodChunk, Into: make([]byte, 10)})
+		_, err := c.Call(context.Background(), transport.Call{Method: someMethod, Into: make([]byte, 10)})
 		require.ErrorIs(t, err, transport.ErrClosed)
 		require.NotErrorIs(t, err, transport.ErrProtocol)
 	}
 }
 
-// TestEndlessAnswer has an answer that is too long go on, whatever it is told.
+// TestEndlessAnswer has a server that does not end an answer that is too long, although it is told
+// to.
 func TestEndlessAnswer(t *testing.T) {
 	sent := make(chan int, 1)
 	c := answering(t, func(c *tls.Conn) {
@@ -193,7 +194,7 @@ func TestEndlessAnswer(t *testing.T) {
 		}
 		sent <- n
 	})
-	_, err := c.Call(context.Background(), transport.Call{Method: transport.MethodManifest, Max: 100})
+	_, err := c.Call(context.Background(), transport.Call{Method: someMethod, Max: 100})
 	require.ErrorIs(t, err, transport.ErrTooLong)
 	require.NotErrorIs(t, err, transport.ErrClosed)
 	<-c.Done()
@@ -201,7 +202,8 @@ func TestEndlessAnswer(t *testing.T) {
 	require.GreaterOrEqual(t, <-sent, maxSkip/maxPiece-1)
 }
 
-// TestLateAnswers has the answers to cancelled calls come nevertheless: they are skipped, and settle their ids.
+// TestLateAnswers has the answers to cancelled calls come nevertheless: they are skipped, and
+// settle their ids.
 func TestLateAnswers(t *testing.T) {
 	requested, cancelled := make(chan struct{}), make(chan struct{})
 	c := answering(t, func(c *tls.Conn) {
@@ -221,7 +223,7 @@ func TestLateAnswers(t *testing.T) {
 	result := make(chan error)
 	into := bytes.Repeat([]byte{1}, 1<<20)
 	go func() {
-		_, err := c.Call(ctx, transport.Call{Method: transport.MethodChunk, Into: into})
+		_, err := c.Call(ctx, transport.Call{Method: someMethod, Into: into})
 		result <- err
 	}()
 	<-requested

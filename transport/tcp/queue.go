@@ -8,39 +8,40 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// queue holds a connection's requests under way, and says which bytes of which answer go next: those of the answer of which least is left, so
-// that a header overtakes chunks, and every fourth time the one that has waited longest, so that none waits for ever.
+// queue holds the requests under way of a connection, and decides which bytes are sent next: those
+// of the answer of which least is left, so that a header overtakes chunks, and every fourth time
+// those of the answer that has waited longest, so that none waits for ever.
 //
 //	open ──► (handler) ──► answer, refuse ──► next … next ──► settled
 type queue struct {
 	server *Server
-	wake   chan struct{} // there is something to send
+	wake   chan struct{} // an element: there is something to send
 
 	mu struct {
 		sync.Mutex
 		lastID uint64
 		open   map[uint64]*request
-		ready  []*request // answered, not wholly sent; in the order of their answers
+		ready  []*request // answered but not sent completely; in the order of their answers
 		unsent int64      // bytes of those answers
-		pong   bool
-		turn   int
-		head   []byte // of the piece that is being sent
+		pong   bool       // one is due
+		turn   int        // of pick
+		head   []byte     // of the piece that is being sent
 	}
 }
 
-// request is one under way.
+// request is a request under way. Guarded by queue.mu.
 type request struct {
 	id        uint64
 	cancel    context.CancelFunc
 	cancelled bool
-	ready     bool
-	code      byte // not 0: an error, and no bytes
-	answer    []byte
-	sent      int
-	started   bool
+	ready     bool   // answered
+	code      byte   // not 0: the answer is this error
+	answer    []byte // else its bytes,
+	sent      int    // and how many of them were sent
+	started   bool   // its first frame was sent
 }
 
-// piece is a frame to send: head is good until next is called again.
+// piece is a frame to be sent. head is valid until next is called again.
 type piece struct {
 	head  []byte
 	bytes []byte
@@ -59,14 +60,14 @@ func (q *queue) poke() {
 	}
 }
 
-// open notes a request. cancel is called when it is over or not wanted any more.
+// open notes a request. cancel is called when it is settled or no longer needed.
 func (q *queue) open(id uint64, cancel context.CancelFunc) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if id <= q.mu.lastID {
 		return fmt.Errorf("%w: request %d after %d", transport.ErrProtocol, id, q.mu.lastID)
 	}
-	if len(q.mu.open) >= q.server.o.MaxCallsPerConn {
+	if len(q.mu.open) >= q.server.o.maxCalls {
 		return fmt.Errorf("%w: more requests under way than we allow", transport.ErrProtocol)
 	}
 	q.mu.lastID = id
@@ -74,7 +75,7 @@ func (q *queue) open(id uint64, cancel context.CancelFunc) error {
 	return nil
 }
 
-// cancel ends a request that is not wanted any more. It may be over, and so not known, already.
+// cancel ends a request that is no longer needed. known is false if it was settled already.
 func (q *queue) cancel(id uint64) (known bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -94,7 +95,7 @@ func (q *queue) cancel(id uint64) (known bool, err error) {
 	return true, nil
 }
 
-// drop lets go of an answer's bytes.
+// drop releases the bytes of an answer. The caller holds q.mu.
 func (q *queue) drop(r *request) {
 	q.count(-int64(len(r.answer) - r.sent))
 	r.answer, r.sent = nil, 0
@@ -111,10 +112,10 @@ func (q *queue) unsent() int64 {
 	return q.mu.unsent
 }
 
-// answer has an answer sent.
+// answer queues an answer.
 func (q *queue) answer(id uint64, bytes []byte) { q.ready(id, bytes, 0) }
 
-// refuse has an error sent.
+// refuse queues an error.
 func (q *queue) refuse(id uint64, err error) { q.ready(id, nil, codeOf(err)) }
 
 func (q *queue) ready(id uint64, bytes []byte, code byte) {
@@ -131,7 +132,7 @@ func (q *queue) ready(id uint64, bytes []byte, code byte) {
 	q.poke()
 }
 
-// pong has a pong sent. However many pings there were, one stands for all that were not answered yet.
+// pong queues a pong: one for all pings that were not answered yet.
 func (q *queue) pong() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -139,7 +140,7 @@ func (q *queue) pong() {
 	q.poke()
 }
 
-// next takes the frame that goes next, if there is one.
+// next returns the frame to be sent next; false if there is none.
 func (q *queue) next() (piece, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -173,7 +174,7 @@ func (q *queue) next() (piece, bool) {
 	return piece{q.mu.head, bytes}, true
 }
 
-// pick is the index of the answer that goes next.
+// pick returns the index of the answer that is next. The caller holds q.mu.
 func (q *queue) pick() int {
 	q.mu.turn++
 	if q.mu.turn%4 == 0 {
@@ -190,7 +191,7 @@ func (q *queue) pick() int {
 
 func left(r *request) int { return len(r.answer) - r.sent }
 
-// close lets go of everything. No handler is running any more.
+// close releases everything. No handler may be running any more.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// TestQueue plays testdata/queue: requests open, are answered and cancelled; next says which frames go out.
+// TestQueue plays testdata/queue: requests open, are answered and cancelled; next says which frames
+// go out.
 func TestQueue(t *testing.T) {
 	var s *Server
 	var q *queue
@@ -35,7 +36,7 @@ func TestQueue(t *testing.T) {
 		var out strings.Builder
 		if d.Cmd == "new" {
 			s = &Server{}
-			s.o.MaxCallsPerConn = 4
+			s.o.maxCalls = 4
 			q = newQueue(s)
 		}
 		for _, line := range strings.Split(d.Input, "\n") {

@@ -17,14 +17,14 @@ import (
 
 // Server answers requests on a listening socket.
 type Server struct {
-	o        Options
-	listener net.Listener
-	tls      *tls.Config
-	gate     *gate
-	workers  chan struct{}
-	rate     *rate.Limiter // nil: no cap
-	unsent   atomic.Int64  // bytes of answers that wait to be sent
-	bodies   atomic.Int64  // bytes of long request bodies in memory
+	o         Options
+	listener  net.Listener
+	tls       *tls.Config
+	admission *admission
+	workers   chan struct{} // one element for each handler that runs
+	rate      *rate.Limiter // nil: no cap
+	unsent    atomic.Int64  // bytes of answers that wait to be sent
+	bodies    atomic.Int64  // bytes of long request bodies in memory
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -45,7 +45,7 @@ func Listen(addr string, o Options) (*Server, error) {
 	return s, err
 }
 
-// Serve serves on a listener, which it then owns, until Close.
+// Serve serves on a listener, which it owns from then on, until Close.
 func Serve(l net.Listener, o Options) (*Server, error) {
 	o, err := o.withDefaults()
 	switch {
@@ -59,16 +59,16 @@ func Serve(l net.Listener, o Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{o: o, listener: l, tls: cfg, workers: make(chan struct{}, o.Workers), rate: newRate(o.Rate)}
-	s.gate = newGate(&s.o)
+	s.admission = newAdmission(&s.o)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.wg.Go(s.accept)
 	return s, nil
 }
 
-// Addr is where it listens.
+// Addr returns the address that it listens on.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Close ends all connections. When it returns, no handler is running any more.
+// Close ends all connections. When it has returned, no handler is running.
 func (s *Server) Close() error {
 	s.stop()
 	err := s.listener.Close()
@@ -87,7 +87,7 @@ func (s *Server) accept() {
 			return
 		case errors.Is(err, net.ErrClosed):
 			return
-		case err != nil: // out of file descriptors, say: others will be closed
+		case err != nil: // such as too many open files: others will be closed
 			s.refused("", err)
 			select {
 			case <-time.After(50 * time.Millisecond):
@@ -96,7 +96,7 @@ func (s *Server) accept() {
 			continue
 		}
 		name, key := hostOf(c.RemoteAddr())
-		if err := s.gate.knock(key, time.Now()); err != nil {
+		if err := s.admission.knock(key, time.Now()); err != nil {
 			s.refused(name, err)
 			abort(c)
 			continue
@@ -105,7 +105,7 @@ func (s *Server) accept() {
 	}
 }
 
-// abort closes a connection so that nothing of it stays here, not even in the kernel.
+// abort closes a connection so that nothing of it remains in this host, not even in the kernel.
 func abort(c net.Conn) {
 	if t, ok := c.(*net.TCPConn); ok {
 		t.SetLinger(0) //nolint:errcheck // Close does it in any case
@@ -119,19 +119,19 @@ func (s *Server) refused(host string, why error) {
 	}
 }
 
-// serve takes care of a connection from its first byte to its last.
+// serve handles a connection from its first byte to its last.
 func (s *Server) serve(raw net.Conn, host, key string) {
 	stop := context.AfterFunc(s.ctx, func() { raw.Close() })
 	defer stop()
 	defer raw.Close()
 	n, err := s.greet(raw, host, key)
-	s.gate.settled(key)
+	s.admission.settled(key)
 	if err != nil {
 		s.refused(host, err)
 		abort(raw)
 		return
 	}
-	defer s.gate.leave(n.guest)
+	defer s.admission.leave(n.guest)
 	if s.o.Hooks.Opened != nil {
 		s.o.Hooks.Opened(n.guest.id, host)
 	}
@@ -141,9 +141,9 @@ func (s *Server) serve(raw net.Conn, host, key string) {
 	}
 }
 
-// greet authenticates the peer and exchanges the hellos, within bounds of time and bytes.
+// greet authenticates the peer and exchanges the hellos, within limits of time and bytes.
 func (s *Server) greet(raw net.Conn, host, key string) (*session, error) {
-	if err := raw.SetDeadline(time.Now().Add(s.o.HandshakeTimeout)); err != nil {
+	if err := raw.SetDeadline(time.Now().Add(s.o.handshakeTimeout)); err != nil {
 		return nil, err
 	}
 	w := newWire(raw, &s.o, smallBuffer)
@@ -159,7 +159,7 @@ func (s *Server) greet(raw net.Conn, host, key string) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours := hello{window: uint16(s.o.MaxCallsPerConn), chainID: s.o.ChainID}
+	ours := hello{window: uint16(s.o.maxCalls), chainID: s.o.ChainID}
 	var v *guest
 	switch {
 	case theirs.version != version:
@@ -169,29 +169,29 @@ func (s *Server) greet(raw net.Conn, host, key string) (*session, error) {
 	case theirs.chainID != "" && theirs.chainID != s.o.ChainID:
 		ours.status, err = helloWrongChain, fmt.Errorf("%w: %q", transport.ErrWrongChain, theirs.chainID)
 	default:
-		if v, err = s.gate.pass(key, id, func() { raw.Close() }); err != nil {
+		if v, err = s.admission.pass(key, id, func() { raw.Close() }); err != nil {
 			ours.status = helloBusy
 		}
 	}
 	if _, werr := t.Write(ours.encode()); werr == nil && err != nil {
-		drain(t) // so that the refusal arrives
+		drain(t) // else the refusal might not arrive
 	} else if err == nil && werr != nil {
-		s.gate.leave(v)
+		s.admission.leave(v)
 		err = werr
 	}
 	if err != nil {
 		return nil, err
 	}
 	if err := raw.SetDeadline(time.Time{}); err != nil {
-		s.gate.leave(v)
+		s.admission.leave(v)
 		return nil, err
 	}
 	w.greeted(largeBuffer)
 	return newSession(s, t, w, v, theirs, transport.Request{Peer: id, Host: host}), nil
 }
 
-// drain waits for the peer to hang up: to close a socket with unread bytes would destroy what was sent last (RFC 1122, 4.2.2.13). The
-// handshake's bounds of time and bytes hold.
+// drain waits for the peer to close: closing a socket with unread bytes would destroy what was sent
+// last (RFC 1122, section 4.2.2.13). The handshake's limits of time and bytes apply.
 func drain(t *tls.Conn) {
 	if t.CloseWrite() != nil {
 		return

@@ -131,7 +131,7 @@ func TestHooks(t *testing.T) {
 		Sent:     func(n int) { sent.Add(int64(n)) },
 		Received: func(n int) { received.Add(int64(n)) },
 		Served: func(r transport.Request, n int, _ time.Duration, err error) {
-			if r.Peer == transporttest.ID(2) && r.Method == transport.MethodChunk && n == len(r.Body) && err == nil {
+			if r.Peer == transporttest.ID(2) && r.Method == someMethod && n == len(r.Body) && err == nil {
 				served.Add(int64(n))
 			}
 		},
@@ -150,14 +150,14 @@ func TestHooks(t *testing.T) {
 }
 
 func TestGate(t *testing.T) {
-	o, err := Options{Key: keyOf(1), AcceptRate: 2, MaxPending: 100}.withDefaults()
+	o, err := Options{Key: keyOf(1), bounds: bounds{acceptRate: 2, maxPending: 100}}.withDefaults()
 	require.NoError(t, err)
-	g := newGate(&o)
+	a := newAdmission(&o)
 	now := time.Now()
 	knock := func(host string) error {
-		err := g.knock(host, now)
+		err := a.knock(host, now)
 		if err == nil {
-			g.settled(host)
+			a.settled(host)
 		}
 		return err
 	}
@@ -174,10 +174,10 @@ func TestGate(t *testing.T) {
 		err := knock(fmt.Sprint(i))
 		require.True(t, err == nil || i >= maxHosts-2, i)
 	}
-	require.LessOrEqual(t, len(g.mu.hosts), maxHosts)
+	require.LessOrEqual(t, len(a.mu.hosts), maxHosts)
 	now = now.Add(time.Hour)
 	require.NoError(t, knock("new"))
-	require.Less(t, len(g.mu.hosts), 3, "hosts that owe nothing are forgotten")
+	require.Less(t, len(a.mu.hosts), 3, "hosts that owe nothing are forgotten")
 }
 
 func TestHostOf(t *testing.T) {
@@ -193,7 +193,8 @@ func TestHostOf(t *testing.T) {
 	}
 }
 
-// TestOvertake has a small answer come while a large one is on its way: it waits for what was gathered to be sent, not for the rest.
+// TestOvertake has a small answer come while a large one is on its way: it waits for what was
+// gathered to be sent, not for the rest.
 func TestOvertake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,20 +15,22 @@ import (
 )
 
 const (
-	shortBody = 4 << 10 // bodies up to this length do not count for MaxBodies
-	// idleFrames is how many frames that ask for nothing (pings, cancels of what is over) a second a peer may send.
+	shortBody = 4 << 10 // bodies up to this length do not count for maxBodies
+	// idleFrames is the limit per second of frames that cause no work: pings, and cancels of
+	// settled requests.
 	idleFrames = 100
 )
 
-// session is an authenticated connection at the server. One goroutine reads, one writes, and each request under way has one.
+// session is an authenticated connection at the server. One goroutine reads, one writes, and each
+// request under way has one.
 type session struct {
 	server     *Server
 	tls        *tls.Conn
 	wire       *wire
 	guest      *guest
-	proto      transport.Request // what every request begins with
+	proto      transport.Request // the fields that all its requests have in common
 	restricted bool              // the peer does not know the chain id
-	idle       *rate.Limiter     // of frames that ask for nothing
+	idle       *rate.Limiter     // of pings, and of cancels of settled requests
 
 	ctx   context.Context
 	end   context.CancelCauseFunc
@@ -44,7 +47,7 @@ func newSession(s *Server, t *tls.Conn, w *wire, v *guest, h hello, proto transp
 	return n
 }
 
-// run serves until the connection is over, and says why.
+// run serves until the connection ends, and returns why it does.
 func (n *session) run() error {
 	n.wg.Go(func() { n.stop(n.write()) })
 	n.stop(n.read(bufio.NewReaderSize(n.tls, readBuffer)))
@@ -60,7 +63,7 @@ func (n *session) stop(why error) {
 
 func (n *session) read(br *bufio.Reader) error {
 	for {
-		if err := n.tls.SetReadDeadline(time.Now().Add(n.server.o.IdleTimeout)); err != nil {
+		if err := n.tls.SetReadDeadline(time.Now().Add(n.server.o.idleTimeout)); err != nil {
 			return err
 		}
 		if err := n.readFrame(br); err != nil {
@@ -97,7 +100,7 @@ func (n *session) cancel(id uint64) error {
 	return err
 }
 
-// request reads a request and has it served.
+// request reads a request and starts serving it.
 func (n *session) request(br *bufio.Reader, h header) error {
 	method, err := br.ReadByte()
 	if err != nil {
@@ -114,7 +117,7 @@ func (n *session) request(br *bufio.Reader, h header) error {
 	long := int64(0)
 	if length > shortBody {
 		long = int64(length)
-		if n.server.bodies.Add(long) > n.server.o.MaxBodies {
+		if n.server.bodies.Add(long) > n.server.o.maxBodies {
 			n.server.bodies.Add(-long)
 			n.queue.refuse(h.id, transport.ErrBusy)
 			return pass(br, length, nil)
@@ -128,19 +131,24 @@ func (n *session) request(br *bufio.Reader, h header) error {
 		return err
 	}
 	n.wg.Go(func() {
-		defer n.server.bodies.Add(-long)
-		n.serve(ctx, h.id, r)
+		answer, err := n.serve(ctx, r)
+		// Before the answer is sent: the peer may then send as long a body again.
+		n.server.bodies.Add(-long)
+		if err != nil {
+			n.queue.refuse(h.id, err)
+			return
+		}
+		n.queue.answer(h.id, answer)
 	})
 	return nil
 }
 
-// serve has the handler answer a request.
-func (n *session) serve(ctx context.Context, id uint64, r transport.Request) {
+// serve lets the handler answer a request, once a worker is free.
+func (n *session) serve(ctx context.Context, r transport.Request) ([]byte, error) {
 	select {
 	case n.server.workers <- struct{}{}:
 	case <-ctx.Done():
-		n.queue.refuse(id, ctx.Err())
-		return
+		return nil, ctx.Err()
 	}
 	began := time.Now()
 	answer, err := n.handle(ctx, r)
@@ -148,32 +156,28 @@ func (n *session) serve(ctx context.Context, id uint64, r transport.Request) {
 	if hook := n.server.o.Hooks.Served; hook != nil {
 		hook(r, len(answer), time.Since(began), err)
 	}
-	if err != nil {
-		n.queue.refuse(id, err)
-		return
-	}
-	n.queue.answer(id, answer)
+	return answer, err
 }
 
 func (n *session) handle(ctx context.Context, r transport.Request) ([]byte, error) {
-	if n.restricted && r.Method != transport.MethodStatus && r.Method != transport.MethodGenesis {
-		return nil, fmt.Errorf("method %d to who does not know the chain: %w", r.Method, transport.ErrRefused)
+	if n.restricted && !slices.Contains(n.server.o.OpenMethods, r.Method) {
+		return nil, fmt.Errorf("method %d is not open to strangers: %w", r.Method, transport.ErrRefused)
 	}
-	if n.server.unsent.Load() > n.server.o.MaxUnsent && n.queue.unsent() > 0 {
+	if n.server.unsent.Load() > n.server.o.maxUnsent && n.queue.unsent() > 0 {
 		return nil, fmt.Errorf("too many answers wait to be sent: %w", transport.ErrBusy)
 	}
 	return n.server.o.Handler.Serve(ctx, r)
 }
 
-// coalesce is how long a piece may be, in bytes, to be copied into one TLS record with others.
+// coalesce is the length, in bytes, up to which a piece is copied into one TLS record with others.
 const coalesce = 4 << 10
 
-// write sends what the queue says.
+// write sends what the queue gives it.
 func (n *session) write() error {
 	batch := make([]byte, 0, 16<<10)
 	for {
 		p, ok := n.queue.next()
-		if !ok { // nothing to do: what was gathered goes out
+		if !ok { // nothing more to send: what was gathered is flushed
 			if err := n.send(&batch, nil, true); err != nil {
 				return err
 			}
@@ -205,7 +209,7 @@ func (n *session) write() error {
 	}
 }
 
-// send writes the batch and a piece, and has them leave this host if flush is set.
+// send writes the batch and a piece. flush: all that was written leaves this host.
 func (n *session) send(batch *[]byte, piece []byte, flush bool) error {
 	for _, b := range [][]byte{*batch, piece} {
 		if len(b) > 0 {
@@ -221,8 +225,8 @@ func (n *session) send(batch *[]byte, piece []byte, flush bool) error {
 	return nil
 }
 
-// delay is how long the caps on bytes a second have this many wait. They are reserved: a peer's connections, and peers, come one after
-// another.
+// delay returns how long the caps delay a piece of that length. It reserves the bytes: peers, and
+// the connections of a peer, take turns.
 func (n *session) delay(bytes int) time.Duration {
 	var wait time.Duration
 	now := time.Now()

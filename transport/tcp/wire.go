@@ -9,22 +9,23 @@ import (
 )
 
 const (
-	maxHandshake = 16 << 10 // bytes that a peer may send before it is greeted
-	largeBuffer  = 64 << 10 // the way that answers go: less costs CPU, more gains nothing (BenchmarkCall)
-	smallBuffer  = 4 << 10  // the way that requests go
+	maxHandshake = 16 << 10 // bytes of a peer before it is greeted, at most
+	largeBuffer  = 64 << 10 // of answers: less costs CPU time, more saves none (BenchmarkCall)
+	smallBuffer  = 4 << 10  // of requests
 )
 
 var errHandshakeTooLong = errors.New("the handshake is too long")
 
-// wire is the socket under TLS. crypto/tls writes each record of 16 KiB by itself and reads hardly more: here they are gathered, and a peer
-// that does not take what was gathered in time is given up. Before the greeting nothing is gathered, and what is read is bounded.
+// wire is the socket under TLS. crypto/tls writes each record of 16 KiB with a call of its own and
+// reads little more at once; wire gathers them. A peer that does not take in time what was gathered
+// is given up. Until the greeting nothing is gathered, and the bytes read are limited.
 type wire struct {
 	net.Conn
 	hooks *Hooks
 	stall time.Duration
 
-	in     *bufio.Reader // over socket; of the reading goroutine
-	budget int           // bytes that may still be read; < 0: any number
+	in     *bufio.Reader // over socket; used by the goroutine that reads
+	budget int           // bytes that may still be read; < 0: no limit
 
 	out struct {
 		sync.Mutex
@@ -34,7 +35,7 @@ type wire struct {
 }
 
 func newWire(c net.Conn, o *Options, readBuffer int) *wire {
-	w := &wire{Conn: c, hooks: &o.Hooks, stall: o.StallTimeout, budget: maxHandshake}
+	w := &wire{Conn: c, hooks: &o.Hooks, stall: o.stallTimeout, budget: maxHandshake}
 	w.in = bufio.NewReaderSize(socket{w}, readBuffer)
 	return w
 }
@@ -61,7 +62,8 @@ func (s socket) Read(b []byte) (int, error) {
 
 func (w *wire) Read(b []byte) (int, error) { return w.in.Read(b) }
 
-// greeted lifts the bounds of the handshake and begins to gather. No other goroutine uses the wire yet.
+// greeted lifts the limits of the handshake and begins to gather. It must be called before other
+// goroutines use the wire.
 func (w *wire) greeted(writeBuffer int) {
 	w.budget = -1
 	w.out.gather = true
@@ -103,7 +105,7 @@ func (w *wire) flush() error {
 	return err
 }
 
-// send writes b now. The handshake has a deadline of its own.
+// send writes b now. deadline: within stall; the handshake has a deadline of its own.
 func (w *wire) send(b []byte, deadline bool) (int, error) {
 	if deadline {
 		if err := w.Conn.SetWriteDeadline(time.Now().Add(w.stall)); err != nil {

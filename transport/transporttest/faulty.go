@@ -14,35 +14,36 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Faults is what goes wrong with a peer. Shares are between 0 and 1; the zero value is a peer with whom nothing does.
+// Faults of a peer. Shares are between 0 and 1. The zero value is a peer without faults.
 type Faults struct {
 	Refuse     float64       // share of dials that fail
 	Loss       float64       // share of calls that are never answered
 	Delay      time.Duration // before an answer ...
 	Jitter     time.Duration // ... and up to that much more, so that answers overtake each other
-	Reorder    float64       // share of answers that are held back until another one has overtaken them, or for a second
-	Truncate   float64       // share of answers that are cut short
+	Reorder    float64       // share of answers held back until overtaken, or for a second
+	Truncate   float64       // share of answers that are truncated
 	Corrupt    float64       // share of answers with one bit flipped
-	Rate       int64         // bytes of answers a second, all connections of the dialer to this peer together; 0: any number
+	Rate       int64         // bytes of answers per second, over all connections to it; 0: no limit
 	Disconnect int           // calls after which a connection breaks; 0: never
 }
 
-// Faulty is a dialer whose peers fail and lie. What happens to a call follows from the seed, the peer, the method, the body and how often
-// that was asked: not from who comes first. All waiting is by package time.
+// Faulty is a dialer whose peers fail and lie. The fate of a call follows from the seed, the peer,
+// the method, the body and how often that call was made, and not from the order of calls. It waits
+// by package time, so it can be used in virtual time.
 type Faulty struct {
 	Dialer transport.Dialer
 	Seed   uint64
 	Faults func(transport.Address) Faults // asked at every dial
 
 	mu    sync.Mutex
-	asked map[[sha256.Size]byte]uint64 // how often what was asked of whom
+	asked map[[sha256.Size]byte]uint64 // how often each call was made, by its hash
 	links map[string]*link             // by host and port
 }
 
 // link is the line to a peer.
 type link struct {
 	sync.Mutex
-	free time.Time // when it has transmitted all that it was given
+	free time.Time // when it will have transmitted everything it was given
 }
 
 const overtaken = time.Second // how long an answer waits to be overtaken
@@ -70,7 +71,7 @@ func (f *Faulty) Dial(ctx context.Context, a transport.Address) (transport.Conn,
 	return &faultyConn{Conn: c, f: f, faults: faults, link: f.links[a.HostPort], passed: make(chan struct{})}, nil
 }
 
-// fate is what chance has in store, the nth time that this is asked of this peer.
+// fate returns the randomness of the nth call of a kind to a peer.
 func (f *Faulty) fate(what, hostPort string, method transport.Method, body []byte) *rand.Rand {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d %s %s %d ", f.Seed, what, hostPort, method)
@@ -96,14 +97,6 @@ type faultyConn struct {
 	passed chan struct{} // closed, and made anew, when an answer passes
 }
 
-// ChainID is the wrapped connection's, if it knows.
-func (c *faultyConn) ChainID() string {
-	if inner, ok := c.Conn.(interface{ ChainID() string }); ok {
-		return inner.ChainID()
-	}
-	return ""
-}
-
 // Call implements transport.Conn.
 func (c *faultyConn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 	if n := c.faults.Disconnect; n > 0 && c.calls.Add(1) > int64(n) {
@@ -123,7 +116,7 @@ func (c *faultyConn) Call(ctx context.Context, call transport.Call) ([]byte, err
 			return nil, c.Err()
 		}
 	}
-	received := call.Received // is counted as the slow line lets bytes through
+	received := call.Received // counted as the slow line transmits bytes
 	call.Received = nil
 	got, err := c.Conn.Call(ctx, call)
 	if err == nil && truncate && len(got) > 0 {
@@ -184,7 +177,7 @@ func (c *faultyConn) pass() {
 	c.passed = make(chan struct{})
 }
 
-// transmit takes the time that the line needs for n bytes. Answers take turns, 16 KiB each.
+// transmit takes the time that the line needs for n bytes. Answers take turns, with 16 KiB each.
 func (c *faultyConn) transmit(ctx context.Context, n int, received *atomic.Int64) error {
 	for n > 0 {
 		part := n
@@ -201,7 +194,7 @@ func (c *faultyConn) transmit(ctx context.Context, n int, received *atomic.Int64
 	return nil
 }
 
-// reserve is how long it takes until the line has been free for d.
+// reserve returns how long it takes until the line has been free for d.
 func (l *link) reserve(d time.Duration) time.Duration {
 	l.Lock()
 	defer l.Unlock()

@@ -5,17 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 
 	"github.com/starling-kv/starling/transport"
 )
 
-// defaultCalls is how many calls a connection may have under way, if nothing else is said.
+// defaultCalls is Config.MaxCalls where that is 0.
 const defaultCalls = 16
 
-// Network is a transport in memory. Nothing is encoded and nothing takes time but what handlers take, so it runs as well in the virtual time
-// of testing/synctest. The zero value is a network without nodes.
+// Network is a transport in memory. Nothing is encoded, and only handlers take time, so it can be
+// used in the virtual time of testing/synctest. The zero value is a network without nodes.
 type Network struct {
 	mu        sync.Mutex
 	listeners map[string]*Listener
@@ -23,11 +24,12 @@ type Network struct {
 
 // Config configures a node of a Network.
 type Config struct {
-	ID       transport.ID
-	Host     string // Request.Host of what a dialer asks
-	ChainID  string // of a dialer maybe empty: it is then answered MethodStatus and MethodGenesis only
-	Handler  transport.Handler
-	MaxCalls int // calls under way per connection that a listener accepts; 16
+	ID          transport.ID
+	Host        string // of a dialer: Request.Host at the server
+	ChainID     string // may be empty for a dialer: it is then answered OpenMethods only
+	Handler     transport.Handler
+	OpenMethods []transport.Method // that a listener answers also to dialers without a ChainID
+	MaxCalls    int                // calls under way per connection that a listener accepts; 16
 }
 
 // Listener is a node that answers.
@@ -62,7 +64,7 @@ func (n *Network) Listen(hostPort string, c Config) (*Listener, error) {
 	return l, nil
 }
 
-// Address is where it listens.
+// Address returns where it listens.
 func (l *Listener) Address() transport.Address {
 	return transport.Address{ID: l.c.ID, HostPort: l.hostPort}
 }
@@ -81,7 +83,7 @@ func (l *Listener) Close() {
 	l.wg.Wait()
 }
 
-// Disconnect ends all connections, and goes on listening.
+// Disconnect ends all connections. It still listens.
 func (l *Listener) Disconnect() {
 	l.mu.Lock()
 	conns := make([]*memConn, 0, len(l.mu.conns))
@@ -97,7 +99,7 @@ func (l *Listener) Disconnect() {
 var (
 	errReset   = errors.New("connection reset by peer")
 	errNobody  = errors.New("connection refused")
-	errNoChain = fmt.Errorf("who does not know the chain: %w", transport.ErrRefused)
+	errNoChain = fmt.Errorf("the method is not open to strangers: %w", transport.ErrRefused)
 )
 
 // Dialer returns a dialer of the network.
@@ -174,7 +176,8 @@ type memAnswer struct {
 	err   error
 }
 
-// Call implements transport.Conn. The handler never sees the caller's memory, nor the other way round.
+// Call implements transport.Conn. The handler never sees the caller's memory, nor the caller the
+// handler's.
 func (c *memConn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 	if len(call.Body) > transport.MaxBody {
 		return nil, fmt.Errorf("a request of %d bytes, of at most %d", len(call.Body), transport.MaxBody)
@@ -229,13 +232,13 @@ func (l *Listener) enter() bool {
 }
 
 func (c *memConn) serve(ctx context.Context, r transport.Request) ([]byte, error) {
-	if c.dialer.ChainID == "" && r.Method != transport.MethodStatus && r.Method != transport.MethodGenesis {
+	if c.dialer.ChainID == "" && !slices.Contains(c.listener.c.OpenMethods, r.Method) {
 		return nil, errNoChain
 	}
 	return c.listener.c.Handler.Serve(ctx, r)
 }
 
-// land copies an answer to where the caller wants it.
+// land copies an answer into the caller's buffer.
 func land(call transport.Call, a memAnswer) ([]byte, error) {
 	if a.err != nil {
 		for _, err := range []error{transport.ErrGone, transport.ErrBusy, transport.ErrRefused} {
@@ -250,7 +253,7 @@ func land(call transport.Call, a memAnswer) ([]byte, error) {
 		limit = max(call.Max, 0)
 	}
 	if len(a.bytes) > limit {
-		return nil, fmt.Errorf("%w: %d bytes, and not %d", transport.ErrTooLong, len(a.bytes), limit)
+		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", transport.ErrTooLong, len(a.bytes), limit)
 	}
 	if into == nil {
 		into = make([]byte, len(a.bytes))
@@ -274,7 +277,7 @@ type memTransport struct {
 }
 
 func (m *memTransport) config(o Options) Config {
-	return Config{ID: ID(o.Node), Host: "127.0.0.1", ChainID: o.ChainID, Handler: o.Handler, MaxCalls: o.MaxCalls}
+	return Config{ID: ID(o.Node), Host: "127.0.0.1", ChainID: o.ChainID, Handler: o.Handler, OpenMethods: o.OpenMethods, MaxCalls: o.MaxCalls}
 }
 
 // Listen implements Transport.

@@ -1,4 +1,5 @@
-// Package transporttest tests transports, and is one: in memory, with faults if wanted, and at home in testing/synctest.
+// Package transporttest tests transports, and is one: in memory, with faults if wanted, and at home
+// in testing/synctest.
 //
 //	Run ──► any Transport: tcp, rdma, Network            every sentence of package transport, as tests
 //	Faulty ──► any Dialer: loss, delay, reordering, truncation, corruption, a bandwidth cap, disconnects, by a seed
@@ -28,10 +29,11 @@ func ID(n int) transport.ID {
 
 // Options configures a node of a test.
 type Options struct {
-	Node     int    // whose key it has
-	ChainID  string // of a dialer maybe empty
-	Handler  transport.Handler
-	MaxCalls int // calls under way per connection that a server accepts; 0: the transport's default
+	Node        int    // whose key it has
+	ChainID     string // may be empty for a dialer
+	Handler     transport.Handler
+	OpenMethods []transport.Method // that a server answers also to dialers without a ChainID
+	MaxCalls    int                // limit of calls under way per connection; 0: the default
 }
 
 // Node is one that listens.

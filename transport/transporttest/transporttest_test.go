@@ -61,7 +61,7 @@ func fetch(t *testing.T, f *Faulty, a transport.Address, calls, size int) []outc
 	for i := range outcomes {
 		wg.Go(func() {
 			var o outcome
-			got, err := c.Call(ctx, transport.Call{Method: transport.MethodChunk, Body: want(size, byte(i)), Max: size})
+			got, err := c.Call(ctx, transport.Call{Method: someMethod, Body: want(size, byte(i)), Max: size})
 			o.got, o.err, o.took = hex.EncodeToString(got), err, time.Since(began)
 			outcomes[i] = o
 		})
@@ -118,7 +118,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestFate repeats a run with everything: the same seed, the same outcomes and times, another one, others.
+// TestFate repeats a run with everything: the same seed, the same outcomes and times, another one,
+// others.
 func TestFate(t *testing.T) {
 	run := func(seed uint64) (all []outcome) {
 		synctest.Test(t, func(t *testing.T) {
@@ -150,7 +151,7 @@ func TestReorder(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 50 {
 			wg.Go(func() {
-				_, err := c.Call(context.Background(), transport.Call{Method: transport.MethodChunk, Body: want(1, byte(i)), Max: 1})
+				_, err := c.Call(context.Background(), transport.Call{Method: someMethod, Body: want(1, byte(i)), Max: 1})
 				if err != nil {
 					t.Error(err)
 				}
@@ -178,13 +179,13 @@ func TestSlowLine(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		var received atomic.Int64
-		_, err = c.Call(ctx, transport.Call{Method: transport.MethodChunk, Body: want(size, 0), Into: make([]byte, size), Received: &received})
+		_, err = c.Call(ctx, transport.Call{Method: someMethod, Body: want(size, 0), Into: make([]byte, size), Received: &received})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.InDelta(t, 5*rate, received.Load(), 20_000)
 
 		result := make(chan error)
 		go func() {
-			_, err := c.Call(context.Background(), transport.Call{Method: transport.MethodChunk, Body: want(size, 0), Max: size})
+			_, err := c.Call(context.Background(), transport.Call{Method: someMethod, Body: want(size, 0), Max: size})
 			result <- err
 		}()
 		synctest.Wait()
@@ -228,7 +229,7 @@ func TestNetworkInVirtualTime(t *testing.T) {
 		conn, err := d.Dial(context.Background(), l.Address())
 		require.NoError(t, err)
 		began := time.Now()
-		got, err := conn.Call(context.Background(), transport.Call{Method: transport.MethodChunk, Body: []byte("x"), Max: 1})
+		got, err := conn.Call(context.Background(), transport.Call{Method: someMethod, Body: []byte("x"), Max: 1})
 		require.NoError(t, err)
 		require.Equal(t, "x", string(got))
 		require.Equal(t, time.Hour, time.Since(began))

@@ -8,16 +8,17 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// yunit computes in YMM registers: a word of 8 messages in each. There is no rotation, and W is on the stack.
+// yunit computes in YMM registers: a word of 8 messages in each. There is no rotation instruction,
+// and W is on the stack.
 type yunit struct {
 	w  Mem            // the last 16 words of the schedule
-	t  []reg.Register // for one moment
+	t  []reg.Register // temporary
 	kp reg.Register   // constants of these 16 rounds
 }
 
 func (u *yunit) word(i int) Mem { return u.w.Offset(32 * (i % 16)) }
 
-// sigma leaves ROTR r1 ⊕ ROTR r2 ⊕ (ROTR or, where shift is set, SHR) r3 of x in t[0].
+// sigma leaves ROTR r1 ⊕ ROTR r2 ⊕ (ROTR or, if shift is set, SHR) r3 of x in t[0].
 func (u *yunit) sigma(x reg.Register, r1, r2, r3 uint64, shift bool) {
 	VPSRLD(Imm(r1), x, u.t[0])
 	xor := func(op func(i, mxy, xy Op), n uint64, t reg.Register) {
@@ -74,7 +75,8 @@ func (u *yunit) schedule(i int) {
 	VMOVDQU(sum, u.word(i))
 }
 
-// avx2 hashes 8 messages. Registers: 8 for a…h, 8 for one moment; W and the hash value before the block are on the stack.
+// avx2 hashes 8 messages. Registers: 8 for a…h, 8 temporary; W and the hash value before the block
+// are on the stack.
 func avx2() {
 	swap256 := words("swap256", slices.Repeat(swap, 2))
 	all := vectors(16, reg.S256)

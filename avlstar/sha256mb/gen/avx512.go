@@ -8,7 +8,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// Truth tables of VPTERNLOGD: bit 4x+2y+z is the function's value of (destination, second, third source).
+// Truth tables of VPTERNLOGD: bit 4x+2y+z is the function's value of (destination, second, third
+// source).
 const (
 	ternXor  = 0x96 // x ⊕ y ⊕ z
 	ternCh   = 0xca // FIPS 180-4 formula (4.2): Ch(x,y,z) = (x ∧ y) ⊕ (¬x ∧ z)
@@ -16,11 +17,11 @@ const (
 	ternMask = 0xec // (x ∧ z) ∨ y
 )
 
-// zunit computes in ZMM registers: a word of 16 messages in each. VPRORD runs on one port of two, so that a round costs what its 17
-// operations cost on both; the moves are free.
+// zunit computes in ZMM registers: a word of 16 messages in each. VPRORD runs on one of two ports,
+// so a round costs as much as its 17 operations cost on both; the moves are free.
 type zunit struct {
 	w  []reg.Register // the last 16 words of the schedule
-	t  []reg.Register // for one moment
+	t  []reg.Register // temporary
 	kp reg.Register   // constants of these 16 rounds
 }
 
@@ -62,7 +63,8 @@ func (u *zunit) schedule(i int) {
 	VPADDD(u.t[0], w, w)
 }
 
-// avx512 hashes 16 messages. Registers: 16 for W, 8 for a…h, 8 for one moment; the hash value before the block is on the stack.
+// avx512 hashes 16 messages. Registers: 16 for W, 8 for a…h, 8 temporary; the hash value before the
+// block is on the stack.
 func avx512() {
 	swap512 := words("swap512", slices.Repeat(swap, 4))
 	all := vectors(32, reg.S512)

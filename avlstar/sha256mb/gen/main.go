@@ -1,12 +1,14 @@
-// Command gen writes the assembly of package sha256mb: SHA-256 of several messages side by side, one kernel per instruction set.
+// Command gen writes the assembly of package sha256mb: SHA-256 of several messages side by side,
+// with one kernel per instruction set.
 //
 //	main.go       what all kernels share: signature, constants, the walk over groups and blocks, rounds and message schedule
 //	transpose.go  from messages in registers to words in registers
 //	avx512.go     16 messages, a word of each in one ZMM register
 //	avx2.go       8 messages, a word of each in one YMM register
-//	shani.go      2 messages, one after the other in the SHA instructions so that the one fills the waiting time of the other
+//	shani.go      2 messages in turn in the SHA instructions, so that one fills the waiting time of the other
 //
-// Names follow FIPS 180-4: H0 and K are constants, W is the message schedule, a…h are the working variables.
+// Names follow FIPS 180-4: H0 and K are constants, W is the message schedule, a…h are the working
+// variables.
 package main
 
 import (
@@ -17,7 +19,7 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// What a kernel gets from sha256mb.go; sumAVX512's documentation says what it means.
+// The arguments of a kernel, from sha256mb.go; the documentation of sumAVX512 explains them.
 const (
 	signature  = "func(out *[32]byte, msgs *[]byte, groups, full, tail uint64, pad *[256]byte)"
 	headerSize = 24  // of a slice header; its first word is the pointer
@@ -53,7 +55,8 @@ func words(name string, values []uint32) Mem {
 // Constants that more than one kernel reads.
 var tableK, tableH, tableSwap Mem
 
-// swap is the byte shuffle that turns big-endian words into machine words (FIPS 180-4 section 3.1), for 16 bytes.
+// swap is the byte shuffle that turns big-endian words into machine words (FIPS 180-4 section 3.1),
+// for 16 bytes.
 var swap = []uint32{0x00010203, 0x04050607, 0x08090a0b, 0x0c0d0e0f}
 
 func tables() {
@@ -62,7 +65,7 @@ func tables() {
 	tableSwap = words("swap", swap)
 }
 
-// walk is the frame of every kernel: which group, which block, and where the messages lie.
+// walk is the frame of every kernel: which group, which block, and where the messages are.
 //
 //	for groups {                    lanes messages each
 //	    start                       a…h = H0
@@ -75,17 +78,17 @@ func tables() {
 type walk struct {
 	name  string
 	lanes int
-	upper bool // whether it leaves something in the upper halves of vector registers
+	upper bool // the kernel uses the upper halves of vector registers
 
 	out    reg.Register // where the digests of the group go
 	msgs   reg.Register // the slice headers of the group
-	next   reg.Register // those of the group after it, to prefetch; of this group if it is the last
-	groups reg.Register // groups to go, this one included
+	next   reg.Register // those of the next group, to prefetch; of this group if it is the last
+	groups reg.Register // groups left, including this one
 	off    reg.Register // byte offset of the block in its message
-	left   reg.Register // full blocks of the message to go
-	tail   reg.Register // masked blocks of the message to go
+	left   reg.Register // full blocks of the message left
+	tail   reg.Register // masked blocks of the message left
 	pad    reg.Register // masks of the block
-	ptr    reg.Register // for one moment: a message
+	ptr    reg.Register // temporary: a message
 }
 
 func newWalk(name string, lanes int) *walk {
@@ -95,21 +98,22 @@ func newWalk(name string, lanes int) *walk {
 
 func (w *walk) label(s string) string { return w.name + "_" + s }
 
-// header is the pointer of lane's message in the group whose slice headers are at base.
+// header returns the pointer to lane's message in the group whose slice headers are at base.
 func (w *walk) header(base reg.Register, lane int) Mem {
 	return Mem{Base: base, Disp: lane * headerSize}
 }
 
-// message loads the address of lane's message; at is a place in the present block of it.
+// message loads the address of lane's message; at is a place in the current block of it.
 func (w *walk) message(lane int) { MOVQ(w.header(w.msgs, lane), w.ptr) }
 
 func (w *walk) at(disp int) Mem { return Mem{Base: w.ptr, Index: w.off, Scale: 1, Disp: disp} }
 
-// and, or are the masks of the present block, word by word in the byte order of the message.
+// and, or are the masks of the current block, word by word in the byte order of the message.
 func (w *walk) and(disp int) Mem { return Mem{Base: w.pad, Disp: disp} }
 func (w *walk) or(disp int) Mem  { return Mem{Base: w.pad, Disp: padOr + disp} }
 
-// prefetch fetches the line of the same block of the next group's message: by the time it is wanted it lies in the cache.
+// prefetch fetches the line of the same block of the next group's message, so that it is in the
+// cache when it is needed.
 func (w *walk) prefetch(lane int) {
 	MOVQ(w.header(w.next, lane), w.ptr)
 	PREFETCHT0(w.at(0))
@@ -179,23 +183,26 @@ func (w *walk) function(does string, s steps) {
 	RET()
 }
 
-// lanewise is a register-wide unit that computes one word of all lanes at a time; AVX-512 and AVX2 are two.
+// lanewise is a register-wide unit that computes one word of all lanes at a time; there is one for
+// AVX-512 and one for AVX2.
 type lanewise interface {
-	// t1 leaves h + Σ1(e) + Ch(e,f,g) + K + W in h, FIPS 180-4 section 6.2.2 step 3.
-	// t2 then adds h to d, and Σ0(a) + Maj(a,b,c) to h.
+	// t1 leaves h + Σ1(e) + Ch(e,f,g) + K + W in h, FIPS 180-4 section 6.2.2 step 3. t2 then adds h
+	// to d, and Σ0(a) + Maj(a,b,c) to h.
 	t1(s vars, i int)
 	t2(s vars)
-	// schedule makes W[i+16] in the place of W[i], FIPS 180-4 section 6.2.2 step 1. Indexes are modulo 16.
+	// schedule replaces W[i] by W[i+16], FIPS 180-4 section 6.2.2 step 1. Indexes are modulo 16.
 	schedule(i int)
 }
 
-// vars are the working variables a…h. A round renames them instead of moving them; after eight rounds the names are back.
+// vars are the working variables a…h. A round renames them instead of moving them; after eight
+// rounds they have their old names.
 type vars [8]reg.Register
 
 func (s vars) renamed() vars { return vars{s[7], s[0], s[1], s[2], s[3], s[4], s[5], s[6]} }
 
-// compress makes the 64 rounds of FIPS 180-4 section 6.2.2: three times 16 that also make the next 16 words of the schedule, then 16 that
-// need no more. kp points at the constants of these 16 rounds.
+// compress makes the 64 rounds of FIPS 180-4 section 6.2.2: three times 16 that also make the next
+// 16 words of the schedule, then 16 that do not. kp points at the constants of the current 16
+// rounds.
 func (w *walk) compress(u lanewise, s vars, kp reg.Register) {
 	again := w.label("rounds16")
 	LEAQ(tableK, kp)

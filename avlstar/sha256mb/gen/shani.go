@@ -6,14 +6,14 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// stream is the state of one message in the SHA instructions. SHA256RNDS2 makes two rounds and wants its words in X0; the order of the
-// working variables in its registers is the instruction's.
+// stream is the state of one message in the SHA instructions. SHA256RNDS2 makes two rounds and
+// expects its words in X0; it also decides the order of the working variables in their registers.
 type stream struct {
 	abef, cdgh reg.Register
 	m          [4]reg.Register // the last 16 words of the schedule
 }
 
-// rounds4 makes the rounds 4i to 4i+3 and advances the schedule. t is for one moment.
+// rounds4 makes the rounds 4i to 4i+3 and advances the schedule. t is temporary.
 func (s *stream) rounds4(i int, t reg.Register) {
 	now, before, after := s.m[i%4], s.m[(i+3)%4], s.m[(i+1)%4]
 	MOVOU(tableK.Offset(16*i), reg.X0)
@@ -32,7 +32,8 @@ func (s *stream) rounds4(i int, t reg.Register) {
 	}
 }
 
-// shani hashes 2 messages. An SHA256RNDS2 waits for the one before it in its stream; the other stream fills that time.
+// shani hashes 2 messages. An SHA256RNDS2 waits for the one before it in its stream; the other
+// stream fills that time.
 func shani() {
 	first := words("h0SHANI", []uint32{h0[5], h0[4], h0[1], h0[0], h0[7], h0[6], h0[3], h0[2]})
 	x := vectors(16, reg.S128)

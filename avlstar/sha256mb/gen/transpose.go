@@ -6,7 +6,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// exchange transposes in registers by swapping names: each step replaces two registers by two mixtures of them and needs one spare.
+// exchange transposes in registers by swapping names: each step replaces two registers by two
+// mixtures of them, and needs a spare one.
 type exchange struct{ spare reg.Register }
 
 func (e *exchange) pair(x, y *reg.Register, first, second func(x, y, dst reg.Register)) {
@@ -15,7 +16,8 @@ func (e *exchange) pair(x, y *reg.Register, first, second func(x, y, dst reg.Reg
 	*x, e.spare = e.spare, *x
 }
 
-// double interleaves the words of x and y within each 128 bits: x gets the lower, y the upper ones. quad does so with pairs of words.
+// double interleaves the words of x and y within each 128 bits: x gets the lower, y the upper ones.
+// quad does the same with pairs of words.
 func (e *exchange) double(x, y *reg.Register) {
 	e.pair(x, y, func(x, y, d reg.Register) { VPUNPCKLDQ(y, x, d) }, func(x, y, d reg.Register) { VPUNPCKHDQ(y, x, d) })
 }
@@ -24,7 +26,8 @@ func (e *exchange) quad(x, y *reg.Register) {
 	e.pair(x, y, func(x, y, d reg.Register) { VPUNPCKLQDQ(y, x, d) }, func(x, y, d reg.Register) { VPUNPCKHQDQ(y, x, d) })
 }
 
-// four transposes the 4×4 words in each 128 bits of four registers: register n gets word n of the four.
+// four transposes the 4×4 words in each 128 bits of four registers: register n gets word n of the
+// four.
 func (e *exchange) four(r []reg.Register) {
 	e.double(&r[0], &r[1])
 	e.double(&r[2], &r[3])
@@ -47,7 +50,8 @@ func (e *exchange) eight(r []reg.Register) {
 	}
 }
 
-// evens512 exchanges 128 bits of ZMM registers: x gets those with even, y those with odd numbers, first of x, then of y.
+// evens512 exchanges 128 bits of ZMM registers: x gets those with even, y those with odd numbers,
+// first those of x, then those of y.
 func (e *exchange) evens512(x, y *reg.Register) {
 	e.pair(x, y, func(x, y, d reg.Register) { VSHUFI32X4(Imm(0x88), y, x, d) }, func(x, y, d reg.Register) { VSHUFI32X4(Imm(0xdd), y, x, d) })
 }

@@ -6,8 +6,9 @@
 //	             ├─ connect  sockets: held, half open, closed       ─┐ to the ports of p2p, transport and RPC
 //	             └─ garbage  bytes that are no handshake            ─┘
 //
-// All of it is bounded, so that it shows whether its victims' limits hold and not whose machine is larger: rates and the number of sockets are
-// constants below. Nobody is attacked but whom Options name, on loopback and private addresses.
+// All of it is bounded, so that it shows whether its victims' limits hold and not whose machine is
+// larger: rates and the number of sockets are constants below. Nobody is attacked but whom Options
+// name, on loopback and private addresses.
 package attack
 
 import (
@@ -41,7 +42,8 @@ const (
 	pause       = time.Second // after something went wrong
 )
 
-// portOffset is what lies between the ports of p2p and of the transport (docs/spec/transport.md leaves it to the operator; this is the default).
+// portOffset is what lies between the ports of p2p and of the transport (docs/spec/transport.md
+// leaves it to the operator; this is the default).
 const portOffset = 10
 
 // Options say what is done, and to whom.
@@ -50,10 +52,11 @@ type Options struct {
 	Seed    uint64
 	ChainID string
 	Targets []Target
-	RPC     []string            // RPC servers, host:port, for Connect and Garbage
-	From    net.IP              // source address of all sockets; nil: the system's choice
-	Peers   func() []p2p.Peer   // whom the node is connected with, for Babble and Spam
-	Report  func(counts string) // hears now and then, and at the end, how much was done; nil: nobody
+	RPC     []string          // RPC servers, host:port, for Connect and Garbage
+	From    net.IP            // source address of all sockets; nil: the system's choice
+	Peers   func() []p2p.Peer // whom the node is connected with, for Babble and Spam
+	// hears now and then, and at the end, how much was done; nil: nobody
+	Report func(counts string)
 }
 
 // Target is a peer's ports, host:port each.
@@ -61,7 +64,8 @@ type Target struct {
 	P2P, Transport string
 }
 
-// ParseTargets reads p2p.persistent_peers, and refuses addresses that are neither loopback nor private.
+// ParseTargets reads p2p.persistent_peers, and refuses addresses that are neither loopback nor
+// private.
 func ParseTargets(ctx context.Context, peers string) ([]Target, error) {
 	var targets []Target
 	for peer := range strings.SplitSeq(peers, ",") {

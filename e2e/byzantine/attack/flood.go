@@ -11,13 +11,15 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
 const (
-	floodConns   = 4        // to each target, each under another name
-	floodCalls   = 24       // at a time on each: more than the window that a node grants, so that it is always full
+	floodConns = 4 // to each target, each under another name
+	// at a time on each: more than the window that a node grants, so that it is always full
+	floodCalls   = 24
 	floodAnswers = 64 << 10 // bytes of an answer that are taken, the rest is cancelled
 	floodWait    = 20 * time.Second
 	floodHurry   = 5 * time.Millisecond // after which every fourth request is cancelled
@@ -80,13 +82,15 @@ func (a *Attack) ask(ctx context.Context, conn transport.Conn, random *rand.Rand
 			continue
 		}
 		a.answers.Add(1)
-		if call.Method == transport.MethodStatus && len(answer) >= 17 {
-			newest.Store(binary.BigEndian.Uint64(answer[9:])) // version:u8 ‖ first block:u64be ‖ last block:u64be ‖ …
+		if call.Method == liar.MethodStatus && len(answer) >= 17 {
+			// version:u8 ‖ first block:u64be ‖ last block:u64be ‖ …
+			newest.Store(binary.BigEndian.Uint64(answer[9:]))
 		}
 	}
 }
 
-// request is any request of docs/spec/transport.md, about a height that is or is not there, or of the wrong form.
+// request is any request of docs/spec/transport.md, about a height that is or is not there, or of
+// the wrong form.
 func request(random *rand.Rand, newest uint64) transport.Call {
 	call := transport.Call{Method: transport.Method(1 + random.IntN(10)), Max: floodAnswers}
 	height := random.Uint64N(newest + 2)
@@ -101,16 +105,16 @@ func request(random *rand.Rand, newest uint64) transport.Call {
 		return call
 	}
 	switch call.Method {
-	case transport.MethodStatus, transport.MethodPeers, transport.MethodGenesis:
+	case liar.MethodStatus, liar.MethodPeers, liar.MethodGenesis:
 		return call
 	}
 	call.Body = binary.BigEndian.AppendUint64(nil, height)
 	switch call.Method {
-	case transport.MethodChunk:
+	case liar.MethodChunk:
 		for _, n := range []uint32{random.Uint32N(20), 0, 1 + random.Uint32N(1<<14)} {
 			call.Body = binary.BigEndian.AppendUint32(call.Body, n)
 		}
-	case transport.MethodSubManifest:
+	case liar.MethodSubManifest:
 		for _, n := range []uint32{random.Uint32N(20), 4096} {
 			call.Body = binary.BigEndian.AppendUint32(call.Body, n)
 		}

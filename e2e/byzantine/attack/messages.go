@@ -47,11 +47,12 @@ func (a *Attack) everyPeer(ctx context.Context, perSecond rate.Limit, send func(
 	}
 }
 
-// garbageEvery is how many messages of Babble there are to one that cannot be decoded, for which CometBFT drops the peer.
+// garbageEvery is how many messages of Babble there are to one that cannot be decoded, for which
+// CometBFT drops the peer.
 const garbageEvery = 100
 
-// babble sends messages that a peer can read and that mean nothing, and at times some that it cannot. CometBFT drops who sends those; the node
-// dials again.
+// babble sends messages that a peer can read and that mean nothing, and at times some that it
+// cannot. CometBFT drops who sends those; the node dials again.
 func (a *Attack) babble(ctx context.Context) {
 	random := rand.New(rand.NewPCG(a.o.Seed, 2))
 	a.everyPeer(ctx, babbleRate, func(n int, peer p2p.Peer) {
@@ -98,13 +99,15 @@ func nonsense(n int, random *rand.Rand) (byte, proto.Message) {
 }
 
 const (
-	spamBatch  = 5       // transactions in a message
-	spamValue  = 200     // bytes
-	spamLong   = 1 << 20 // bytes of a transaction that is mostly nothing, in every hundredth message
+	spamBatch = 5   // transactions in a message
+	spamValue = 200 // bytes
+	// bytes of a transaction that is mostly nothing, in every hundredth message
+	spamLong   = 1 << 20
 	spamLongBy = 100
 )
 
-// spam gossips transactions that no honest node would: each costs its peers a check, most of them a signature's.
+// spam gossips transactions that no honest node would: each costs its peers a check, most of them a
+// signature's.
 func (a *Attack) spam(ctx context.Context) {
 	random := rand.New(rand.NewPCG(a.o.Seed, 3))
 	a.everyPeer(ctx, spamRate, func(n int, peer p2p.Peer) {

@@ -19,13 +19,15 @@ const (
 	longHeader = 1 << 20          // bytes of an HTTP header without an end
 )
 
-// connect opens connections without end, maxSockets at a time: one is closed at once, the next held, the next held after half a handshake.
+// connect opens connections without end, maxSockets at a time: one is closed at once, the next
+// held, the next held after half a handshake.
 func (a *Attack) connect(ctx context.Context) {
 	ports := a.ports()
 	if len(ports) == 0 {
 		return
 	}
-	halves := [][]byte{clientHello()[:60], {34, 10, 32, 1, 2, 3}, []byte("GET /status HTTP/1.1\r\nHost: a\r\n")} // TLS, CometBFT's p2p, HTTP
+	// TLS, CometBFT's p2p, HTTP
+	halves := [][]byte{clientHello()[:60], {34, 10, 32, 1, 2, 3}, []byte("GET /status HTTP/1.1\r\nHost: a\r\n")}
 	pace := rate.NewLimiter(connectsRate, 1)
 	sockets := make(chan struct{}, maxSockets)
 	var wg sync.WaitGroup

@@ -10,6 +10,7 @@
 //	        ▼                 ▼                              ▼
 //	       the honest application                    the honest handler
 //
-// All else passes through: the node follows the chain and so offers the very snapshots that the honest peers offer, which is what
-// makes its lies reach a joiner. What it serves in the place of the truth is certain to be wrong, never wrong by luck.
+// All else passes through: the node follows the chain and so offers the very snapshots that the
+// honest peers offer, which is what makes its lies reach a joiner. What it serves in the place of
+// the truth is certain to be wrong, never wrong by luck.
 package liar

@@ -17,10 +17,12 @@ import (
 // slowest bounds, and half of it is the least, by how much an answer is late in mode Slow.
 const slowest = 4 * time.Second
 
-// maxOversize bounds what Oversize adds: CometBFT drops a peer whose message exceeds 16 MB, and a liar that is dropped is none.
+// maxOversize bounds what Oversize adds: CometBFT drops a peer whose message exceeds 16 MB, and a
+// liar that is dropped is none.
 const maxOversize = 64 << 10
 
-// Liar is an application that lies about its snapshots. Safe for concurrent use where the wrapped application is.
+// Liar is an application that lies about its snapshots. Safe for concurrent use where the wrapped
+// application is.
 type Liar struct {
 	abci.Application // the honest one
 	mode             Mode
@@ -38,8 +40,8 @@ type Lie struct {
 	To     transport.ID // who heard it; "": CometBFT does not tell
 }
 
-// Wrap makes honest lie in one of the ways of Serving. The same seed tells the same lies. onLie, if not nil, hears of every chunk lied about; it may be
-// called concurrently.
+// Wrap makes honest lie in one of the ways of Serving. The same seed tells the same lies. onLie, if
+// not nil, hears of every chunk lied about; it may be called concurrently.
 func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(Lie)) *Liar {
 	if onLie == nil {
 		onLie = func(Lie) {}
@@ -50,7 +52,8 @@ func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(Lie)) *Lia
 // Lies counts the chunks lied about.
 func (l *Liar) Lies() int64 { return l.lies.Load() }
 
-// ListSnapshots offers what the honest application offers, changed by Alias, Manifest, Lone and Future.
+// ListSnapshots offers what the honest application offers, changed by Alias, Manifest, Lone and
+// Future.
 func (l *Liar) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	honest, err := l.Application.ListSnapshots(ctx, req)
 	if err != nil || honest == nil || len(honest.Snapshots) == 0 {
@@ -75,7 +78,8 @@ func (l *Liar) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots
 	return &abci.ResponseListSnapshots{Snapshots: offers}, nil
 }
 
-// ahead is how far the height of one more offer is above the newest: for Lone one past a multiple of the interval.
+// ahead is how far the height of one more offer is above the newest: for Lone one past a multiple
+// of the interval.
 var ahead = map[Mode]uint64{Lone: 1, Future: 1_000_000_000}
 
 // otherManifest damages what the metadata of an offer is: a manifest.
@@ -91,8 +95,9 @@ func (l *Liar) otherManifest(snapshot *abci.Snapshot) *abci.Snapshot {
 	return &damaged
 }
 
-// alias moves a byte over the border between hash and metadata, which CometBFT's key of a snapshot does not show
-// (statesync/snapshots.go, snapshot.Key): the altered offer counts as the same snapshot.
+// alias moves a byte over the border between hash and metadata, which CometBFT's key of a snapshot
+// does not show (statesync/snapshots.go, snapshot.Key): the altered offer counts as the same
+// snapshot.
 func alias(snapshot *abci.Snapshot) *abci.Snapshot {
 	if len(snapshot.Metadata) == 0 {
 		return snapshot
@@ -143,7 +148,8 @@ func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnaps
 
 // other returns the bytes of a neighbouring chunk, nil if there is none.
 func (l *Liar) other(ctx context.Context, req *abci.RequestLoadSnapshotChunk, chunk []byte) []byte {
-	for _, number := range []uint32{req.Chunk + 1, req.Chunk - 1} { // past the end, and -1 wrapped around: there is no such chunk
+	// past the end, and -1 wrapped around: there is no such chunk
+	for _, number := range []uint32{req.Chunk + 1, req.Chunk - 1} {
 		resp, err := l.Application.LoadSnapshotChunk(ctx, &abci.RequestLoadSnapshotChunk{
 			Height: req.Height, Format: req.Format, Chunk: number,
 		})
@@ -154,7 +160,8 @@ func (l *Liar) other(ctx context.Context, req *abci.RequestLoadSnapshotChunk, ch
 	return nil
 }
 
-// stale returns the bytes of the chunk with the same number in another snapshot, nil if they are the same.
+// stale returns the bytes of the chunk with the same number in another snapshot, nil if they are
+// the same.
 func (l *Liar) stale(ctx context.Context, req *abci.RequestLoadSnapshotChunk, chunk []byte) []byte {
 	offered, err := l.Application.ListSnapshots(ctx, &abci.RequestListSnapshots{})
 	if err != nil || offered == nil {
@@ -187,7 +194,8 @@ func wait(ctx context.Context, random *rand.Rand) error {
 func damage(mode Mode, chunk []byte, random *rand.Rand) []byte {
 	switch mode {
 	case Truncate:
-		return bytes.Clone(chunk[:random.IntN(len(chunk))/2+len(chunk)/2]) // a half to all but the last byte
+		// a half to all but the last byte
+		return bytes.Clone(chunk[:random.IntN(len(chunk))/2+len(chunk)/2])
 	case Oversize:
 		more := make([]byte, min(len(chunk), maxOversize))
 		fill(more, random)

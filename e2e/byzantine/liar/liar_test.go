@@ -14,7 +14,8 @@ import (
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 )
 
-// honest serves one snapshot of a tree, at height 10, and of an older one at height 5 where it has that.
+// honest serves one snapshot of a tree, at height 10, and of an older one at height 5 where it has
+// that.
 type honest struct {
 	abci.BaseApplication
 	version, older *avlstar.Version
@@ -83,7 +84,8 @@ func TestEveryChunkServedIsRefused(t *testing.T) {
 				require.EqualValues(t, app.version.NumChunks(), lying.Lies())
 			}
 		}
-		for k := range app.version.NumChunks() { // the lies left the honest application's bytes alone
+		// the lies left the honest application's bytes alone
+		for k := range app.version.NumChunks() {
 			chunk, err := app.version.Chunk(k)
 			require.NoError(t, err)
 			_, err = manifest.VerifyChunk(k, chunk)

@@ -20,8 +20,8 @@ type Server struct {
 	onLie  func(Lie)
 }
 
-// Over returns what makes an honest handler lie in one of the ways of Serving. The same seed tells the same lies. onLie, if not nil, hears of every lie; it may
-// be called concurrently.
+// Over returns what makes an honest handler lie in one of the ways of Serving. The same seed tells
+// the same lies. onLie, if not nil, hears of every lie; it may be called concurrently.
 func Over(mode Mode, seed uint64, onLie func(Lie)) func(honest transport.Handler) transport.Handler {
 	if onLie == nil {
 		onLie = func(Lie) {}
@@ -29,24 +29,38 @@ func Over(mode Mode, seed uint64, onLie func(Lie)) func(honest transport.Handler
 	return func(honest transport.Handler) transport.Handler { return &Server{honest, mode, seed, onLie} }
 }
 
+// Methods of docs/spec/transport.md#methods. The liar knows the document, and not the packages that
+// make honest messages.
+const (
+	MethodStatus      transport.Method = 1
+	MethodCommitment  transport.Method = 2
+	MethodManifest    transport.Method = 3
+	MethodChunk       transport.Method = 4
+	MethodSubManifest transport.Method = 5
+	MethodLightBlock  transport.Method = 6
+	MethodPeers       transport.Method = 9
+	MethodGenesis     transport.Method = 10
+)
+
 // names of what can be lied about.
 var names = map[transport.Method]string{
-	transport.MethodStatus: "status", transport.MethodCommitment: "commitment", transport.MethodManifest: "manifest",
-	transport.MethodChunk: "chunk", transport.MethodSubManifest: "manifest of a chunk", transport.MethodLightBlock: "light block",
+	MethodStatus: "status", MethodCommitment: "commitment", MethodManifest: "manifest",
+	MethodChunk: "chunk", MethodSubManifest: "manifest of a chunk", MethodLightBlock: "light block",
 }
 
-// Serve implements transport.Handler. The layouts of the bodies are those of docs/spec/transport.md.
+// Serve implements transport.Handler. The layouts of the bodies are those of
+// docs/spec/transport.md.
 func (s *Server) Serve(ctx context.Context, r transport.Request) ([]byte, error) {
 	truth, err := s.honest.Serve(ctx, r)
 	if err != nil || len(truth) == 0 {
 		return truth, err // it has no such thing: no lie is needed
 	}
 	switch r.Method {
-	case transport.MethodStatus:
+	case MethodStatus:
 		return s.status(r, truth), nil
-	case transport.MethodLightBlock:
+	case MethodLightBlock:
 		return s.lightBlock(ctx, r, truth), nil
-	case transport.MethodCommitment, transport.MethodManifest, transport.MethodChunk, transport.MethodSubManifest:
+	case MethodCommitment, MethodManifest, MethodChunk, MethodSubManifest:
 		return s.snapshot(ctx, r, truth)
 	}
 	return truth, nil
@@ -66,7 +80,7 @@ func (s *Server) told(how Mode, r transport.Request) {
 
 // chunkOf returns the number of the chunk that a request is about.
 func chunkOf(r transport.Request) (uint32, bool) {
-	if r.Method != transport.MethodChunk && r.Method != transport.MethodSubManifest || len(r.Body) < 12 {
+	if r.Method != MethodChunk && r.Method != MethodSubManifest || len(r.Body) < 12 {
 		return 0, false
 	}
 	return binary.BigEndian.Uint32(r.Body[8:]), true
@@ -126,11 +140,11 @@ func (s *Server) snapshot(ctx context.Context, r transport.Request, truth []byte
 	case Stale:
 		return s.stale(ctx, r, truth), nil
 	case Manifest:
-		if r.Method == transport.MethodManifest || r.Method == transport.MethodSubManifest {
+		if r.Method == MethodManifest || r.Method == MethodSubManifest {
 			return s.damaged(ctx, r, mixed[s.random(r).IntN(len(mixed))], truth), nil
 		}
 	case Commitment:
-		if r.Method == transport.MethodCommitment {
+		if r.Method == MethodCommitment {
 			return s.damaged(ctx, r, mixed[s.random(r).IntN(len(mixed))], truth), nil
 		}
 	}
@@ -175,7 +189,8 @@ func (s *Server) other(ctx context.Context, r transport.Request, truth []byte) [
 	if !is {
 		return nil
 	}
-	for _, number := range []uint32{chunk + 1, chunk - 1} { // past the end, and -1 wrapped around: there is no such chunk
+	// past the end, and -1 wrapped around: there is no such chunk
+	for _, number := range []uint32{chunk + 1, chunk - 1} {
 		ask := r
 		ask.Body = bytes.Clone(r.Body)
 		binary.BigEndian.PutUint32(ask.Body[8:], number)
@@ -186,9 +201,10 @@ func (s *Server) other(ctx context.Context, r transport.Request, truth []byte) [
 	return nil
 }
 
-// stale answers from the snapshot of another height. Where that says the same, or there is none, the answer is damaged.
+// stale answers from the snapshot of another height. Where that says the same, or there is none,
+// the answer is damaged.
 func (s *Server) stale(ctx context.Context, r transport.Request, truth []byte) []byte {
-	status, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: transport.MethodStatus})
+	status, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: MethodStatus})
 	for heights := 1 + 8 + 8 + 2; err == nil && len(status) >= heights+8; status = status[:len(status)-8] {
 		ask := r
 		ask.Body = append(bytes.Clone(status[len(status)-8:]), r.Body[8:]...)
@@ -213,13 +229,15 @@ func (s *Server) late(ctx context.Context, r transport.Request, truth []byte) ([
 	return truth, wait(ctx, s.random(r))
 }
 
-// isLast says whether a chunk is the last one of its snapshot, as the commitment has it: chunk limit:u64be ‖ chunks:u32be ‖ …
+// isLast reports whether a chunk is the last one of its snapshot, as the commitment has it: chunk
+// limit:u64be ‖ chunks:u32be ‖ …
 func (s *Server) isLast(ctx context.Context, r transport.Request, chunk uint32) bool {
-	c, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: transport.MethodCommitment, Body: r.Body[:8]})
+	c, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: MethodCommitment, Body: r.Body[:8]})
 	return err == nil && len(c) >= 12 && chunk+1 == binary.BigEndian.Uint32(c[8:])
 }
 
-// lightBlock changes headers. Which block is the newest is nothing that a peer could lie about provably: it is told the truth.
+// lightBlock changes headers. Which block is the newest is nothing that a peer could lie about
+// provably: it is told the truth.
 func (s *Server) lightBlock(ctx context.Context, r transport.Request, truth []byte) []byte {
 	if s.mode != Header || len(r.Body) != 8 || binary.BigEndian.Uint64(r.Body) == 0 {
 		return truth

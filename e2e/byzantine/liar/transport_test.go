@@ -35,13 +35,13 @@ func twoSnapshots(t *testing.T, leaves int, chunkBytes uint64) serves {
 }
 
 func (s serves) Serve(_ context.Context, r transport.Request) ([]byte, error) {
-	if r.Method == transport.MethodStatus {
+	if r.Method == liar.MethodStatus {
 		b := binary.BigEndian.AppendUint64([]byte{1}, 1)
 		b = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint64(b, 25), 2)
 		return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(b, 10), 20), nil
 	}
 	height := binary.BigEndian.Uint64(r.Body)
-	if r.Method == transport.MethodLightBlock {
+	if r.Method == liar.MethodLightBlock {
 		if height > 25 {
 			return nil, transport.ErrGone
 		}
@@ -52,10 +52,10 @@ func (s serves) Serve(_ context.Context, r transport.Request) ([]byte, error) {
 		return nil, transport.ErrGone
 	}
 	switch r.Method {
-	case transport.MethodCommitment:
+	case liar.MethodCommitment:
 		c, err := version.Manifest().Commitment()
 		return c.Encode(), err
-	case transport.MethodManifest:
+	case liar.MethodManifest:
 		return version.Manifest().Encode(), nil
 	}
 	k := binary.BigEndian.Uint32(r.Body[8:])
@@ -66,7 +66,7 @@ func (s serves) Serve(_ context.Context, r transport.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Method == transport.MethodSubManifest {
+	if r.Method == liar.MethodSubManifest {
 		loaded, err := version.Manifest().VerifyChunk(k, chunk)
 		if err != nil {
 			return nil, err
@@ -101,7 +101,8 @@ func about(method transport.Method, height uint64, more ...uint32) transport.Req
 // silent are the modes in which some answer never comes, or "I do not have it".
 var silent = map[liar.Mode]bool{liar.Withhold: true, liar.Gone: true, liar.Slow: true, liar.Drip: true, liar.Last: true}
 
-// Whatever the mode and the seed, no chunk, range of one, or manifest of one that the liar serves over the transport may pass.
+// Whatever the mode and the seed, no chunk, range of one, or manifest of one that the liar serves
+// over the transport may pass.
 func TestNothingServedOverTheTransportPasses(t *testing.T) {
 	for _, c := range []struct {
 		leaves     int
@@ -133,16 +134,16 @@ func TestNothingServedOverTheTransportPasses(t *testing.T) {
 					for k, e := range m.Entries {
 						n := uint32(e.Root.Bytes)
 						what := fmt.Sprintf("%s, seed %d, chunk %d of %d", mode, seed, k, len(m.Entries))
-						_, err := m.VerifyChunk(uint32(k), ask(about(transport.MethodChunk, height, uint32(k), 0, n)))
+						_, err := m.VerifyChunk(uint32(k), ask(about(liar.MethodChunk, height, uint32(k), 0, n)))
 						require.ErrorIs(t, err, avlstar.ErrInvalidChunk, what)
 						truth, err := version.Chunk(uint32(k))
 						require.NoError(t, err)
 						half := n / 2
-						if b := ask(about(transport.MethodChunk, height, uint32(k), half, n-half)); half > 0 {
+						if b := ask(about(liar.MethodChunk, height, uint32(k), half, n-half)); half > 0 {
 							require.NotEqual(t, truth[half:], b, what)
 						}
 						if e.Root.Bytes > pieceLimit {
-							_, err = avlstar.VerifySubManifest(ask(about(transport.MethodSubManifest, height, uint32(k), pieceLimit)), e.Root, pieceLimit)
+							_, err = avlstar.VerifySubManifest(ask(about(liar.MethodSubManifest, height, uint32(k), pieceLimit)), e.Root, pieceLimit)
 							require.Error(t, err, what)
 						}
 						_, err = m.VerifyChunk(uint32(k), truth)
@@ -165,11 +166,11 @@ func TestLiesAboutSnapshots(t *testing.T) {
 		for seed := range uint64(7) {
 			server := liar.Over(mode, seed, nil)(honest)
 			for height, version := range honest {
-				b, err := server.Serve(t.Context(), about(transport.MethodCommitment, height))
+				b, err := server.Serve(t.Context(), about(liar.MethodCommitment, height))
 				require.NoError(t, err)
 				c, err := avlstar.DecodeCommitment(b)
 				require.Equal(t, mode != liar.Commitment && mode != liar.Stale, err == nil && c.AppHash() == version.AppHash(), "%s, seed %d", mode, seed)
-				b, err = server.Serve(t.Context(), about(transport.MethodManifest, height))
+				b, err = server.Serve(t.Context(), about(liar.MethodManifest, height))
 				require.NoError(t, err)
 				_, err = avlstar.VerifyManifest(b, version.AppHash())
 				require.Equal(t, mode != liar.Manifest && mode != liar.Stale, err == nil, "%s, seed %d: %v", mode, seed, err)
@@ -180,7 +181,7 @@ func TestLiesAboutSnapshots(t *testing.T) {
 
 func TestLiesAboutTheStatus(t *testing.T) {
 	honest := twoSnapshots(t, 1, 300)
-	ask := about(transport.MethodStatus, 0)
+	ask := about(liar.MethodStatus, 0)
 	truth, err := honest.Serve(t.Context(), ask)
 	require.NoError(t, err)
 	for _, mode := range liar.Serving() {
@@ -202,7 +203,7 @@ func TestLiesAboutTheStatus(t *testing.T) {
 func TestLiesAboutHeaders(t *testing.T) {
 	honest := twoSnapshots(t, 1, 300)
 	for height := uint64(2); height < 8; height++ {
-		ask := about(transport.MethodLightBlock, height)
+		ask := about(liar.MethodLightBlock, height)
 		truth, err := honest.Serve(t.Context(), ask)
 		require.NoError(t, err)
 		b, err := liar.Over(liar.Mix, 1, nil)(honest).Serve(t.Context(), ask)
@@ -217,9 +218,9 @@ func TestLiesAboutHeaders(t *testing.T) {
 		}
 	}
 	// The newest is not asked for by its height: nothing can be proved.
-	b, err := liar.Over(liar.Header, 1, nil)(honest).Serve(t.Context(), about(transport.MethodLightBlock, 0))
+	b, err := liar.Over(liar.Header, 1, nil)(honest).Serve(t.Context(), about(liar.MethodLightBlock, 0))
 	require.NoError(t, err)
-	truth, err := honest.Serve(t.Context(), about(transport.MethodLightBlock, 0))
+	truth, err := honest.Serve(t.Context(), about(liar.MethodLightBlock, 0))
 	require.NoError(t, err)
 	require.Equal(t, truth, b)
 }
@@ -230,7 +231,7 @@ func TestEquivocation(t *testing.T) {
 	e := honest[10].Manifest().Entries[1]
 	answers := map[string]bool{}
 	for i := range 20 {
-		r := about(transport.MethodChunk, 10, 1, 0, uint32(e.Root.Bytes))
+		r := about(liar.MethodChunk, 10, 1, 0, uint32(e.Root.Bytes))
 		r.Peer = transport.ID(fmt.Sprint("peer ", i))
 		b, err := server.Serve(t.Context(), r)
 		require.NoError(t, err)
@@ -248,7 +249,7 @@ func TestSilenceOverTheTransport(t *testing.T) {
 	m := honest[10].Manifest()
 	last := uint32(len(m.Entries) - 1)
 	chunk := func(k uint32) transport.Request {
-		return about(transport.MethodChunk, 10, k, 0, uint32(m.Entries[k].Root.Bytes))
+		return about(liar.MethodChunk, 10, k, 0, uint32(m.Entries[k].Root.Bytes))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for _, c := range []struct {
@@ -258,7 +259,7 @@ func TestSilenceOverTheTransport(t *testing.T) {
 			least time.Duration
 		}{
 			{liar.Withhold, chunk(3), context.DeadlineExceeded, time.Minute},
-			{liar.Withhold, about(transport.MethodManifest, 10), context.DeadlineExceeded, time.Minute},
+			{liar.Withhold, about(liar.MethodManifest, 10), context.DeadlineExceeded, time.Minute},
 			{liar.Gone, chunk(3), transport.ErrGone, 0},
 			{liar.Last, chunk(last - 1), nil, 0},
 			{liar.Last, chunk(last), context.DeadlineExceeded, time.Minute},

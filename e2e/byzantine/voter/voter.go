@@ -4,8 +4,9 @@
 //	                                     │
 //	                                     └─ double-vote, double-propose: that and another one, straight to every second peer
 //
-// FilePV's memory of what it has signed does not bind the key: the second signature is made without it. What stops this is CometBFT's
-// evidence (two votes), its rounds (two proposals), and that less than a third of the power does so.
+// FilePV's memory of what it has signed does not bind the key: the second signature is made without
+// it. What stops this is CometBFT's evidence (two votes), its rounds (two proposals), and that less
+// than a third of the power does so.
 package voter
 
 import (
@@ -28,9 +29,11 @@ import (
 )
 
 const (
-	// doubleEvery is how many heights there are to one at which it signs twice: evidence needs one, and the rest is for the load.
+	// doubleEvery is how many heights there are to one at which it signs twice: evidence needs one,
+	// and the rest is for the load.
 	doubleEvery = 3
-	// muteFor is for how many heights it signs nothing in mode Mute, and then as many again everything.
+	// muteFor is for how many heights it signs nothing in mode Mute, and then as many again
+	// everything.
 	muteFor = 10
 )
 
@@ -46,8 +49,9 @@ type Voter struct {
 	onLie               func(liar.Lie)
 }
 
-// Wrap makes a validator misbehave in those ways of the set that are about votes. peers are whom it can send to at the moment. A validator whose
-// key is not at hand (a remote signer's, or none) stays as it is.
+// Wrap makes a validator misbehave in those ways of the set that are about votes. peers are whom it
+// can send to at the moment. A validator whose key is not at hand (a remote signer's, or none)
+// stays as it is.
 func Wrap(honest types.PrivValidator, set liar.Set, seed uint64, peers func() []p2p.Peer, onLie func(liar.Lie)) types.PrivValidator {
 	file, ok := honest.(*privval.FilePV)
 	if !ok {
@@ -59,7 +63,7 @@ func Wrap(honest types.PrivValidator, set liar.Set, seed uint64, peers func() []
 	return &Voter{PrivValidator: honest, key: file.Key.PrivKey, set: set, seed: seed, peers: peers, onLie: onLie}
 }
 
-// mute says whether nothing is signed at a height.
+// mute reports whether nothing is signed at a height.
 func (v *Voter) mute(height int64) bool { return v.set.Has(liar.Mute) && height/muteFor%2 == 1 }
 
 // SignVote implements types.PrivValidator.
@@ -85,7 +89,8 @@ func (v *Voter) SignVote(chainID string, vote *cmtproto.Vote) error {
 		return err
 	}
 	other.Signature = signature
-	// A peer that hears one of them tells all others, and they send it no other vote of this validator: so it must hear both from here.
+	// A peer that hears one of them tells all others, and they send it no other vote of this
+	// validator: so it must hear both from here.
 	for _, peer := range v.some(vote.Height) {
 		sent := true
 		for _, both := range []*cmtproto.Vote{vote, &other} {
@@ -99,8 +104,9 @@ func (v *Voter) SignVote(chainID string, vote *cmtproto.Vote) error {
 	return nil
 }
 
-// SignProposal implements types.PrivValidator. CometBFT sends the proposal that it asked for to everybody: those who have taken the other one
-// by then ignore it, wait for parts of a block that nobody has, and get the right one with the precommits of the rest.
+// SignProposal implements types.PrivValidator. CometBFT sends the proposal that it asked for to
+// everybody: those who have taken the other one by then ignore it, wait for parts of a block that
+// nobody has, and get the right one with the precommits of the rest.
 func (v *Voter) SignProposal(chainID string, proposal *cmtproto.Proposal) error {
 	if v.mute(proposal.Height) {
 		return errMute

@@ -63,7 +63,8 @@ func voteFor(height int64, hash byte) *cmtproto.Vote {
 	return vote
 }
 
-// Every second peer hears two votes that are both signed, of the same round, and different: that is what evidence consists of.
+// Every second peer hears two votes that are both signed, of the same round, and different: that is
+// what evidence consists of.
 func TestDoubleVote(t *testing.T) {
 	for _, hash := range []byte{7, 0} { // for a block, and for none
 		for peers := range 5 {

@@ -24,11 +24,13 @@ type Link struct {
 
 // Treatment is what happens to the bytes that one node sends another.
 type Treatment struct {
-	// Cut keeps them, as a network does that loses every packet: connections that are there stall, new ones are not answered. What was
-	// sent meanwhile arrives once the link is whole again, unless sender or receiver has given up.
-	Cut       bool          `json:"cut"`
-	Delay     time.Duration `json:"delay"`     // one way, in nanoseconds
-	Bandwidth int64         `json:"bandwidth"` // bytes a second and direction, over all connections; 0: no limit
+	// Cut keeps them, as a network does that loses every packet: connections that are there stall,
+	// new ones are not answered. What was sent meanwhile arrives once the link is whole again,
+	// unless sender or receiver has given up.
+	Cut   bool          `json:"cut"`
+	Delay time.Duration `json:"delay"` // one way, in nanoseconds
+	// bytes a second and direction, over all connections; 0: no limit
+	Bandwidth int64 `json:"bandwidth"`
 }
 
 // Setting is a treatment of a pair of nodes, as the control endpoint takes it.

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// maxQueued bounds what one direction of a connection keeps, in bytes; then the sender waits, as for a full TCP window.
+	// maxQueued bounds what one direction of a connection keeps, in bytes; then the sender waits,
+	// as for a full TCP window.
 	maxQueued = 512 << 10
 	// maxRead is how much is read at a time.
 	maxRead = 16 << 10
@@ -70,7 +71,8 @@ func (q *queue) fill(from net.Conn) {
 	}
 }
 
-// next waits for the next chunk. An error is the sender's end, which has a time, too, or the connection's.
+// next waits for the next chunk. An error is the sender's end, which has a time, too, or the
+// connection's.
 func (q *queue) next() (chunk, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -85,7 +87,7 @@ func (q *queue) next() (chunk, error) {
 	return first, nil
 }
 
-// took gives back the room of bytes that have left.
+// took gives back the space of bytes that have left.
 func (q *queue) took(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -93,8 +95,9 @@ func (q *queue) took(n int) {
 	q.change.Broadcast()
 }
 
-// drain hands everything over to a receiver, as the way there lets it, and in the end that the sender has closed its side. False: one of
-// the two failed, and the time has come for the other to hear of it.
+// drain hands everything over to a receiver, as the way there lets it, and in the end that the
+// sender has closed its side. False: one of the two failed, and the time has come for the other to
+// hear of it.
 func (q *queue) drain(ctx context.Context, to net.Conn, by, back *way) bool {
 	for {
 		c, err := q.next()

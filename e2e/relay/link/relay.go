@@ -12,7 +12,8 @@ import (
 const (
 	// maxConnections bounds the connections of a relay. A large network has some hundreds.
 	maxConnections = 8192
-	// dialTimeout is how long a target may take. It is on the same machine or the same network of containers.
+	// dialTimeout is how long a target may take. It is on the same machine or the same network of
+	// containers.
 	dialTimeout = 5 * time.Second
 	// acceptPause is what follows a connection that could not be accepted.
 	acceptPause = 100 * time.Millisecond
@@ -114,7 +115,8 @@ func (r *Relay) serve(listener net.Listener, l Link) {
 			switch {
 			case errors.Is(err, net.ErrClosed):
 				return
-			case err != nil: // too many open files, or the dialer went: the next one may fare better
+			case err != nil:
+				// too many open files, or the dialer went: the next one may fare better
 				select {
 				case <-r.ctx.Done():
 				case <-time.After(acceptPause):
@@ -149,7 +151,8 @@ func (r *Relay) release(conn net.Conn) {
 	delete(r.conns, conn)
 }
 
-// carry carries one connection, until both sides have sent all that they wanted to or one of them has failed.
+// carry carries one connection, until both sides have sent all that they wanted to or one of them
+// has failed.
 func (r *Relay) carry(dialer net.Conn, l Link) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	var wg sync.WaitGroup
@@ -190,7 +193,8 @@ func (r *Relay) carry(dialer net.Conn, l Link) {
 	writers.Wait()
 }
 
-// open waits until a connection can be opened: a handshake needs both ways whole, and the first packet takes the way there.
+// open waits until a connection can be opened: a handshake needs both ways whole, and the first
+// packet takes the way there.
 func open(ctx context.Context, there, back *way, gaveUp <-chan struct{}) bool {
 	arrived := time.Now()
 	for {

@@ -14,9 +14,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/bubble"
 )
 
-// conn is one end of a connection in memory: without buffers, and with a side that can be closed alone.
+// conn is one end of a connection in memory: without buffers, and with a side that can be closed
+// alone.
 type conn struct {
 	net.Conn // nil: no other method is called
 	r        *io.PipeReader
@@ -87,7 +90,8 @@ func inBubble(t *testing.T, test func(b *bench)) {
 	})
 }
 
-// dial opens a connection from a, and returns what the relay has not been asked to hold back: both ends.
+// dial opens a connection from a, and returns what the relay has not been asked to hold back: both
+// ends.
 func (b *bench) dial() (atA, atB net.Conn) {
 	atA = b.dialOnly()
 	return atA, <-b.accepted
@@ -117,9 +121,6 @@ func (b *bench) write(to net.Conn, data string) {
 	_, err := io.WriteString(to, data)
 	require.NoError(b, err)
 }
-
-// pass lets time pass, that of the bubble.
-func pass(d time.Duration) { <-time.After(d) }
 
 // at asserts how much time has passed since the beginning.
 func (b *bench) at(want time.Duration) {
@@ -157,9 +158,9 @@ func TestDelay(t *testing.T) {
 		go func() {
 			atA := b.dialOnly()
 			b.write(atA, "1")
-			pass(10 * time.Millisecond)
+			bubble.Sleep(10 * time.Millisecond)
 			b.write(atA, "2")
-			pass(10 * time.Millisecond)
+			bubble.Sleep(10 * time.Millisecond)
 			_ = atA.(*conn).CloseWrite()
 			require.Equal(b, "back", b.read(atA, 4))
 			b.at(delay + 30*time.Millisecond) // this way there is none
@@ -174,7 +175,7 @@ func TestDelay(t *testing.T) {
 		_, err := atB.Read(make([]byte, 1))
 		require.Equal(b, io.EOF, err)
 		b.at(delay + 20*time.Millisecond)
-		pass(10 * time.Millisecond)
+		bubble.Sleep(10 * time.Millisecond)
 		b.write(atB, "back")
 		<-began
 	})
@@ -186,7 +187,7 @@ func TestDelayChanges(t *testing.T) {
 		atA, atB := b.dial()
 		b.set("a", "b", Treatment{Delay: time.Hour})
 		b.write(atA, "1")
-		pass(time.Second)
+		bubble.Sleep(time.Second)
 		b.set("a", "b", Treatment{Delay: 2 * time.Second})
 		b.write(atA, "2")
 		require.Equal(b, "1", b.read(atB, 1))
@@ -238,7 +239,7 @@ func TestCut(t *testing.T) {
 				go func() { got <- b.read(to, 6) }()
 				late := b.dialOnly()
 				b.write(late, "hello")
-				pass(time.Hour)
+				bubble.Sleep(time.Hour)
 				synctest.Wait()
 				select {
 				case <-got:
@@ -264,7 +265,7 @@ func TestADialerThatGivesUp(t *testing.T) {
 		b.set("a", "b", Treatment{Cut: true})
 		atA := b.dialOnly()
 		b.write(atA, "hello")
-		pass(20 * time.Second)
+		bubble.Sleep(20 * time.Second)
 		require.NoError(b, atA.Close())
 		synctest.Wait()
 		require.Empty(b, b.relay.conns)
@@ -288,7 +289,7 @@ func TestBackPressure(t *testing.T) {
 			}
 			close(written)
 		}()
-		pass(time.Minute)
+		bubble.Sleep(time.Minute)
 		synctest.Wait()
 		require.InDelta(b, maxQueued, sent, maxRead)
 		b.set("a", "b", Treatment{})

@@ -15,8 +15,9 @@ type rule struct {
 	Treatment
 	replaced chan struct{} // closed when it is another's turn
 
-	mu   sync.Mutex
-	free time.Time // when the bytes will have left that were let through up to now; for the bandwidth
+	mu sync.Mutex
+	// when the bytes will have left that were let through up to now; for the bandwidth
+	free time.Time
 }
 
 func newWay() *way {
@@ -29,7 +30,8 @@ func newRule(t Treatment) *rule { return &rule{Treatment: t, replaced: make(chan
 
 func (w *way) set(t Treatment) { close(w.Swap(newRule(t)).replaced) }
 
-// pass waits until something is through that was sent at a time: the way is whole, and the delay over. False: ctx is done.
+// pass waits until something is through that was sent at a time: the way is whole, and the delay
+// over. False: ctx is done.
 func (w *way) pass(ctx context.Context, sent time.Time) bool {
 	for {
 		r := w.Load()
@@ -50,13 +52,15 @@ func (w *way) pass(ctx context.Context, sent time.Time) bool {
 	}
 }
 
-// Pieces are what a way of limited bandwidth lets through at a time: a twentieth of a second's worth, within bounds.
+// Pieces are what a way of limited bandwidth lets through at a time: a twentieth of a second's
+// worth, within bounds.
 const (
 	minPiece, maxPiece = 256, 16 << 10
 	piecesPerSecond    = 20
 )
 
-// squeeze waits until a first part of data, sent at a time, is through, and returns its length; 0: ctx is done.
+// squeeze waits until a first part of data, sent at a time, is through, and returns its length; 0:
+// ctx is done.
 func (w *way) squeeze(ctx context.Context, data []byte, sent time.Time) int {
 	for w.pass(ctx, sent) {
 		r := w.Load()

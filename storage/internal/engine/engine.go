@@ -1,4 +1,5 @@
-// Package engine is what the zones share: opening a Pebble database, and telling apart why one cannot go on.
+// Package engine is what the zones share: opening a Pebble database, and the reasons why one cannot
+// continue.
 //
 //	Folder ──Open──► *pebble.DB
 //	   ▲                 │ error, background error, Fatalf
@@ -35,17 +36,18 @@ var (
 	ErrDiskFull = errors.New("disk full")
 )
 
-// Format is pinned, so that a newer Pebble does not make data unreadable for the program that wrote it.
+// Format is pinned, so that a newer Pebble does not make data unreadable for the program that wrote
+// it.
 const Format = pebble.FormatValueSeparation
 
-// Logger takes what a zone and the database under it have to say, as a message with pairs of keys and values. *slog.Logger
-// and CometBFT's logger are ones. It is called concurrently.
+// Logger takes what a zone and the database under it have to say, as a message with pairs of keys
+// and values. *slog.Logger and CometBFT's logger are ones. It is called concurrently.
 type Logger interface {
 	Info(msg string, keyvals ...any)
 	Error(msg string, keyvals ...any)
 }
 
-// NopLogger is silent.
+// NopLogger drops all messages.
 type NopLogger struct{}
 
 // Info does nothing.
@@ -61,11 +63,13 @@ type Folder struct {
 	WayOut string // what to do about damage, as the end of a sentence
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
-	// Fatal is called, after the error was logged, when the database cannot go on (its log or its list of files cannot be
-	// written). It must not return. Default: end the process with exit status 1.
+	// Fatal is called, after the error was logged, when the database cannot continue (its log or
+	// its list of files cannot be written). It must not return. Default: end the process with exit
+	// status 1.
 	Fatal func(error)
-	// Background is told of each failure of flushing or compacting, as Err returns it, and of what Fatal is told, before that.
-	// Pebble holds its locks meanwhile: it must neither block nor call the database. Default: nobody.
+	// Background is told of each failure of flushing or compacting, as Err returns it, and of what
+	// Fatal is told, before that. Pebble holds its locks meanwhile: it must neither block nor call
+	// the database. Default: nobody.
 	Background func(error)
 }
 
@@ -86,13 +90,14 @@ func (f Folder) WithDefaults() Folder {
 	return f
 }
 
-// Open opens the database in the folder, and creates it if need be. It sets what all zones have in common in o; a listener
-// that is there already is called too.
+// Open opens the database in the folder, and creates it if need be. It sets what all zones have in
+// common in o; a listener that is there already is called too.
 func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	f = f.WithDefaults()
 	ordered := &folderFS{FS: f.FS, fatalf: pebbleLogger{f}.Fatalf}
 	o.FS, o.FormatMajorVersion, o.Logger = ordered, Format, pebbleLogger{f}
-	// Pebble's own listener ends the process. Damage that a reader meets comes back as an error, with the way out.
+	// Pebble's own listener ends the process. Damage that a reader meets comes back as an error,
+	// with the way out.
 	listener := pebble.EventListener{
 		BackgroundError: func(err error) {
 			err = f.Err("background work", err)
@@ -118,8 +123,9 @@ func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	return db, nil
 }
 
-// checkFormat refuses a database of a newer format than the pinned one: Pebble's own error for what it does not know is of no kind, and what it
-// does know beyond ours was not written by this program.
+// checkFormat refuses a database of a newer format than the pinned one: Pebble's own error for what
+// it does not know is of no kind, and what it does know beyond ours was not written by this
+// program.
 func (f Folder) checkFormat() error {
 	value, err := atomicfs.ReadMarker(f.FS, f.Dir, formatMarker)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && value == "" {
@@ -138,7 +144,8 @@ func (f Folder) checkFormat() error {
 	return nil
 }
 
-// formatMarker names the file in which Pebble keeps the format of a database (format_major_version.go).
+// formatMarker names the file in which Pebble keeps the format of a database
+// (format_major_version.go).
 const formatMarker = "format-version"
 
 // Newer is an ErrNewerFormat about something in the folder.
@@ -161,7 +168,8 @@ func open(dir string, o *pebble.Options) (_ *pebble.DB, err error) {
 	return pebble.Open(dir, o)
 }
 
-// Err says what went wrong doing something, so that errors.Is finds which of this package's errors it is. It is nil if err is.
+// Err says what went wrong doing something, so that errors.Is finds which of this package's errors
+// it is. It is nil if err is.
 func (f Folder) Err(doing string, err error) error {
 	switch {
 	case err == nil:
@@ -191,7 +199,8 @@ func IsDiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// pebbleLogger hands Pebble's errors to our log. Its information (each compaction, each flush) is left out.
+// pebbleLogger hands Pebble's errors to our log. Its information (each compaction, each flush) is
+// left out.
 type pebbleLogger struct{ f Folder }
 
 func (pebbleLogger) Infof(string, ...any) {}
@@ -208,7 +217,7 @@ func (l pebbleLogger) Fatalf(format string, args ...any) {
 	l.f.Logger.Error("database failed", "zone", l.f.Zone, "folder", l.f.Dir, "err", err)
 	l.f.Background(err)
 	l.f.Fatal(err)
-	panic(err) // Pebble is in no state to go on
+	panic(err) // Pebble cannot continue
 }
 
 // fatalError is a formatted message that keeps the errors in it.

@@ -1,0 +1,150 @@
+package avlstar
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// needsNoPage lists the methods of Version that read nothing below stubs, with the reason.
+var needsNoPage = map[string]string{
+	"Retain": "reference", "TryRetain": "reference", "Release": "reference",
+	"EnablePaging": "setting", "Stored": "setting",
+	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree",
+	"Root": "in the version", "Commitment": "in the version", "AppHash": "in the version",
+	"NewInner": "new nodes are not stored yet, so in memory",
+	"Manifest": "chunks begin above pages", "Cut": "pieces begin above pages, Piece reads them", "CutChunk": "as Cut",
+}
+
+// readsOf lists the methods that read leaves: that with key, or all.
+var readsOf = map[string]func(v *Version, key []byte) error{
+	"Get":   func(v *Version, key []byte) error { _, _, err := v.Get(key); return err },
+	"View":  func(v *Version, key []byte) error { _, _, err := v.View(key); return err },
+	"Has":   func(v *Version, key []byte) error { _, err := v.Has(key); return err },
+	"Floor": func(v *Version, key []byte) error { _, _, _, err := v.Floor(key); return err },
+	"Ascend": func(v *Version, key []byte) error {
+		if err := lastError(v.Ascend(key, nil)); err != nil {
+			return lastError(v.Ascend(nil, nil))
+		}
+		return nil
+	},
+	"Leaves": func(v *Version, _ []byte) error { return lastError(v.Leaves()) },
+	"RangeBytes": func(v *Version, key []byte) error {
+		if _, err := v.RangeBytes(key, nil); err != nil {
+			_, err = v.RangeBytes(nil, key)
+			return err
+		}
+		return nil
+	},
+	"Chunk": func(v *Version, _ []byte) error {
+		var first error
+		for k := range v.NumChunks() {
+			_, err := v.Chunk(k)
+			if first == nil {
+				first = err
+			}
+		}
+		return first
+	},
+	"Prove": func(v *Version, key []byte) error { _, err := v.Prove(key); return err },
+	"ProveRange": func(v *Version, key []byte) error {
+		if _, _, _, err := v.ProveRange(key, nil, 10); err != nil {
+			_, _, _, err = v.ProveRange(nil, nil, int(v.Len()))
+			return err
+		}
+		return nil
+	},
+	"Prune": func(v *Version, _ []byte) error {
+		p, err := v.Prune(func(Subtree) bool { return false })
+		if err == nil {
+			p.Release()
+		}
+		return err
+	},
+	"Apply": func(v *Version, key []byte) error {
+		next, err := v.Apply([]Change{{key, []byte("another value")}})
+		if err == nil {
+			next.Release()
+		}
+		return err
+	},
+}
+
+// lastError returns the error that an iterator ended with. It must be the last thing that it
+// yields, with a zero value.
+func lastError[T any](seq func(yield func(T, error) bool)) (last error) {
+	for x, err := range seq {
+		if last != nil {
+			panic("something was yielded after an error")
+		}
+		if last = err; err != nil && !reflect.ValueOf(x).IsZero() {
+			panic("something was yielded beside an error")
+		}
+	}
+	return last
+}
+
+// TestEveryReadFailsWhereAPageDoes: every method returns an error if it cannot read a page, and
+// none reports a key as absent. A new method of Version must be added to one of the two tables.
+func TestEveryReadFailsWhereAPageDoes(t *testing.T) {
+	smallPages(t, 500)
+	rnd := newRand(t)
+	d := &disk{}
+	block := randomBlock(rnd, 2_000, 1<<30, 0, false)
+	key := block[len(block)/2].Key
+	full := advance(t, mustEmpty(t, 1<<14), block...)
+	d.store(t, full)
+	v, err := FromLeavesPaged(1<<14, Paging{Pages: d, Budget: func() int64 { return 0 }}, full.Leaves())
+	require.NoError(t, err)
+
+	methods := reflect.TypeFor[*Version]()
+	require.Equal(t, methods.NumMethod(), len(needsNoPage)+len(readsOf), "a method of Version is in neither table, or a table has one that is gone")
+	for method := range methods.Methods() {
+		read, reads := readsOf[method.Name]
+		require.NotEqual(t, reads, needsNoPage[method.Name] != "", "%s must be in one table", method.Name)
+		if !reads {
+			continue
+		}
+		t.Run(method.Name, func(t *testing.T) {
+			d.broken.Store(true)
+			before := d.reads.Load()
+			err := read(v, key)
+			require.ErrorIs(t, err, errBroken)
+			var at *PageError
+			require.ErrorAs(t, err, &at)
+			require.NotEqual(t, before, d.reads.Load())
+			d.broken.Store(false)
+			require.NoError(t, read(v, key), "a page that can be read again")
+		})
+	}
+	d.broken.Store(true)
+	cut, err := v.Cut(MinCutBytes)
+	require.NoError(t, err)
+	_, err = cut.Piece(0)
+	require.ErrorIs(t, err, errBroken, "Cut.Piece")
+}
+
+// TestEveryReadOfAPartialTreeFails is the same for a tree without paging, where what is missing
+// cannot be read at all.
+func TestEveryReadOfAPartialTreeFails(t *testing.T) {
+	full := stateOf(t, 50, 20)
+	depth := 0
+	for _, stub := range []func(Subtree) bool{
+		func(Subtree) bool { return true },
+		func(Subtree) bool { depth++; return depth > 1 },
+	} {
+		p, err := full.Prune(stub)
+		require.NoError(t, err)
+		for name, read := range readsOf {
+			// A copy may have stubs, and Partial has no chunks.
+			if name == "Prune" || name == "Chunk" {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				var missing *MissingNodeError
+				require.ErrorAs(t, read(p.v, []byte("k04")), &missing)
+			})
+		}
+	}
+}

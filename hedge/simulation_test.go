@@ -1,0 +1,202 @@
+package hedge
+
+import (
+	"container/heap"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	seedFlag   = flag.Uint64("seed", 0, "run only the world of this seed, and log its events")
+	worldsFlag = flag.Uint64("worlds", 3000, "how many random worlds to run")
+)
+
+// TestRandomWorlds runs searches with random policies among candidates that give true or false
+// answers, fail, or are silent until they time out. Candidates join at any time and change their
+// standing. watch checks every step. Moreover every search ends, and if an asked candidate has an
+// answer that can be proved, some answer is proved.
+func TestRandomWorlds(t *testing.T) {
+	if *seedFlag != 0 {
+		require.NoError(t, newWorld(*seedFlag).run(t.Logf))
+		return
+	}
+	var steps, won int
+	for seed := uint64(1); seed <= *worldsFlag; seed++ {
+		w := newWorld(seed)
+		if err := w.run(func(string, ...any) {}); err != nil {
+			t.Fatalf("seed %d: %v\nto repeat: go test ./hedge -run TestRandomWorlds -v -seed %d", seed, err, seed)
+		}
+		steps += w.steps
+		if w.won {
+			won++
+		}
+	}
+	t.Logf("%d worlds, %d steps, %d found an answer", *worldsFlag, steps, won)
+	require.NotZero(t, won)
+	require.Less(t, won, int(*worldsFlag), "in some worlds no answer can be proved")
+}
+
+// giveUp is the timeout of a question, which the callers of the package have too.
+const giveUp = 10 * time.Second
+
+// world is a search among simulated candidates in virtual time.
+type world struct {
+	*watch
+	seed   uint64
+	rng    *rand.Rand
+	now    time.Duration
+	events queue
+	peers  []simPeer
+	steps  int
+}
+
+type simPeer struct {
+	answer  string // "": it fails
+	proves  bool
+	silent  bool // does not answer until giveUp
+	latency time.Duration
+}
+
+type timed struct {
+	at    time.Duration
+	order int
+	event Event
+}
+
+type queue []timed
+
+func (q queue) Len() int { return len(q) }
+func (q queue) Less(i, j int) bool {
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].order < q[j].order
+}
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(x any)   { *q = append(*q, x.(timed)) }
+func (q *queue) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
+
+func newWorld(seed uint64) *world {
+	rng := rand.New(rand.NewPCG(seed, 12))
+	p := Policy{
+		Pace: Pace(rng.IntN(3)), Start: 1 + rng.IntN(5), After: time.Duration(1+rng.IntN(1000)) * time.Millisecond,
+		Linger: rng.IntN(2) == 0,
+	}
+	p.Most = p.Start + rng.IntN(10)
+	if rng.IntN(3) > 0 {
+		p.Compare = time.Duration(1+rng.IntN(3000)) * time.Millisecond
+	}
+	w := &world{watch: newWatch(p), seed: seed, rng: rng}
+	answers := []string{"true", "lie", "other lie", "late truth"}[:1+rng.IntN(4)]
+	helpful := rng.IntN(4) > 0
+	var added []ID
+	for id := range ID(1 + rng.IntN(40)) {
+		peer := simPeer{silent: rng.IntN(4) == 0, latency: time.Duration(rng.IntN(2_000_000)) * time.Microsecond}
+		if rng.IntN(3) > 0 {
+			peer.answer = answers[rng.IntN(len(answers))]
+			if rng.IntN(5) == 0 {
+				peer.answer = fmt.Sprintf("like no other %d", id)
+			}
+			peer.proves = helpful && rng.IntN(2) == 0
+		}
+		w.peers = append(w.peers, peer)
+		added = append(added, id)
+	}
+	first := 1 + rng.IntN(len(added))
+	w.at(0, Add{added[:first]})
+	if rng.IntN(8) == 0 {
+		w.at(0, Known{answers[0]})
+	}
+	for _, id := range added[first:] {
+		w.at(time.Duration(rng.IntN(4_000_000))*time.Microsecond, Add{[]ID{id}})
+	}
+	for range rng.IntN(3) { // some of them were added before
+		w.at(time.Duration(rng.IntN(4_000_000))*time.Microsecond, Add{added[:rng.IntN(len(added)+1)]})
+	}
+	for range rng.IntN(2 * len(added)) {
+		st := Standing{ID(rng.IntN(len(added))), rng.IntN(2) == 0, rng.IntN(2) == 0}
+		w.at(time.Duration(rng.IntN(5_000_000))*time.Microsecond, st)
+	}
+	if rng.IntN(20) == 0 {
+		w.at(time.Duration(rng.IntN(3_000_000))*time.Microsecond, Stop{})
+	}
+	return w
+}
+
+func (w *world) at(at time.Duration, e Event) {
+	heap.Push(&w.events, timed{at, w.steps + len(w.events), e})
+}
+
+func (w *world) run(trace func(string, ...any)) error {
+	for !w.ended {
+		next, has := w.Next()
+		var e Event = Tick{}
+		switch {
+		case len(w.events) > 0 && (!has || w.events[0].at <= next):
+			got := heap.Pop(&w.events).(timed)
+			w.now, e = max(w.now, got.at), got.event
+		case has:
+			w.now = max(w.now, next)
+		default:
+			return fmt.Errorf("at %v: no event is left, and the search has not ended", w.now)
+		}
+		if w.steps++; w.steps > 100_000 {
+			return fmt.Errorf("at %v: the search does not end", w.now)
+		}
+		actions, err := w.step(w.now, e)
+		trace("%v: %T%+v: %+v", w.now, e, e, actions)
+		if err != nil {
+			return fmt.Errorf("at %v, after %T%+v: %w", w.now, e, e, err)
+		}
+		for _, a := range actions {
+			w.perform(a)
+		}
+	}
+	if at, has := w.Next(); has {
+		return fmt.Errorf("it has ended, and Next returns %v", at)
+	}
+	if !w.won && !w.stopped {
+		for id, p := range w.peers {
+			if _, asked := w.asked[ID(id)]; asked && p.proves && !p.silent {
+				return fmt.Errorf("%d could prove its answer, and nothing was proved", id)
+			}
+		}
+	}
+	return nil
+}
+
+// perform simulates a candidate's part of an action.
+func (w *world) perform(a Action) {
+	switch a := a.(type) {
+	case Ask:
+		p := w.peers[a.ID]
+		switch {
+		case p.silent:
+			w.at(w.now+giveUp, Failed{a.ID})
+		case p.answer == "":
+			w.at(w.now+p.latency, Failed{a.ID})
+		default:
+			for range w.rng.IntN(3) {
+				w.at(w.now+time.Duration(w.rng.Int64N(int64(p.latency)+1)), Moved{})
+			}
+			w.at(w.now+p.latency, Answered{a.ID, p.answer})
+		}
+		if w.rng.IntN(10) == 0 {
+			w.at(w.now+p.latency, Failed{a.ID}) // a duplicate, which must be ignored
+		}
+	case Prove:
+		p := w.peers[a.ID]
+		took := w.now + time.Duration(w.rng.Int64N(int64(p.latency)+1))
+		if p.proves {
+			w.at(took, Proved{a.ID})
+		} else {
+			w.at(took, Refuted{a.ID})
+		}
+	}
+}

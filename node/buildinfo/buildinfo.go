@@ -1,0 +1,138 @@
+// Package buildinfo names what this program is: its version and commit, what it was built with, and
+// the app versions and formats on disk that it knows. The linker sets Version and Commit in
+// releases.
+package buildinfo
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/blocks"
+)
+
+// Version is set by the linker (see Makefile). If it is empty, the version is the one of the
+// module's build information.
+var Version string
+
+// Commit is set by the linker in releases (scripts/release.sh). If it is empty, the commit is the
+// one that `go build` recorded.
+var Commit string
+
+// RehearsedAppVersion is for rehearsals of an upgrade on a test network: set by the linker, as in
+//
+//	go build -ldflags "-X github.com/starling-kv/starling/node/buildinfo.RehearsedAppVersion=2" ./cmd/starlingd
+//
+// it makes a program that accepts app versions up to this one; those that do not exist yet have the
+// rules of the newest one that does. Never build a program that others rely on with it. `starlingd
+// version --long` shows that it was.
+var RehearsedAppVersion string
+
+// NewestAppVersion returns the newest app version that this program executes. The error is that of
+// a program built with a wrong RehearsedAppVersion.
+func NewestAppVersion() (uint64, error) {
+	if RehearsedAppVersion == "" {
+		return app.NewestVersion(), nil
+	}
+	rehearsed, err := strconv.ParseUint(RehearsedAppVersion, 10, 32)
+	if err != nil || rehearsed < app.NewestVersion() {
+		return 0, fmt.Errorf("this program was built with RehearsedAppVersion=%q, which must be a number from %d up", RehearsedAppVersion, app.NewestVersion())
+	}
+	return rehearsed, nil
+}
+
+// Versions are those of what this program is built from.
+type Versions struct {
+	Starling string `json:"starling"`
+	CometBFT string `json:"cometbft"`
+	Go       string `json:"go"`
+}
+
+// Read reads the versions from the binary. CometBFT's own constant is not used, because it lags
+// behind (v0.40.0 calls itself 0.39.0).
+func Read() Versions {
+	v := Versions{Starling: Version, CometBFT: "unknown", Go: "unknown"}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return v
+	}
+	v.Go = info.GoVersion
+	if v.Starling == "" {
+		v.Starling = info.Main.Version
+	}
+	v.CometBFT = dependency(info, "github.com/cometbft/cometbft")
+	return v
+}
+
+func dependency(info *debug.BuildInfo, path string) string {
+	for _, dep := range info.Deps {
+		switch {
+		case dep.Path != path:
+		case dep.Replace != nil:
+			return dep.Replace.Version
+		default:
+			return dep.Version
+		}
+	}
+	return "unknown"
+}
+
+// LongVersions are all properties by which one build differs from another.
+type LongVersions struct {
+	Versions
+	Commit   string `json:"commit"` // "unknown" if the sources came without their history
+	Pebble   string `json:"pebble"`
+	Platform string `json:"platform"`
+	Static   bool   `json:"static"` // built without cgo
+	// The app versions that it executes.
+	OldestAppVersion uint64 `json:"oldest_app_version"`
+	NewestAppVersion uint64 `json:"newest_app_version"`
+	// Rehearsal: NewestAppVersion does not exist, see RehearsedAppVersion.
+	Rehearsal bool `json:"rehearsal"`
+	// The formats that it reads and writes.
+	StateFormat    int    `json:"state_format"`
+	BlocksFormat   int    `json:"blocks_format"`
+	DatabaseFormat uint64 `json:"database_format"` // of Pebble
+	SnapshotFormat int    `json:"snapshot_format"`
+}
+
+// ReadLong reads them from the binary. Errors are those of NewestAppVersion.
+func ReadLong() (LongVersions, error) {
+	v := LongVersions{
+		Versions: Read(), Commit: Commit, Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		OldestAppVersion: app.GenesisVersion, StateFormat: storage.FormatVersion, BlocksFormat: blocks.FormatVersion,
+		DatabaseFormat: storage.DatabaseFormat, SnapshotFormat: statesync.Format,
+	}
+	var err error
+	if v.NewestAppVersion, err = NewestAppVersion(); err != nil {
+		return v, err
+	}
+	v.Rehearsal = v.NewestAppVersion > app.NewestVersion()
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = new(debug.BuildInfo)
+	}
+	v.Pebble = dependency(info, "github.com/cockroachdb/pebble/v2")
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			v.Commit = cmp.Or(v.Commit, s.Value)
+		case "CGO_ENABLED":
+			v.Static = s.Value == "0"
+		}
+	}
+	v.Commit = cmp.Or(v.Commit, "unknown")
+	return v, nil
+}
+
+// IsTooOld reports whether an error asks for a newer program: the chain has an app version, or the
+// data on disk a format, that this one does not know.
+func IsTooOld(err error) bool {
+	return errors.As(err, new(*app.UpgradeError)) || errors.Is(err, storage.ErrNewerFormat)
+}

@@ -1,0 +1,63 @@
+package comet
+
+import (
+	"fmt"
+
+	dbm "github.com/cometbft/cometbft-db"
+	sm "github.com/cometbft/cometbft/state"
+	"github.com/cometbft/cometbft/store"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/lightblocks"
+)
+
+// Bootstrap tells CometBFT that a height was reached without its blocks, as its own BootstrapState
+// does, in an order in which a kill does no harm: headers and a commit without a state are ignored,
+// and Open completes a state with its commit.
+//
+//	headers up to H (ancestors.go) ──► commit of H ──► state after H ──► mark of an offline state sync
+func (d *Databases) Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor) (err error) {
+	defer func() { // CometBFT panics when it cannot write
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("CometBFT's databases in %q: %w", d.config.DBDir(), Panicked(cause))
+		}
+	}()
+	height := state.LastBlockHeight
+	blockDB, err := d.DB("blockstore")
+	if err != nil {
+		return err
+	}
+	stateDB, err := d.DB("state")
+	if err != nil {
+		return err
+	}
+	states, err := d.States()
+	if err != nil {
+		return err
+	}
+	failed := func(err error) error { return fmt.Errorf("CometBFT's databases in %q: %w", d.config.DBDir(), err) }
+	if len(before) > 0 {
+		evidenceDB, err := d.DB("evidence")
+		if err != nil {
+			return err
+		}
+		if err := saveAncestors(blockDB, stateDB, evidenceDB, before); err != nil {
+			return failed(err)
+		}
+	}
+	if err := store.NewBlockStore(synced{blockDB}).SaveSeenCommit(height, commit); err != nil {
+		return failed(err)
+	}
+	if err := states.Bootstrap(state); err != nil {
+		return failed(err)
+	}
+	if err := states.SetOfflineStateSyncHeight(height); err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+// synced is a database whose writes are durable when they return.
+type synced struct{ dbm.DB }
+
+func (d synced) Set(key, value []byte) error { return d.SetSync(key, value) }

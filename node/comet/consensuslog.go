@@ -1,0 +1,57 @@
+package comet
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+
+	"github.com/cometbft/cometbft/libs/log"
+
+	"github.com/starling-kv/starling/node/disk"
+)
+
+// consensusLog is the log of a CometBFT. It recognises the end of consensus: CometBFT only logs the
+// panic, and keeps running without consensus (consensus/state.go, receiveRoutine).
+type consensusLog struct {
+	log.Logger
+	full  func(error) // called if it ended because the disk is full
+	ended func(error) // called for any cause; nil: nobody is told
+}
+
+const consensusEnded = "CONSENSUS FAILURE!!!"
+
+func (l consensusLog) With(keyvals ...any) log.Logger {
+	return consensusLog{l.Logger.With(keyvals...), l.full, l.ended}
+}
+
+func (l consensusLog) Error(message string, keyvals ...any) {
+	if message == consensusEnded && isShut(keyvals) {
+		return // the node ended it, and reports why
+	}
+	l.Logger.Error(message, keyvals...)
+	if message != consensusEnded {
+		return
+	}
+	// The cause is the argument of a panic, usually a text.
+	for i := 0; i+1 < len(keyvals); i += 2 {
+		if keyvals[i] != "err" {
+			continue
+		}
+		cause := fmt.Sprint(keyvals[i+1])
+		err, _ := keyvals[i+1].(error)
+		if disk.IsFull(err) || strings.Contains(cause, syscall.ENOSPC.Error()) || strings.Contains(cause, syscall.EDQUOT.Error()) {
+			l.full(fmt.Errorf("%w: consensus has ended: %s", disk.ErrFull, lastLine(cause)))
+		}
+		if l.ended != nil {
+			l.ended(errors.New(lastLine(cause)))
+		}
+	}
+}
+
+// lastLine returns the line in which a panic of CometBFT names its cause. The text begins with the
+// message that was to be written, which may be a whole block.
+func lastLine(text string) string {
+	text = strings.TrimSpace(text)
+	return strings.TrimLeft(text[strings.LastIndexByte(text, '\n')+1:], "}] ")
+}

@@ -1,0 +1,290 @@
+package comet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	dbm "github.com/cometbft/cometbft-db"
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	sm "github.com/cometbft/cometbft/state"
+	"github.com/cometbft/cometbft/store"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/blocks"
+)
+
+// Databases opens CometBFT's databases and closes them: CometBFT itself leaves open what it had
+// opened if NewNode fails, and the transaction index in any case. It may be used by several
+// goroutines.
+//
+//	blockstore, state, evidence, tx_index ──db_backend = "starling"──► data/blocks: one zone
+//	                                      └─any other────────────────► data/blockstore.db, …: one database each
+type Databases struct {
+	config *cfg.Config
+	log    log.Logger
+	zone   blocks.Options // of the block zone
+
+	mu struct {
+		sync.Mutex
+		open   map[string]*database // by ID
+		blocks *blocks.Zone         // nil: not opened, or another backend
+		closed bool                 // none is opened until Open
+	}
+}
+
+// errClosed: a database was requested after Close.
+var errClosed = errors.New("CometBFT's databases are closed")
+
+// database can be closed twice: by CometBFT, and by Databases.
+type database struct {
+	dbm.DB
+	close func() error
+}
+
+func (d *database) Close() error { return d.close() }
+
+// NewDatabases opens none of them yet. zone is used to open the block zone, if config.toml names
+// it.
+func NewDatabases(conf *cfg.Config, logger log.Logger, zone blocks.Options) *Databases {
+	d := &Databases{config: conf, log: logger, zone: zone}
+	d.mu.open = map[string]*database{}
+	return d
+}
+
+// Provide is a cfg.DBProvider: an ID gives the same database each time, until Close.
+func (d *Databases) Provide(ctx *cfg.DBContext) (dbm.DB, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil, errClosed
+	}
+	if db, ok := d.mu.open[ctx.ID]; ok {
+		return db, nil
+	}
+	db, err := d.openDB(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.open[ctx.ID] = &database{DB: db, close: sync.OnceValue(db.Close)}
+	return d.mu.open[ctx.ID], nil
+}
+
+// openDB opens one database. The caller holds d.mu.
+func (d *Databases) openDB(ctx *cfg.DBContext) (dbm.DB, error) {
+	if ctx.Config.DBBackend == config.BlockZoneBackend {
+		if d.mu.blocks == nil {
+			zone, err := blocks.Open(config.BlocksDir(ctx.Config.DBDir()), d.zone)
+			if errors.Is(err, storage.ErrCorrupt) {
+				// The record of what was signed and seen is damaged: only the network can restore
+				// it.
+				err = fmt.Errorf("%w (`starlingd unsafe-reset-all` removes the data and keeps keys and signing state)", err)
+			}
+			if err != nil {
+				return nil, err
+			}
+			d.mu.blocks = zone
+		}
+		return d.mu.blocks.DB(ctx.ID), nil
+	}
+	db, err := cfg.DefaultDBProvider(ctx)
+	if errors.Is(err, syscall.EAGAIN) {
+		return nil, fmt.Errorf("database %s in %q: %w (is another node running on this home?)", ctx.ID, ctx.Config.DBDir(), err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("database %s in %q: %w", ctx.ID, ctx.Config.DBDir(), err)
+	}
+	return db, nil
+}
+
+// BlockZone returns the block zone that is open; nil: none is, or CometBFT has another db_backend.
+func (d *Databases) BlockZone() *blocks.Zone {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mu.blocks
+}
+
+// Close closes those that are open. It may be called again, and Open opens them anew.
+func (d *Databases) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for id, db := range d.mu.open {
+		if err := db.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close database %s: %w", id, err))
+		}
+	}
+	if d.mu.blocks != nil {
+		errs = append(errs, d.mu.blocks.Close())
+	}
+	clear(d.mu.open)
+	d.mu.blocks, d.mu.closed = nil, true
+	return errors.Join(errs...)
+}
+
+// DB returns one of them, by its ID.
+func (d *Databases) DB(id string) (dbm.DB, error) {
+	return d.Provide(&cfg.DBContext{ID: id, Config: d.config})
+}
+
+// Blocks is CometBFT's block store over its database.
+func (d *Databases) Blocks() (*store.BlockStore, error) {
+	db, err := d.DB("blockstore")
+	if err != nil {
+		return nil, err
+	}
+	return store.NewBlockStore(db), nil
+}
+
+// States is CometBFT's state store over its database.
+func (d *Databases) States() (sm.Store, error) {
+	db, err := d.DB("state")
+	if err != nil {
+		return nil, err
+	}
+	return sm.NewStore(db, sm.StoreOptions{DiscardABCIResponses: d.config.Storage.DiscardABCIResponses}), nil
+}
+
+// OtherBackend returns a hint if blocks lie where another db_backend keeps them, for an error about
+// missing blocks; "": they do not.
+func OtherBackend(c *cfg.Config) string {
+	dir, has := c.DBDir(), func(path string) bool { _, err := os.Lstat(path); return err == nil }
+	switch old, zone := filepath.Join(dir, "blockstore.db"), config.BlocksDir(dir); {
+	case c.DBBackend == config.BlockZoneBackend && has(old):
+		return fmt.Sprintf(" (there is %q, of another db_backend than the %q in config.toml: put the old one back)", old, c.DBBackend)
+	case c.DBBackend != config.BlockZoneBackend && has(zone):
+		return fmt.Sprintf(" (there is %q, of db_backend = %q, and config.toml says %q: put the old one back)", zone, config.BlockZoneBackend, c.DBBackend)
+	}
+	return ""
+}
+
+// Heights are how far CometBFT's own databases are.
+type Heights struct {
+	Block, State int64 // of the last block it has, and of the last state it computed
+	Base         int64 // of the first block it has; 0: none
+	Unbased      bool  // a state, but neither a block nor the commit that it stands on
+}
+
+// None reports whether there is nothing that a state of the application could continue from.
+func (p Heights) None() bool { return p.Block == 0 && (p.State == 0 || p.Unbased) }
+
+// Open opens them, also after Close, and reads how far CometBFT is. After a state sync CometBFT has
+// the state after block H but no block. If the commit of H is there, Open records that H was
+// reached without blocks. If a crash came before the commit was saved, CometBFT can never continue
+// (Heights.Unbased): see ForgetState.
+func (d *Databases) Open() (_ Heights, err error) {
+	defer func() { // CometBFT panics when it cannot read
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("CometBFT's databases in %q: %w", d.config.DBDir(), Panicked(cause))
+		}
+	}()
+	d.mu.Lock()
+	d.mu.closed = false
+	d.mu.Unlock()
+	blocks, err := d.Blocks()
+	if err != nil {
+		return Heights{}, err
+	}
+	stateStore, err := d.States()
+	if err != nil {
+		return Heights{}, err
+	}
+	state, err := stateStore.Load()
+	if err != nil {
+		return Heights{}, fmt.Errorf("CometBFT's state database: %w", err)
+	}
+	p := Heights{Block: blocks.Height(), Base: blocks.Base(), State: state.LastBlockHeight}
+	switch {
+	case p.Block > 0 || p.State == 0:
+	case blocks.LoadSeenCommit(p.State) == nil:
+		p.Unbased = true
+	default:
+		d.log.Info("Continuing from the end of a state sync", "height", p.State)
+		if err := stateStore.SetOfflineStateSyncHeight(p.State); err != nil {
+			return Heights{}, fmt.Errorf("CometBFT's state database: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// Panicked returns the error that a panic was about.
+func Panicked(cause any) error {
+	if err, is := cause.(error); is {
+		return err
+	}
+	return fmt.Errorf("%v", cause)
+}
+
+// ForgetState empties CometBFT's state database, so that a join starts again.
+func (d *Databases) ForgetState() error {
+	stateDB, err := d.DB("state")
+	if err != nil {
+		return err
+	}
+	d.log.Info("A state sync was interrupted at its end: starting it again")
+	if err := clearDatabase(stateDB); err != nil {
+		return fmt.Errorf("CometBFT's state database: %w", err)
+	}
+	return nil
+}
+
+func clearDatabase(db dbm.DB) error {
+	batch := db.NewBatch()
+	defer func() { _ = batch.Close() }() // what matters is an error of WriteSync
+	it, err := db.Iterator(nil, nil)
+	if err != nil {
+		return err
+	}
+	for ; it.Valid() && err == nil; it.Next() {
+		err = batch.Delete(bytes.Clone(it.Key()))
+	}
+	if err := errors.Join(err, it.Error(), it.Close()); err != nil {
+		return err
+	}
+	return batch.WriteSync()
+}
+
+// PutAside empties CometBFT's databases and its write-ahead log, which belong to a state that is
+// gone, and opens them again. The validator's signing state stays, so that nothing is signed twice.
+// After a kill half-way the home is as a join leaves it. If there are none (any is false), only the
+// remains of an earlier PutAside that was killed are removed.
+func (d *Databases) PutAside(any bool) error {
+	if any {
+		if err := d.Close(); err != nil {
+			return err
+		}
+	}
+	c := d.config
+	dir := c.DBDir()
+	keep := []string{c.PrivValidatorStateFile(), c.PrivValidatorKeyFile(), c.NodeKeyFile(), c.GenesisFile(), config.StateDir(dir), config.SnapshotsDir(dir)}
+	for _, path := range config.CometPaths(c) {
+		aside := path + ".old"
+		if err := os.RemoveAll(aside); err != nil {
+			return err
+		}
+		if !any {
+			continue
+		}
+		if keeps, err := config.Holds(path, keep...); err == nil && keeps != "" {
+			return fmt.Errorf("%q is not removed: %q lies in it", path, keeps)
+		}
+		if err := os.Rename(path, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := os.RemoveAll(aside); err != nil {
+			return err
+		}
+	}
+	if !any {
+		return nil
+	}
+	d.log.Info("Removed the blocks from before: the node continues from the new state")
+	_, err := d.Open()
+	return err
+}

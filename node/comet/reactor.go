@@ -1,0 +1,116 @@
+package comet
+
+import (
+	"cmp"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/p2p/conn"
+	"github.com/cosmos/gogoproto/types"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+const (
+	// addressChannel is the p2p channel of AddressReactor. CometBFT's own channels are below 0x70.
+	addressChannel = byte(0x7a)
+	// maxAddressMessage limits its messages, in bytes: a port has five digits.
+	maxAddressMessage = 64
+)
+
+// AddressReactor tells the p2p peers on which port this node's transport listens, and remembers
+// theirs, so that a node that joins over one transport learns of the others. Peers that are not
+// Starling nodes do not have the channel.
+type AddressReactor struct {
+	p2p.BaseReactor
+	mu struct {
+		sync.Mutex
+		own   string                       // port; "": not known, or not to be told to anybody
+		peers map[p2p.ID]transport.Address // connected ones that told it
+	}
+}
+
+var _ p2p.Reactor = (*AddressReactor)(nil)
+
+// NewAddressReactor makes one that knows neither its own port nor any peer.
+func NewAddressReactor() *AddressReactor {
+	r := new(AddressReactor)
+	r.mu.peers = map[p2p.ID]transport.Address{}
+	return r
+}
+
+// attach makes the reactor part of another CometBFT, since a reactor cannot be started twice.
+func (r *AddressReactor) attach() *AddressReactor {
+	r.BaseReactor = *p2p.NewBaseReactor("STARLING_ADDRESSES", r)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.mu.peers)
+	return r
+}
+
+// SetOwn sets the address of this node's transport. Peers that connect afterwards are told its
+// port.
+func (r *AddressReactor) SetOwn(a net.Addr) {
+	if _, port, err := net.SplitHostPort(a.String()); err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.mu.own = port
+	}
+}
+
+// Known returns the transports of the connected peers, ordered by id.
+func (r *AddressReactor) Known() []transport.Address {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]transport.Address, 0, len(r.mu.peers))
+	for _, a := range r.mu.peers {
+		list = append(list, a)
+	}
+	slices.SortFunc(list, func(a, b transport.Address) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+// GetChannels implements p2p.Reactor.
+func (r *AddressReactor) GetChannels() []*conn.ChannelDescriptor {
+	return []*conn.ChannelDescriptor{{
+		ID: addressChannel, Priority: 1, SendQueueCapacity: 2, RecvMessageCapacity: maxAddressMessage, MessageType: &types.StringValue{},
+	}}
+}
+
+// AddPeer implements p2p.Reactor.
+func (r *AddressReactor) AddPeer(peer p2p.Peer) {
+	r.mu.Lock()
+	own := r.mu.own
+	r.mu.Unlock()
+	if own != "" {
+		peer.TrySend(p2p.Envelope{ChannelID: addressChannel, Message: &types.StringValue{Value: own}})
+	}
+}
+
+// RemovePeer implements p2p.Reactor.
+func (r *AddressReactor) RemovePeer(peer p2p.Peer, _ any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.mu.peers, peer.ID())
+}
+
+// Receive implements p2p.Reactor. A peer sends its port only: the host is the one that it is
+// connected from.
+func (r *AddressReactor) Receive(e p2p.Envelope) {
+	message, ok := e.Message.(*types.StringValue)
+	if !ok {
+		return
+	}
+	port, err := strconv.ParseUint(message.Value, 10, 16)
+	if err != nil || port == 0 {
+		r.Logger.Info("A peer sent a transport port that is not a port", "peer", e.Src.ID(), "port", strconv.Quote(message.Value))
+		return
+	}
+	host := e.Src.RemoteIP().String()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.peers[e.Src.ID()] = transport.Address{ID: transport.ID(e.Src.ID()), HostPort: net.JoinHostPort(host, strconv.FormatUint(port, 10))}
+}

@@ -1,0 +1,64 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"syscall"
+
+	cfg "github.com/cometbft/cometbft/config"
+)
+
+// ErrAddress: a configured address cannot be listened on.
+var ErrAddress = errors.New("cannot listen")
+
+// CheckAddresses tries every address that CometBFT and the status page will listen on, so that an
+// occupied port is an error that names its setting before anything is opened. (The metrics server
+// would only log it.)
+func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
+	wanted := []struct{ setting, addresses string }{
+		{"rpc.laddr", c.RPC.ListenAddress},
+		{"rpc.grpc_laddr", c.RPC.GRPCListenAddress},
+		{"rpc.pprof_laddr", c.RPC.PprofListenAddress},
+		{"p2p.laddr", c.P2P.ListenAddress},
+		{"status.laddr", status},
+	}
+	if c.Instrumentation.Prometheus {
+		wanted = append(wanted, struct{ setting, addresses string }{"instrumentation.prometheus_listen_addr", c.Instrumentation.PrometheusListenAddr})
+	}
+	var held []net.Listener
+	defer func() {
+		for _, l := range held {
+			l.Close()
+		}
+	}()
+	for _, w := range wanted {
+		for _, address := range strings.FieldsFunc(w.addresses, func(r rune) bool { return r == ',' || r == ' ' }) {
+			network, host := "tcp", address
+			if before, after, ok := strings.Cut(address, "://"); ok {
+				network, host = before, after
+			}
+			if network != "tcp" {
+				continue // CometBFT replaces a unix socket
+			}
+			listener, err := new(net.ListenConfig).Listen(ctx, network, host)
+			if err != nil {
+				return AddressError(w.setting, address, err)
+			}
+			// until the end, so that two settings with the same port are found, too
+			held = append(held, listener)
+		}
+	}
+	return nil
+}
+
+// AddressError says which setting names an address that cannot be listened on, and what to do. It
+// wraps ErrAddress.
+func AddressError(setting, address string, err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w on %s (%s): the port is in use: stop the program that holds it, or give --%s another address", ErrAddress, address, setting, setting)
+	}
+	return fmt.Errorf("%w on %s (%s): %w: correct --%s", ErrAddress, address, setting, err, setting)
+}

@@ -1,0 +1,117 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"text/template"
+)
+
+// appTemplate is app.toml as init writes it.
+var appTemplate = template.Must(template.New("app.toml").Parse(`# Settings of Starling's application. Those of CometBFT are in config.toml beside this file.
+# Each can be overridden by a flag (--state.keep_recent) or an environment variable (STARLINGD_STATE_KEEP_RECENT).
+
+# The node commits this block, writes everything to disk and stops with exit status 0, so that all nodes can stop at the same state. It
+# does not start again until this is higher, or 0. 0: the node never stops by itself.
+halt_height = {{ .HaltHeight }}
+
+[state]
+
+# Number of recent states that can be queried (at their heights, with proofs). At least 1: the last one.
+keep_recent = {{ .State.KeepRecent }}
+
+# Number of recent blocks that CometBFT keeps; 0 keeps all. Blocks that a served snapshot needs are kept in any case.
+# A node that is further behind than the blocks of all others reach can only return by state sync.
+retain_blocks = {{ .State.RetainBlocks }}
+
+[snapshots]
+
+# Number of snapshots, the newest ones, that are offered to joining nodes; 0 offers none. One that is being fetched is kept a few minutes longer.
+# A snapshot is a pinned version of the state. It costs memory for what has changed since, and disk space (data/snapshots) for the files
+# that the state has replaced since, so that it survives a restart. The interval is in the genesis file (snapshot_interval).
+keep = {{ .Snapshots.Keep }}
+
+[storage]
+
+# Memory, in bytes, for caches of what is on disk: blocks and, unless all of it is in memory, the state. The one of the two that gains
+# more gets more.
+memory_bytes = {{ .Storage.MemoryBytes }}
+
+# true: the whole state is in memory (about 280 bytes per key, plus keys and values). false: for a state larger than memory; what was not
+# used recently is read from disk when it is needed, and proved. A few bytes per key stay in memory.
+state_in_memory = {{ .Storage.StateInMemory }}
+
+# The state is written to disk after the blocks, many blocks at a time: when this many blocks wait, or this many bytes of changes, or one
+# block has waited this long. What a crash loses is executed again from the blocks, which are on disk at once.
+flush_blocks = {{ .Storage.FlushBlocks }}
+flush_bytes = {{ .Storage.FlushBytes }}
+flush_interval = "{{ .Storage.FlushInterval }}"
+
+# Maximum backlog of the flusher, in blocks and in bytes of changes. Blocks wait for the disk when it is reached.
+max_lag_blocks = {{ .Storage.MaxLagBlocks }}
+max_lag_bytes = {{ .Storage.MaxLagBytes }}
+
+# The node stops, with exit status 5, when the disk of its data has less free space than this, and does not start before there is
+# more: this much is needed to close all files cleanly. 0: it does not check, and a full disk ends it at any point.
+min_free_bytes = {{ .Storage.MinFreeBytes }}
+
+[transport]
+
+# Address at which joining nodes get state and headers from this one: "auto" is that of p2p.laddr with the port + 10, "" serves nobody.
+# Connections are authenticated by the node keys, like those of p2p, and belong behind the same firewall rules.
+laddr = "{{ .Transport.ListenAddress }}"
+
+# Limit of connections, and of those from one address.
+max_peers = {{ .Transport.MaxPeers }}
+max_peers_per_host = {{ .Transport.MaxPeersPerHost }}
+
+# Bytes per second that are sent to all peers together, and to each of them; 0: no limit. The first 128 KiB or more are sent at once.
+send_rate = {{ .Transport.SendRate }}
+send_rate_per_peer = {{ .Transport.SendRatePerPeer }}
+
+[join]
+
+# With [statesync] enable in config.toml, a node without state joins over the transports of many peers at once. It trusts nothing but the
+# header that trust_height and trust_hash name there; rpc_servers are not needed. false: CometBFT's own state sync, which needs them.
+fast = {{ .Join.Fast }}
+
+# Transports to begin with, as id@host:port or host:port, comma-separated, in addition to those of p2p.persistent_peers and p2p.seeds
+# (port + 10).
+peers = "{{ .Join.Peers }}"
+
+# Memory for chunks that are in flight or being verified, in bytes.
+memory_bytes = {{ .Join.MemoryBytes }}
+
+# After this time without a transport that answers, CometBFT's own state sync is tried if statesync.rpc_servers are given. Otherwise the
+# node stops, and the error lists what it could not reach.
+reach_timeout = "{{ .Join.ReachTimeout }}"
+
+# With [statesync] enable, a node that was offline for more blocks than this fetches what differs of the state instead of executing the
+# blocks, which are then missing from its store. 0: never.
+catch_up_blocks = {{ .Join.CatchUpBlocks }}
+
+# Number of headers before the snapshot that are fetched with the state, at most until evidence about them has expired. A block with
+# evidence about a validator's misbehaviour at a height whose header is missing stops the node. 1000 headers are about 2 MB and take less
+# than a second; 0: none.
+evidence_headers = {{ .Join.EvidenceHeaders }}
+
+[status]
+
+# Address of a web page that shows what the node does, and each chunk while it joins; also /livez and /readyz, and /status.json for
+# programs. For example "127.0.0.1:26680"; "": none. It shows nothing secret, changes nothing, and needs no RPC.
+laddr = "{{ .Status.ListenAddress }}"
+
+# true: laddr may be an address that other machines can reach. Whoever reaches it then sees the page.
+public = {{ .Status.Public }}
+
+# Names by which browsers address this node, comma-separated. Requests for any other name are refused, so that a web site whose own name
+# points here cannot read the page; localhost and IP addresses are always accepted.
+hosts = "{{ .Status.Hosts }}"
+`))
+
+func WriteApp(path string, c App) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(appTemplate.Execute(file, c), file.Close())
+}

@@ -1,0 +1,157 @@
+package config_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/tx"
+)
+
+// What init writes is read back as it was, so every name in CometBFT's template is known here.
+func TestConfigRoundTrip(t *testing.T) {
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.Edit = nil })
+	conf := nodetest.Load(t, home)
+	want := config.DefaultCometBFT()
+	want.SetRoot(home)
+	want.Moniker = "test"
+	want.StateSync.RPCServers = []string{}
+	require.Equal(t, want.RPC, conf.CometBFT.RPC)
+	require.Equal(t, want.Mempool, conf.CometBFT.Mempool)
+	require.Equal(t, want.StateSync, conf.CometBFT.StateSync)
+	require.Equal(t, want.Consensus, conf.CometBFT.Consensus)
+	require.Equal(t, want.BaseConfig, conf.CometBFT.BaseConfig)
+	require.Equal(t, config.DefaultApp(), conf.App)
+	require.Equal(t, 5*time.Second, conf.CometBFT.StateSync.DiscoveryTime)
+	require.NoError(t, config.CheckLimits(conf.CometBFT))
+}
+
+func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
+	home, _ := nodetest.Home(t, nil)
+	nodetest.WriteFile(t, config.AppFile(home), "[state]\nkeep_recent = 7\nretain_blocks = 70\n[snapshots]\nkeep = 3\n[storage]\nflush_interval = \"2s\"\nflush_blocks = 5\n")
+	t.Setenv("STARLINGD_STORAGE_MAX_LAG_BLOCKS", "77")
+	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "8")
+	t.Setenv("STARLINGD_STATE_RETAIN_BLOCKS", "80")
+	t.Setenv("STARLINGD_STATESYNC_RPC_SERVERS", "http://a:1,http://b:2")
+	t.Setenv("STARLINGD_CONSENSUS_TIMEOUT_COMMIT", "3s")
+	t.Setenv("STARLINGD_MONIKER", "env")
+	v := viper.New()
+	config.BindEnvironment(v)
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	config.AddFlags(flags)
+	require.NoError(t, flags.Parse([]string{"--state.keep_recent", "9", "--rpc.laddr", "tcp://127.0.0.1:1", "--log_format", "json",
+		"--p2p.persistent_peers", "a@b:1", "--instrumentation.prometheus", "--rpc.cors_allowed_origins", "x,y",
+		"--storage.memory_bytes", "20000000", "--storage.flush_interval", "3s"}))
+	require.NoError(t, v.BindPFlags(flags))
+	conf, err := config.Load(home, v)
+	require.NoError(t, err)
+	want := config.DefaultApp()
+	want.State, want.Snapshots = config.State{9, 80}, config.Snapshots{3}
+	want.Storage.FlushInterval, want.Storage.FlushBlocks, want.Storage.MaxLagBlocks, want.Storage.MemoryBytes = 3*time.Second, 5, 77, 20_000_000
+	require.Equal(t, want, conf.App)
+	require.Equal(t, []string{"http://a:1", "http://b:2"}, conf.CometBFT.StateSync.RPCServers)
+	require.Equal(t, []string{"x", "y"}, conf.CometBFT.RPC.CORSAllowedOrigins)
+	require.Equal(t, 3*time.Second, conf.CometBFT.Consensus.TimeoutCommit)
+	require.Equal(t, "env", conf.CometBFT.Moniker)
+	require.Equal(t, "json", conf.CometBFT.LogFormat)
+	require.Equal(t, "tcp://127.0.0.1:1", conf.CometBFT.RPC.ListenAddress)
+	require.Equal(t, "a@b:1", conf.CometBFT.P2P.PersistentPeers)
+	require.True(t, conf.CometBFT.Instrumentation.Prometheus)
+}
+
+func TestWrongConfigIsRefusedByName(t *testing.T) {
+	home, _ := nodetest.Home(t, nil)
+	comet, err := os.ReadFile(config.CometFile(home))
+	require.NoError(t, err)
+	for name, c := range map[string]struct{ app, from, to, want string }{
+		"unknown section":      {app: "[sate]\nkeep_recent = 1\n", want: "unknown field sate.keep_recent (did you mean state.keep_recent?)"},
+		"unknown field":        {app: "[state]\nkeep = 1\n", want: "unknown field state.keep (did you mean snapshots.keep?)"},
+		"fraction":             {app: "[state]\nkeep_recent = 1.5\n", want: "state.keep_recent must be a whole number"},
+		"wrong kind":           {app: "[snapshots]\nkeep = true\n", want: "snapshots.keep must be a whole number"},
+		"out of range":         {app: "[state]\nkeep_recent = 0\n", want: "state.keep_recent is 0, it must be 1 or more"},
+		"too many":             {app: "[snapshots]\nkeep = 11\n", want: "snapshots.keep is 11"},
+		"little memory":        {app: "[storage]\nmemory_bytes = 1000\n", want: "storage.memory_bytes is 1000, it must be 16777216"},
+		"page for all":         {app: "[status]\nladdr = \"0.0.0.0:26680\"\n", want: "or set status.public = true"},
+		"page without a port":  {app: "[status]\nladdr = \"127.0.0.1\"\n", want: "status.laddr is"},
+		"no flush":             {app: "[storage]\nflush_blocks = 0\n", want: "storage.flush_blocks is 0"},
+		"no flush bytes":       {app: "[storage]\nflush_bytes = 0\n", want: "storage.flush_bytes is 0"},
+		"no interval":          {app: "[storage]\nflush_interval = \"0s\"\n", want: "storage.flush_interval is 0s"},
+		"interval":             {app: "[storage]\nflush_interval = \"soon\"\n", want: "storage.flush_interval must be a time with a unit"},
+		"lag below a flush":    {app: "[storage]\nflush_blocks = 300\n", want: "storage.max_lag_blocks is 200, it must be flush_blocks (300) or more"},
+		"bytes below a flush":  {app: "[storage]\nmax_lag_bytes = 5\n", want: "storage.max_lag_bytes is 5"},
+		"in memory":            {app: "[storage]\nstate_in_memory = 3\n", want: "storage.state_in_memory must be true or false"},
+		"negative":             {app: "[storage]\nmin_free_bytes = -1\n", want: "storage.min_free_bytes is -1"},
+		"negative headers":     {app: "[join]\nevidence_headers = -1\n", want: "join.evidence_headers is -1, it must be 0 (none) to 100000"},
+		"too many headers":     {app: "[join]\nevidence_headers = 100001\n", want: "join.evidence_headers is 100001"},
+		"no TOML":              {app: "[state\n", want: "app.toml"},
+		"CometBFT's unknown":   {from: "timeout_commit =", to: "timeout_comit =", want: "unknown field consensus.timeout_comit"},
+		"CometBFT's kind":      {from: "pex = false", to: "pex = \"maybe\"", want: "p2p.pex must be true or false"},
+		"CometBFT's time":      {from: "timeout_commit = \"20ms\"", to: "timeout_commit = \"soon\"", want: "consensus.timeout_commit must be a time"},
+		"CometBFT's own check": {from: "max_body_bytes = 8388608", to: "max_body_bytes = -1", want: "max_body_bytes can't be negative"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			changed := string(comet)
+			if c.from != "" {
+				changed = strings.Replace(changed, c.from, c.to, 1)
+				require.NotEqual(t, string(comet), changed)
+			}
+			nodetest.WriteFile(t, config.CometFile(home), changed)
+			nodetest.WriteFile(t, config.AppFile(home), c.app)
+			_, err := config.Load(home, viper.New())
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+func TestWrongVariableIsRefused(t *testing.T) {
+	home, _ := nodetest.Home(t, nil)
+	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "many")
+	v := viper.New()
+	config.BindEnvironment(v)
+	_, err := config.Load(home, v)
+	require.ErrorContains(t, err, "keep_recent")
+	require.ErrorContains(t, err, "STARLINGD_")
+}
+
+func TestLimitsMustFitTheLargestTransaction(t *testing.T) {
+	for setting, lower := range map[string]func(*cfg.Config){
+		"rpc.max_body_bytes":    func(c *cfg.Config) { c.RPC.MaxBodyBytes = 1_000_000 },
+		"mempool.max_tx_bytes":  func(c *cfg.Config) { c.Mempool.MaxTxBytes = tx.MaxBytes - 1 },
+		"mempool.max_txs_bytes": func(c *cfg.Config) { c.Mempool.MaxTxsBytes = tx.MaxBytes - 1 },
+	} {
+		c := config.DefaultCometBFT()
+		require.NoError(t, config.CheckLimits(c))
+		lower(c)
+		err := config.CheckLimits(c)
+		require.ErrorIs(t, err, config.ErrLimits)
+		require.ErrorContains(t, err, setting)
+	}
+	c := config.DefaultCometBFT()
+	c.Mempool.Type = cfg.MempoolTypeApp
+	require.ErrorContains(t, config.CheckLimits(c), "mempool.type")
+}
+
+func TestRPCAddress(t *testing.T) {
+	home, _ := nodetest.Home(t, nil)
+	for laddr, want := range map[string]string{
+		"tcp://127.0.0.1:5":              "http://127.0.0.1:5",
+		"tcp://0.0.0.0:5":                "http://127.0.0.1:5",
+		"tcp://:5,tcp://127.0.0.1:6":     "http://127.0.0.1:5",
+		"unix:///run/starling.sock":      "unix:///run/starling.sock",
+		"tcp://[::]:5":                   "http://127.0.0.1:5",
+		"tcp://starling.example.org:123": "http://starling.example.org:123",
+	} {
+		nodetest.WriteFile(t, config.CometFile(home), "[rpc]\nladdr = \""+laddr+"\"\n")
+		require.Equal(t, want, config.RPCAddress(home))
+	}
+	require.Equal(t, "http://127.0.0.1:26657", config.RPCAddress(t.TempDir()))
+}

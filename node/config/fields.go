@@ -1,0 +1,173 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+)
+
+// field is one setting: its name in files and flags (rpc.laddr), with the value it has by default.
+type field struct {
+	name  string
+	value reflect.Value
+}
+
+// fieldsOf lists the settings of a configuration struct, which mapstructure tags name.
+func fieldsOf(config any) []field {
+	return appendFields(nil, "", reflect.ValueOf(config))
+}
+
+func appendFields(list []field, prefix string, v reflect.Value) []field {
+	for v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag.Get("mapstructure")
+		name, option, _ := strings.Cut(tag, ",")
+		value := v.Field(i)
+		isStruct := value.Kind() == reflect.Struct || value.Kind() == reflect.Pointer && value.Type().Elem().Kind() == reflect.Struct
+		switch {
+		case option == "squash":
+			list = appendFields(list, prefix, value)
+		case name == "" || name == "home": // CometBFT sets the home folder itself, in every section
+		case isStruct && !(value.Kind() == reflect.Pointer && value.IsNil()):
+			list = appendFields(list, prefix+name+".", value)
+		default:
+			list = append(list, field{prefix + name, value})
+		}
+	}
+	return list
+}
+
+// settable reports whether a setting has a form that fits a flag or a variable (lists of tables do
+// not).
+func (f field) settable() bool {
+	switch f.value.Kind() {
+	case reflect.Bool, reflect.String, reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Uint64:
+		return true
+	case reflect.Slice:
+		return f.value.Type().Elem().Kind() == reflect.String
+	default:
+		return false
+	}
+}
+
+var durationType = reflect.TypeFor[time.Duration]()
+
+// addFlag defines the flag of a setting. Its default is for the help text only: what counts is
+// whether the flag was given.
+func (f field) addFlag(flags *pflag.FlagSet, usage string) {
+	switch {
+	case f.value.Type() == durationType:
+		flags.Duration(f.name, time.Duration(f.value.Int()), usage)
+	case f.value.Kind() == reflect.Bool:
+		flags.Bool(f.name, f.value.Bool(), usage)
+	case f.value.Kind() == reflect.String:
+		flags.String(f.name, f.value.String(), usage)
+	case f.value.Kind() == reflect.Slice:
+		flags.StringSlice(f.name, f.value.Interface().([]string), usage)
+	case f.value.CanUint():
+		flags.Uint64(f.name, f.value.Uint(), usage)
+	default:
+		flags.Int64(f.name, f.value.Int(), usage)
+	}
+}
+
+// fits returns an error if a value in a TOML file is of the wrong kind for the setting. Numbers may
+// be quoted: CometBFT writes some of them so.
+func (f field) fits(value any) error {
+	if text, quoted := value.(string); quoted && (f.value.CanInt() || f.value.CanUint()) {
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+			value = n
+		}
+	}
+	want, ok := "", true
+	switch {
+	case f.value.Type() == durationType:
+		want = `a time with a unit, in quotes, such as "10s"`
+		switch v := value.(type) {
+		case int64:
+		case string:
+			_, err := time.ParseDuration(v)
+			ok = err == nil
+		default:
+			ok = false
+		}
+	case f.value.Kind() == reflect.Bool:
+		want = "true or false"
+		_, ok = value.(bool)
+	case f.value.Kind() == reflect.String:
+		want = "text in quotes"
+		_, ok = value.(string)
+	case f.value.CanInt():
+		want = "a whole number"
+		n, is := value.(int64)
+		ok = is && !f.value.OverflowInt(n)
+	case f.value.CanUint():
+		want = "a whole number from 0 up"
+		n, is := value.(int64)
+		ok = is && n >= 0 && !f.value.OverflowUint(uint64(n))
+	case f.value.Kind() == reflect.Float64:
+		want = "a number"
+		n, is := value.(float64)
+		_, isInt := value.(int64)
+		ok = isInt || is && !math.IsNaN(n)
+	case f.value.Kind() == reflect.Slice:
+		want = "a list in square brackets, or text with commas"
+		_, isText := value.(string)
+		ok = isText && f.settable() || value != nil && reflect.TypeOf(value).Kind() == reflect.Slice
+	}
+	if !ok {
+		return fmt.Errorf("%s must be %s, it is %#v", f.name, want, value)
+	}
+	return nil
+}
+
+// readFile reads a TOML file and refuses what is not among fields, by name.
+func readFile(path string, fields []field) (*viper.Viper, error) {
+	v := viper.New()
+	v.SetConfigFile(path)
+	v.SetConfigType("toml")
+	if err := v.ReadInConfig(); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	keys := v.AllKeys()
+	slices.Sort(keys)
+	for _, key := range keys {
+		i := slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, key) })
+		if i < 0 {
+			return nil, fmt.Errorf("%s: unknown field %s%s: correct its name or remove it", path, key, suggestion(key, fields))
+		}
+		if err := fields[i].fits(v.Get(key)); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return v, nil
+}
+
+// suggestion names a setting with the same last part, in another section.
+func suggestion(key string, fields []field) string {
+	for _, f := range fields {
+		if lastPart(f.name) == lastPart(key) {
+			return fmt.Sprintf(" (did you mean %s?)", f.name)
+		}
+	}
+	return ""
+}
+
+func lastPart(key string) string {
+	return strings.TrimPrefix(filepath.Ext("x."+key), ".")
+}

@@ -1,0 +1,87 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// AddTrustFlags adds flags for the settings that say what a light client trusts, and whom it asks.
+func AddTrustFlags(flags *pflag.FlagSet) {
+	var fields []field
+	for _, f := range fieldsOf(DefaultCometBFT()) {
+		if f.name == "statesync.rpc_servers" || strings.HasPrefix(f.name, "statesync.trust_") {
+			fields = append(fields, f)
+		}
+	}
+	for _, f := range fieldsOf(DefaultApp()) {
+		if f.name == "join.peers" {
+			fields = append(fields, f)
+		}
+	}
+	addFlags(flags, fields)
+	period := flags.Lookup("statesync.trust_period")
+	period.Hidden, period.Usage = false, "maximum age of the trusted header"
+}
+
+// shown are the settings whose flags are listed in the help text. All other settings have flags,
+// too, which are hidden.
+var shown = map[string]string{
+	"moniker":                    "name of this node",
+	"log_level":                  "log level: debug, info, error, none, or module:level pairs",
+	"log_format":                 "log format: plain or json",
+	"rpc.laddr":                  "address for clients",
+	"p2p.laddr":                  "address for other nodes",
+	"p2p.external_address":       "address that other nodes are told to dial",
+	"p2p.persistent_peers":       "peers to stay connected to: id@host:port, comma-separated",
+	"p2p.seeds":                  "seeds to ask for peers: id@host:port, comma-separated",
+	"statesync.enable":           "join by state sync where there is no state yet",
+	"statesync.rpc_servers":      "two or more RPC addresses for the light client",
+	"statesync.trust_height":     "height of a header that is trusted",
+	"statesync.trust_hash":       "hash of that header, in hex",
+	"consensus.timeout_commit":   "pause between blocks",
+	"instrumentation.prometheus": "serve metrics for Prometheus",
+	"halt_height":                "stop after this block; 0: never",
+	"state.keep_recent":          "states that can be queried",
+	"state.retain_blocks":        "blocks that are kept; 0: all",
+	"snapshots.keep":             "snapshots served to joining nodes",
+	"storage.memory_bytes":       "memory for caches of what is on disk",
+	"storage.state_in_memory":    "keep the whole state in memory",
+	"storage.min_free_bytes":     "free disk space below which the node stops; 0: never",
+	"transport.laddr":            "address for joining nodes, auto: that of p2p with the port + 10",
+	"transport.send_rate":        "bytes per second for joining nodes; 0: no limit",
+	"join.fast":                  "join over the transport, from many peers at once",
+	"join.peers":                 "transports to join from: id@host:port or host:port, comma-separated",
+	"status.laddr":               "address for a web page that shows what the node does, empty: none",
+	"status.public":              "status.laddr may be an address that others can reach",
+}
+
+// AddFlags adds a flag for every setting of config.toml and app.toml, with the setting's name.
+func AddFlags(flags *pflag.FlagSet) {
+	addFlags(flags, append(fieldsOf(DefaultCometBFT()), fieldsOf(DefaultApp())...))
+}
+
+// AddAppFlags adds flags for the settings of app.toml and of the log only.
+func AddAppFlags(flags *pflag.FlagSet) {
+	fields := fieldsOf(DefaultApp())
+	for _, f := range fieldsOf(DefaultCometBFT()) {
+		if strings.HasPrefix(f.name, "log_") {
+			fields = append(fields, f)
+		}
+	}
+	addFlags(flags, fields)
+}
+
+func addFlags(flags *pflag.FlagSet, fields []field) {
+	for _, f := range fields {
+		if !f.settable() {
+			continue
+		}
+		usage, listed := shown[f.name]
+		if !listed {
+			usage = "see config/config.toml"
+		}
+		f.addFlag(flags, usage)
+		flags.Lookup(f.name).Hidden = !listed
+	}
+}

@@ -1,0 +1,96 @@
+package config
+
+import (
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	cfg "github.com/cometbft/cometbft/config"
+	cometed25519 "github.com/cometbft/cometbft/crypto/ed25519"
+	cmtjson "github.com/cometbft/cometbft/libs/json"
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/privval"
+	cmttypes "github.com/cometbft/cometbft/types"
+)
+
+// Identity is who a node is: to its peers, and as a validator.
+type Identity struct {
+	NodeID           string
+	ValidatorAddress string
+	ValidatorPubKey  []byte // ed25519
+}
+
+// LoadIdentity reads the identity from the keys of a home folder. Where a remote signer holds the
+// validator's key, that is an error.
+func LoadIdentity(config *Config) (Identity, error) {
+	nodeKey, err := LoadNodeKey(config.CometBFT)
+	if err != nil {
+		return Identity{}, err
+	}
+	validator, err := LoadValidator(config.CometBFT)
+	if err != nil {
+		return Identity{}, err
+	}
+	if validator == nil {
+		return Identity{}, fmt.Errorf("priv_validator_laddr = %q: the validator's key is with the remote signer, ask it", config.CometBFT.PrivValidatorListenAddr)
+	}
+	key, err := validator.GetPubKey()
+	if err != nil {
+		return Identity{}, err
+	}
+	return Identity{NodeID: string(nodeKey.ID()), ValidatorAddress: key.Address().String(), ValidatorPubKey: key.Bytes()}, nil
+}
+
+// LoadNodeKey reads the key by which peers know the node.
+func LoadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
+	key, err := p2p.LoadNodeKey(c.NodeKeyFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the node key %q is missing: put it back, or run `starlingd init` for a new home", c.NodeKeyFile())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("node key %q: %w", c.NodeKeyFile(), err)
+	}
+	return key, nil
+}
+
+// LoadValidator reads the validator's key and signing state; nil: a remote signer holds them.
+// CometBFT's own loader ends the process where this returns an error.
+func LoadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
+	if c.PrivValidatorListenAddr != "" {
+		return nil, nil // a remote signer holds it
+	}
+	var (
+		key   privval.FilePVKey
+		state privval.FilePVLastSignState
+	)
+	for _, file := range []struct {
+		what, path string
+		into       any
+	}{
+		{"validator key", c.PrivValidatorKeyFile(), &key},
+		{"validator's signing state", c.PrivValidatorStateFile(), &state},
+	} {
+		raw, err := os.ReadFile(file.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("the %s %q is missing: put it back from where it was moved to, or run `starlingd init` for a new home (a validator that signs without its state may sign twice)", file.what, file.path)
+		}
+		if err == nil {
+			err = cmtjson.Unmarshal(raw, file.into)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: %w", file.what, file.path, err)
+		}
+	}
+	return privval.LoadFilePV(c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()), nil
+}
+
+// TransportKey returns the node key in the form that the transport takes. It must be ed25519.
+func TransportKey(key *p2p.NodeKey) (ed25519.PrivateKey, error) {
+	private, ok := key.PrivKey.(cometed25519.PrivKey)
+	if !ok {
+		return nil, fmt.Errorf("the node key is of type %q, the transport needs ed25519", key.PrivKey.Type())
+	}
+	return ed25519.PrivateKey(private), nil
+}

@@ -1,0 +1,76 @@
+package config
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// ErrLimits: a setting is too small for the largest transaction, so that some keys could never be
+// written.
+var ErrLimits = errors.New("too low for the largest value (1 MiB)")
+
+const (
+	// minDiscovery is the shortest time for the discovery of snapshots that CometBFT accepts
+	// (config.ErrInsufficientDiscoveryTime).
+	minDiscovery = 5 * time.Second
+
+	// rpcEnvelope is what a JSON-RPC request has around the transaction, which is in base64.
+	rpcEnvelope = 1024
+
+	// GRPCMessageBytes is the largest message that gRPC receives where nothing else is set, as in
+	// CometBFT's client and server.
+	GRPCMessageBytes = 4 << 20
+	// GRPCEnvelope is reserved in a message for what surrounds a chunk, or a block's transactions:
+	// header, votes of the last commit, misbehaviour, tags and lengths of many small transactions.
+	GRPCEnvelope = 256 << 10
+)
+
+// CheckLimits compares config.toml with the largest transaction. The error is ErrLimits, with the
+// setting's name and the value it needs.
+func CheckLimits(c *cfg.Config) error {
+	if need := int64(base64.StdEncoding.EncodedLen(tx.MaxBytes) + rpcEnvelope); c.RPC.MaxBodyBytes < need {
+		return fmt.Errorf("config.toml: rpc.max_body_bytes = %d is %w, sent in base64: set it to %d or more", c.RPC.MaxBodyBytes, ErrLimits, need)
+	}
+	if c.Mempool.MaxTxBytes < tx.MaxBytes {
+		return fmt.Errorf("config.toml: mempool.max_tx_bytes = %d is %w: set it to %d or more", c.Mempool.MaxTxBytes, ErrLimits, tx.MaxBytes)
+	}
+	if c.Mempool.MaxTxsBytes < tx.MaxBytes {
+		return fmt.Errorf("config.toml: mempool.max_txs_bytes = %d is %w: set it to %d or more", c.Mempool.MaxTxsBytes, ErrLimits, tx.MaxBytes)
+	}
+	if c.Mempool.Type == cfg.MempoolTypeApp {
+		return fmt.Errorf("config.toml: mempool.type = %q would lose every transaction: Starling leaves the mempool to CometBFT, set it to %q", c.Mempool.Type, cfg.MempoolTypeFlood)
+	}
+	return nil
+}
+
+// CheckBlockLimits compares the genesis consensus parameters with the largest transaction, and
+// refuses keys and vote extensions that Starling does not have.
+func CheckBlockLimits(doc *cmttypes.GenesisDoc) error {
+	params := doc.ConsensusParams
+	maxBytes := params.Block.MaxBytes
+	if maxBytes == -1 {
+		maxBytes = cmttypes.MaxBlockSizeBytes
+	}
+	// types.MaxDataBytes: what a block has for transactions beside header, commit and evidence.
+	need := cmttypes.ComputeProtoSizeForTxs([]cmttypes.Tx{make([]byte, tx.MaxBytes)}) + cmttypes.MaxOverheadForBlock +
+		cmttypes.MaxHeaderBytes + cmttypes.MaxCommitBytes(len(doc.Validators)) + params.Evidence.MaxBytes
+	if maxBytes < need {
+		return fmt.Errorf("genesis: consensus_params.block.max_bytes = %d is %w beside evidence.max_bytes = %d: the network's genesis needs %d or more",
+			maxBytes, ErrLimits, params.Evidence.MaxBytes, need)
+	}
+	if !slices.Equal(params.Validator.PubKeyTypes, []string{cmttypes.ABCIPubKeyTypeEd25519}) {
+		return fmt.Errorf("genesis: consensus_params.validator.pub_key_types = %v: Starling's validators have ed25519 keys only", params.Validator.PubKeyTypes)
+	}
+	if params.ABCI.VoteExtensionsEnableHeight != 0 {
+		return errors.New("genesis: consensus_params.abci.vote_extensions_enable_height must be 0: Starling has no vote extensions")
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// PortOffset is the distance from a node's p2p port to the port of its transport, unless
+// transport.laddr says otherwise.
+const PortOffset = 10
+
+// TransportAddress returns host:port at which a node with this configuration serves joining nodes;
+// "": nowhere.
+func TransportAddress(c *Config) (string, error) {
+	if c.App.Transport.ListenAddress != autoAddress {
+		_, address, found := strings.Cut(c.App.Transport.ListenAddress, "://")
+		if !found {
+			address = c.App.Transport.ListenAddress
+		}
+		return address, nil
+	}
+	_, address, found := strings.Cut(c.CometBFT.P2P.ListenAddress, "://")
+	if !found {
+		address = c.CometBFT.P2P.ListenAddress
+	}
+	if address == "" {
+		return "", nil
+	}
+	shifted, err := shiftPort(address)
+	if err != nil {
+		return "", fmt.Errorf(`transport.laddr is "auto", and p2p.laddr %q: %w`, c.CometBFT.P2P.ListenAddress, err)
+	}
+	return shifted, nil
+}
+
+// shiftPort turns the address of a node's p2p into that of its transport.
+func shiftPort(hostPort string) (string, error) {
+	host, port, err := net.SplitHostPort(hostPort)
+	if err != nil {
+		return "", err
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return "", fmt.Errorf("port %q: %w", port, err)
+	}
+	if n == 0 {
+		return net.JoinHostPort(host, "0"), nil // any port for p2p: then any for the transport, too
+	}
+	if n+PortOffset > 65535 {
+		return "", fmt.Errorf("port %d + %d is no port: set transport.laddr", n, PortOffset)
+	}
+	return net.JoinHostPort(host, strconv.FormatUint(n+PortOffset, 10)), nil
+}
+
+// transportAddresses reads a list of addresses.
+func transportAddresses(list string) ([]transport.Address, error) {
+	var addresses []transport.Address
+	for _, s := range splitList(list) {
+		a, err := transport.ParseAddress(s)
+		if err != nil {
+			return nil, err
+		}
+		addresses = append(addresses, a)
+	}
+	return addresses, nil
+}
+
+func splitList(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' })
+}
+
+// JoinAddresses returns the transports that a joining node dials first: those that join.peers
+// names, and those of p2p's peers and seeds, which are assumed to listen at PortOffset above the
+// p2p port.
+func JoinAddresses(c *Config) ([]transport.Address, error) {
+	addresses, err := transportAddresses(c.App.Join.Peers)
+	if err != nil {
+		return nil, fmt.Errorf("join.peers: %w", err)
+	}
+	for _, list := range []struct{ setting, peers string }{
+		{"p2p.persistent_peers", c.CometBFT.P2P.PersistentPeers}, {"p2p.seeds", c.CometBFT.P2P.Seeds},
+	} {
+		for _, s := range splitList(list.peers) {
+			a, err := transport.ParseAddress(s)
+			if err == nil {
+				a.HostPort, err = shiftPort(a.HostPort)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", list.setting, err)
+			}
+			addresses = append(addresses, a)
+		}
+	}
+	return addresses, nil
+}

@@ -1,0 +1,165 @@
+package home
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/privval"
+	cmttypes "github.com/cometbft/cometbft/types"
+	cmttime "github.com/cometbft/cometbft/types/time"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/node/config"
+)
+
+// ErrInitialised: the folder has files of a node, which are not overwritten.
+var ErrInitialised = errors.New("there is a node already")
+
+// DefaultBlockBytes fits the largest transaction together with evidence, and into a gRPC message (4
+// MiB).
+const DefaultBlockBytes = config.GRPCMessageBytes - config.GRPCEnvelope
+
+// genesisPower is the voting power of the validator of a new network.
+const genesisPower = 10
+
+// InitOptions say what home folder to make. Only Home is required.
+type InitOptions struct {
+	Home    string
+	Moniker string // default: the host's name
+	// GenesisFile is the genesis file of an existing network, which is copied. ChainID and App are
+	// ignored then.
+	GenesisFile string
+	ChainID     string // default: starling- and six random letters
+	App         app.Genesis
+	// Edit changes the configuration before it is written; nil: nothing is changed.
+	Edit func(*cfg.Config, *config.App)
+}
+
+// InitResult describes the home that was made.
+type InitResult struct {
+	Home, ChainID, Moniker, NodeID string
+	ValidatorPubKey                []byte // ed25519
+}
+
+// Init makes the home folder of a new node: configuration, keys, and a genesis file with this node
+// as its only validator. It refuses to overwrite anything.
+func Init(opts InitOptions) (InitResult, error) {
+	conf, appConfig := config.DefaultCometBFT(), config.DefaultApp()
+	conf.SetRoot(opts.Home)
+	conf.Moniker = opts.Moniker
+	if conf.Moniker == "" {
+		conf.Moniker = cfg.DefaultConfig().Moniker
+	}
+	if opts.Edit != nil {
+		opts.Edit(conf, &appConfig)
+	}
+	for _, path := range []string{config.CometFile(opts.Home), config.AppFile(opts.Home), conf.GenesisFile(), conf.NodeKeyFile(),
+		conf.PrivValidatorKeyFile(), conf.PrivValidatorStateFile()} {
+		if _, err := os.Lstat(path); err == nil {
+			return InitResult{}, fmt.Errorf("%w: %q exists: give --home another folder, or move the old one away (a validator's key and signing state must never run twice)", ErrInitialised, path)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return InitResult{}, err
+		}
+	}
+	doc, err := initialGenesis(opts)
+	if err != nil {
+		return InitResult{}, err // before anything is written
+	}
+	for _, dir := range []string{opts.Home, filepath.Join(opts.Home, "config"), filepath.Join(opts.Home, "data")} {
+		if err := os.MkdirAll(dir, cfg.DefaultDirPerm); err != nil {
+			return InitResult{}, err
+		}
+	}
+	// WriteConfigFile ends the process if it cannot write. Creating the files first gives an error
+	// instead.
+	if err := config.WriteApp(config.AppFile(opts.Home), appConfig); err != nil {
+		return InitResult{}, err
+	}
+	if err := os.WriteFile(config.CometFile(opts.Home), nil, 0o600); err != nil {
+		return InitResult{}, err
+	}
+	cfg.WriteConfigFile(config.CometFile(opts.Home), conf)
+
+	nodeKey, err := p2p.LoadOrGenNodeKey(conf.NodeKeyFile())
+	if err != nil {
+		return InitResult{}, err
+	}
+	validator := privval.GenFilePV(conf.PrivValidatorKeyFile(), conf.PrivValidatorStateFile())
+	validator.Save()
+	if opts.GenesisFile == "" {
+		doc.Validators = []cmttypes.GenesisValidator{{
+			Address: validator.Key.PubKey.Address(), PubKey: validator.Key.PubKey, Power: genesisPower, Name: conf.Moniker,
+		}}
+	}
+	if err := doc.SaveAs(conf.GenesisFile()); err != nil {
+		return InitResult{}, err
+	}
+	return InitResult{
+		Home: opts.Home, ChainID: doc.ChainID, Moniker: conf.Moniker,
+		NodeID: string(nodeKey.ID()), ValidatorPubKey: validator.Key.PubKey.Bytes(),
+	}, nil
+}
+
+// initialGenesis makes the genesis document, still without validator, or reads the given one.
+func initialGenesis(opts InitOptions) (*cmttypes.GenesisDoc, error) {
+	if opts.GenesisFile != "" {
+		return config.LoadGenesis(opts.GenesisFile)
+	}
+	genesis := opts.App
+	if genesis.ChunkBytes == 0 || genesis.SnapshotInterval == 0 {
+		defaults, err := app.ParseGenesis([]byte("{}"))
+		if err != nil {
+			return nil, err
+		}
+		if genesis.ChunkBytes == 0 {
+			genesis.ChunkBytes = defaults.ChunkBytes
+		}
+		if genesis.SnapshotInterval == 0 {
+			genesis.SnapshotInterval = defaults.SnapshotInterval
+		}
+	}
+	if genesis.Admins == nil {
+		genesis.Admins = []string{}
+	}
+	if genesis.Grants == nil {
+		genesis.Grants = []app.GenesisGrant{}
+	}
+	appState, err := json.Marshal(genesis)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := app.ParseGenesis(appState); err != nil {
+		return nil, err
+	}
+	doc := &cmttypes.GenesisDoc{
+		ChainID: opts.ChainID, GenesisTime: cmttime.Now(), ConsensusParams: cmttypes.DefaultConsensusParams(), AppState: appState,
+	}
+	if doc.ChainID == "" {
+		doc.ChainID = "starling-" + randomLetters(6)
+	}
+	doc.ConsensusParams.Version.App = app.GenesisVersion
+	doc.ConsensusParams.Block.MaxBytes = DefaultBlockBytes
+	if err := doc.ValidateAndComplete(); err != nil {
+		return nil, err
+	}
+	return doc, config.CheckBlockLimits(doc)
+}
+
+// randomLetters names a chain. It is not secret, but two test networks should not share a name.
+func randomLetters(n int) string {
+	// 32 of them, so that every byte gives one evenly
+	const letters = "abcdefghijkmnpqrstuvwxyz23456789"
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails (crypto/rand)
+	for i := range b {
+		b[i] = letters[b[i]%byte(len(letters))]
+	}
+	return string(b)
+}

@@ -1,0 +1,217 @@
+package home
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/p2p"
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// maxGenesisBytes limits the genesis file that a stranger may send.
+const maxGenesisBytes = 64 << 20
+
+// newcomerTimeout limits all requests to the address together.
+const newcomerTimeout = time.Minute
+
+// NewcomerOptions say how to make the home of a node that joins a network.
+type NewcomerOptions struct {
+	Home, Moniker string
+	// From is an address of one node of the network: its RPC server (http://host:26657) or its
+	// transport (host:26666, id@host:26666).
+	From string
+	// TrustHeight and TrustHash name the header that is trusted. 0 and "": the newest one of From,
+	// which is then trusted for everything.
+	TrustHeight int64
+	TrustHash   string
+	// Edit changes the configuration before it is written; nil: nothing is changed.
+	Edit func(*cfg.Config, *config.App)
+}
+
+// Newcomer is a home that is ready to join.
+type Newcomer struct {
+	InitResult
+	TrustHeight int64
+	TrustHash   string
+	TrustsFrom  bool // the header comes from From alone
+	Peer        string
+}
+
+// source is what the node at an address sent.
+type source struct {
+	genesis []byte
+	chainID string
+	height  int64 // of the newest header
+	hash    []byte
+	peer    string // for p2p.persistent_peers; "": not known
+	joins   string // for join.peers; "": not known
+}
+
+// InitFrom makes the home of a node that joins a network, from the address of one of its nodes.
+// That node is trusted for the genesis file, whose chain id and state the trusted header then
+// confirms. If TrustHeight and TrustHash name a header, it is not trusted for anything else.
+func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
+	if (o.TrustHeight > 0) != (o.TrustHash != "") {
+		return Newcomer{}, errors.New("a trusted header has a height and a hash: give --trust-height and --trust-hash, or neither")
+	}
+	if raw, err := hex.DecodeString(o.TrustHash); o.TrustHash != "" && (err != nil || len(raw) != 32) {
+		return Newcomer{}, fmt.Errorf("--trust-hash is %q, it must be 64 hex digits", o.TrustHash)
+	}
+	if _, err := os.Lstat(config.CometFile(o.Home)); err == nil {
+		return Newcomer{}, fmt.Errorf("%w: %q exists: continue with `starlingd start --home %q`, or give --home another folder", ErrInitialised, config.CometFile(o.Home), o.Home)
+	}
+	ctx, cancel := context.WithTimeout(ctx, newcomerTimeout)
+	defer cancel()
+	ask := fromTransport
+	if strings.Contains(o.From, "://") {
+		ask = fromRPC
+	}
+	s, err := ask(ctx, o.From, o.TrustHeight == 0)
+	if err != nil {
+		return Newcomer{}, fmt.Errorf("%s: %w", o.From, err)
+	}
+	made := Newcomer{TrustHeight: o.TrustHeight, TrustHash: strings.ToUpper(o.TrustHash), TrustsFrom: o.TrustHeight == 0, Peer: s.peer}
+	if made.TrustsFrom {
+		made.TrustHeight, made.TrustHash = s.height, fmt.Sprintf("%X", s.hash)
+	}
+	dir, err := os.MkdirTemp("", "starlingd-join-")
+	if err != nil {
+		return Newcomer{}, err
+	}
+	// a copy of the genesis file that is not needed any more
+	defer func() { _ = os.RemoveAll(dir) }()
+	genesis := filepath.Join(dir, "genesis.json")
+	if err := os.WriteFile(genesis, s.genesis, 0o600); err != nil {
+		return Newcomer{}, err
+	}
+	made.InitResult, err = Init(InitOptions{Home: o.Home, Moniker: o.Moniker, GenesisFile: genesis, Edit: func(c *cfg.Config, a *config.App) {
+		c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, made.TrustHeight, made.TrustHash
+		c.P2P.PersistentPeers, a.Join.Peers = s.peer, s.joins
+		if o.Edit != nil {
+			o.Edit(c, a)
+		}
+	}})
+	return made, err
+}
+
+// fromTransport asks a node's transport. Its p2p is assumed to listen at PortOffset below.
+func fromTransport(ctx context.Context, from string, newest bool) (s source, err error) {
+	address, err := transport.ParseAddress(from)
+	if err != nil {
+		return s, fmt.Errorf("%w, or http://host:port of an RPC server", err)
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return s, err
+	}
+	conn, err := tcp.NewDialer(tcp.Options{Key: key}).Dial(ctx, address)
+	if err != nil {
+		return s, err
+	}
+	defer conn.Close()
+	s.genesis, err = conn.Call(ctx, transport.Call{Method: fastsync.MethodGenesis, Max: maxGenesisBytes})
+	if err != nil {
+		return s, fmt.Errorf("genesis file: %w", err)
+	}
+	doc, err := cmttypes.GenesisDocFromJSON(s.genesis)
+	if err != nil {
+		return s, fmt.Errorf("genesis file: %w", err)
+	}
+	s.chainID = doc.ChainID
+	address.ID = conn.Remote().ID
+	s.joins = address.String()
+	if host, port, err := net.SplitHostPort(address.HostPort); err == nil {
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil && n > config.PortOffset {
+			s.peer = p2p.IDAddressString(p2p.ID(address.ID), net.JoinHostPort(host, strconv.FormatUint(n-config.PortOffset, 10)))
+		}
+	}
+	if !newest {
+		return s, nil
+	}
+	member, err := tcp.NewDialer(tcp.Options{Key: key, ChainID: s.chainID}).Dial(ctx, address)
+	if err != nil {
+		return s, err
+	}
+	defer member.Close()
+	block, err := lightblocks.NewProvider(s.chainID, member).LightBlock(ctx, 0)
+	if err != nil {
+		return s, fmt.Errorf("its newest header: %w", err)
+	}
+	s.height, s.hash = block.Height, block.Hash()
+	return s, nil
+}
+
+// fromRPC asks a node's RPC server.
+func fromRPC(ctx context.Context, from string, newest bool) (s source, err error) {
+	u, err := url.Parse(from)
+	if err != nil || u.Hostname() == "" {
+		return s, errors.New("an RPC address is http://host:port")
+	}
+	client, err := rpchttp.New(from, "/websocket")
+	if err != nil {
+		return s, err
+	}
+	for next := uint(0); ; {
+		part, err := client.GenesisChunked(ctx, next)
+		if err != nil {
+			return s, fmt.Errorf("genesis file: %w", err)
+		}
+		raw, err := base64.StdEncoding.DecodeString(part.Data)
+		if err != nil || len(s.genesis)+len(raw) > maxGenesisBytes {
+			return s, fmt.Errorf("genesis file: part %d of %d cannot be used", next, part.TotalChunks)
+		}
+		s.genesis = append(s.genesis, raw...)
+		if next++; next >= uint(max(part.TotalChunks, 0)) {
+			break
+		}
+	}
+	doc, err := cmttypes.GenesisDocFromJSON(bytes.TrimSpace(s.genesis))
+	if err != nil {
+		return s, fmt.Errorf("genesis file: %w", err)
+	}
+	s.chainID = doc.ChainID
+	status, err := client.Status(ctx)
+	if err != nil {
+		return s, fmt.Errorf("status: %w", err)
+	}
+	listen := status.NodeInfo.ListenAddr
+	if _, after, found := strings.Cut(listen, "://"); found {
+		listen = after
+	}
+	if _, port, err := net.SplitHostPort(listen); err == nil {
+		s.peer = p2p.IDAddressString(status.NodeInfo.ID(), net.JoinHostPort(u.Hostname(), port))
+	}
+	if !newest {
+		return s, nil
+	}
+	commit, err := client.Commit(ctx, nil)
+	if err != nil {
+		return s, fmt.Errorf("its newest header: %w", err)
+	}
+	if err := commit.ValidateBasic(s.chainID); err != nil {
+		return s, fmt.Errorf("its newest header: %w", err)
+	}
+	s.height, s.hash = commit.Height, commit.Header.Hash()
+	return s, nil
+}

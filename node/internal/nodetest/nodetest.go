@@ -1,0 +1,177 @@
+// Package nodetest holds what the tests of a node and of its rooms share: homes on free ports, a
+// log that tests read, calls by RPC.
+package nodetest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	cometnode "github.com/cometbft/cometbft/node"
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/spf13/viper"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/ports"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+)
+
+// Patience is how long a test waits for what should happen soon.
+const Patience = 60 * time.Second
+
+// Home makes a home whose node listens on free ports of loopback and makes blocks fast. edit, nil
+// or not, changes the options first.
+func Home(t *testing.T, edit func(*home.InitOptions)) (string, home.InitResult) {
+	t.Helper()
+	numbers := FreePorts(t, 2)
+	opts := home.InitOptions{
+		Home: filepath.Join(t.TempDir(), "home"), Moniker: "test", ChainID: "test-chain", App: app.Genesis{Open: true},
+		Edit: func(c *cfg.Config, a *config.App) {
+			a.Transport.ListenAddress = "127.0.0.1:0"
+			c.RPC.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", numbers[0])
+			c.P2P.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", numbers[1])
+			c.P2P.AllowDuplicateIP, c.P2P.AddrBookStrict, c.P2P.PexReactor = true, false, false
+			c.Consensus.TimeoutCommit = 20 * time.Millisecond
+		},
+	}
+	if edit != nil {
+		edit(&opts)
+	}
+	result, err := home.Init(opts)
+	require.NoError(t, err)
+	return opts.Home, result
+}
+
+// FreePorts returns ports of loopback for CometBFT, which binds them itself. Nobody else takes
+// them.
+func FreePorts(t *testing.T, n int) (numbers []int) {
+	t.Helper()
+	held, err := ports.Hold(n)
+	require.NoError(t, err)
+	held.Release()
+	for i := range n {
+		numbers = append(numbers, held.Number(i))
+	}
+	return numbers
+}
+
+// Load reads the configuration of a home.
+func Load(t *testing.T, home string) *config.Config {
+	t.Helper()
+	config, err := config.Load(home, viper.New())
+	require.NoError(t, err)
+	return config
+}
+
+// RPC is a client of the node of a home.
+func RPC(t *testing.T, home string) *rpchttp.HTTP {
+	t.Helper()
+	client, err := rpchttp.New(config.RPCAddress(home), "/websocket")
+	require.NoError(t, err)
+	return client
+}
+
+// Put writes a key by a text transaction, and waits until it is in a block.
+func Put(t *testing.T, client *rpchttp.HTTP, key, value string) {
+	t.Helper()
+	res, err := client.BroadcastTxCommit(context.Background(), []byte(key+"="+value))
+	require.NoError(t, err)
+	require.Zero(t, res.CheckTx.Code, res.CheckTx.Log)
+	require.Zero(t, res.TxResult.Code, res.TxResult.Log)
+}
+
+// Get reads a key at the last height, without proof.
+func Get(t *testing.T, client *rpchttp.HTTP, key string) string {
+	t.Helper()
+	res, err := client.ABCIQuery(context.Background(), "/key", []byte(key))
+	require.NoError(t, err)
+	require.Zero(t, res.Response.Code, res.Response.Log)
+	return string(res.Response.Value)
+}
+
+// Until waits until ok returns true. After Patience the test fails with what.
+func Until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	require.Eventually(t, ok, Patience, 10*time.Millisecond, what)
+}
+
+// WriteFile replaces a file.
+func WriteFile(t *testing.T, path, text string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+}
+
+// EditJSON changes a JSON object in a file.
+func EditJSON(t *testing.T, path string, edit func(map[string]any)) {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var object map[string]any
+	require.NoError(t, json.Unmarshal(raw, &object))
+	edit(object)
+	raw, err = json.Marshal(object)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, raw, 0o600))
+}
+
+// LogBuffer is a log that a test reads.
+type LogBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (b *LogBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+// Has reports whether the log contains a text.
+func (b *LogBuffer) Has(text string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Contains(b.buf.String(), text)
+}
+
+// Find returns what the first group of a regular expression matches.
+func (b *LogBuffer) Find(t *testing.T, expression string) string {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	found := regexp.MustCompile(expression).FindStringSubmatch(b.buf.String())
+	require.NotNil(t, found, expression)
+	return found[1]
+}
+
+func (b *LogBuffer) Logger(t *testing.T) log.Logger {
+	t.Helper()
+	logger, err := config.NewLogger(b, "info", cfg.LogFormatPlain)
+	require.NoError(t, err)
+	return logger
+}
+
+// SameHashes compares the root of the application's last state with what the block after it names.
+func SameHashes(t *testing.T, application interface {
+	Latest() (int64, *avlstar.Version)
+}, comet func() *cometnode.Node,
+) {
+	t.Helper()
+	height, v := application.Latest()
+	defer v.Release()
+	Until(t, "the block after the state", func() bool { return comet().BlockStore().Height() > height })
+	hash := v.AppHash()
+	require.Equal(t, hash[:], comet().BlockStore().LoadBlockMeta(height+1).Header.AppHash.Bytes())
+}

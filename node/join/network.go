@@ -1,0 +1,265 @@
+package join
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/p2p"
+	sm "github.com/cometbft/cometbft/state"
+	"github.com/cometbft/cometbft/store"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// ErrNoTransport: no peer's transport can be reached. Nothing was changed.
+var ErrNoTransport = errors.New("no transport of a peer can be reached")
+
+// rpcTimeout limits a call to one of statesync.rpc_servers.
+const rpcTimeout = 10 * time.Second
+
+// Own are the blocks that this node has itself.
+type Own interface {
+	Blocks() (*store.BlockStore, error)
+	States() (sm.Store, error)
+}
+
+// NetworkOptions say whom to ask, and which header to trust.
+type NetworkOptions struct {
+	Config  *config.Config
+	Logger  log.Logger
+	Genesis *cmttypes.GenesisDoc
+	NodeKey *p2p.NodeKey
+	// Addresses are the transports to begin with. Those that they name are dialled, too.
+	Addresses []transport.Address
+	// Own blocks provide headers as if the node were a peer of itself, and the last header is
+	// trusted if it is not too old. nil: there are none, and the header that the [statesync]
+	// section names is trusted.
+	Own  Own
+	View *fastsync.View // is told of the peers; nil: nobody
+	// Banned is called for each peer that is banned; nil: nobody.
+	Banned func(id transport.ID, why statesync.BanReason)
+}
+
+// Network is the other nodes: their transports and RPC servers, and a verifier of the headers that
+// they send. Close releases it.
+type Network struct {
+	o        NetworkOptions
+	peers    *fastsync.Peers
+	verifier *lightblocks.Verifier
+	own      *lightblocks.Server // of the node's own headers; nil: there are none
+}
+
+// Connect begins to dial peers, and to fetch headers from all of them. It waits for none: see
+// Reach.
+func Connect(o NetworkOptions) (_ *Network, err error) {
+	n := &Network{o: o}
+	key, err := config.TransportKey(o.NodeKey)
+	if err != nil {
+		return nil, err
+	}
+	trust, err := n.trust()
+	if err != nil {
+		return nil, err
+	}
+	trust.ChainID, trust.Logger, trust.EvidenceDir = o.Genesis.ChainID, o.Logger, evidenceDir(o.Config)
+	trust.Lied = func(id transport.ID, err error) {
+		if n.peers != nil && id.Validate() == nil { // an RPC server is no peer
+			n.peers.Ban(id, statesync.BanHeader, err.Error())
+		}
+	}
+	n.peers = fastsync.NewPeers(fastsync.PeersOptions{
+		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID}), Addresses: o.Addresses, Self: n.id(),
+		Banned: o.Banned,
+	})
+	if o.View != nil {
+		o.View.Connecting(n.peers)
+	}
+	if n.verifier, err = lightblocks.NewVerifier(trust); err != nil {
+		n.peers.Close()
+		return nil, err
+	}
+	if err := n.addProviders(); err != nil {
+		n.Close()
+		return nil, err
+	}
+	n.peers.Watch(fastsync.Watcher{
+		Up:   func(c transport.Conn) { n.verifier.Add(lightblocks.NewProvider(o.Genesis.ChainID, c)) },
+		Down: n.verifier.Remove,
+	})
+	return n, nil
+}
+
+// addProviders adds the sources of headers other than the peers that connect.
+func (n *Network) addProviders() error {
+	chainID := n.o.Genesis.ChainID
+	for _, address := range n.o.Config.CometBFT.StateSync.RPCServers {
+		p, err := lightblocks.NewRPC(chainID, address, rpcTimeout)
+		if err != nil {
+			return fmt.Errorf("statesync.rpc_servers: %w", err)
+		}
+		n.verifier.Add(p)
+	}
+	if n.o.Own == nil {
+		return nil
+	}
+	// The others may have pruned the header that is trusted.
+	states, err := n.o.Own.States()
+	if err != nil {
+		return err
+	}
+	blocks, err := n.o.Own.Blocks()
+	if err != nil {
+		return err
+	}
+	n.own = lightblocks.NewServer(lightblocks.ServerOptions{ChainID: chainID, Blocks: blocks, States: states, Logger: n.o.Logger})
+	mux := new(transport.Mux)
+	n.own.Register(mux)
+	n.verifier.Add(lightblocks.NewProvider(chainID, &selfConn{id: n.id(), chainID: chainID, handler: mux, done: make(chan struct{})}))
+	return nil
+}
+
+// id is the node's own id.
+func (n *Network) id() transport.ID { return transport.ID(n.o.NodeKey.ID()) }
+
+// evidenceDir is the folder where conflicting headers are kept.
+func evidenceDir(conf *config.Config) string {
+	return filepath.Join(conf.CometBFT.DBDir(), "conflicts")
+}
+
+// trust returns the header to begin from: the last one of the node's own blocks if that is not too
+// old, else the configured one.
+func (n *Network) trust() (lightblocks.Options, error) {
+	c := n.o.Config.CometBFT.StateSync
+	if n.o.Own != nil {
+		blocks, err := n.o.Own.Blocks()
+		if err != nil {
+			return lightblocks.Options{}, err
+		}
+		if meta := blocks.LoadBlockMeta(blocks.Height()); meta != nil && time.Since(meta.Header.Time) < c.TrustPeriod {
+			return lightblocks.Options{TrustHeight: meta.Header.Height, TrustHash: meta.BlockID.Hash, TrustPeriod: c.TrustPeriod}, nil
+		}
+	}
+	hash, err := hex.DecodeString(c.TrustHash)
+	if err != nil {
+		return lightblocks.Options{}, fmt.Errorf("statesync.trust_hash: %w", err)
+	}
+	return lightblocks.Options{TrustHeight: c.TrustHeight, TrustHash: hash, TrustPeriod: c.TrustPeriod}, nil
+}
+
+// Verifier proves headers that peers and RPC servers send.
+func (n *Network) Verifier() *lightblocks.Verifier { return n.verifier }
+
+// Peers are those that are connected, or dialled.
+func (n *Network) Peers() *fastsync.Peers { return n.peers }
+
+// Reach waits for the first peer. After timeout the error is ErrNoTransport, and lists what was
+// tried.
+func (n *Network) Reach(ctx context.Context, timeout time.Duration) error {
+	up := make(chan struct{}, 1)
+	stop := n.peers.Watch(fastsync.Watcher{
+		Up: func(transport.Conn) {
+			select {
+			case up <- struct{}{}:
+			default:
+			}
+		},
+	})
+	defer stop()
+	select {
+	case <-up:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(timeout):
+		return fmt.Errorf("%w within %s: %s", ErrNoTransport, timeout, strings.Join(n.peers.Failures(), "; "))
+	}
+}
+
+// releaseOwn ends the reading of the node's own blocks, before they are put aside.
+func (n *Network) releaseOwn() {
+	if n.own != nil {
+		n.verifier.Remove(n.id())
+		n.own.SetStores(nil, nil, nil)
+	}
+}
+
+// Close ends the connections.
+func (n *Network) Close() {
+	n.peers.Close()
+	n.verifier.Close()
+}
+
+// selfConn is a connection of a node to itself.
+type selfConn struct {
+	id      transport.ID
+	chainID string
+	handler transport.Handler
+	done    chan struct{} // never closed
+}
+
+func (c *selfConn) Remote() transport.Address { return transport.Address{ID: c.id, HostPort: "self"} }
+func (c *selfConn) ChainID() string           { return c.chainID }
+func (c *selfConn) Done() <-chan struct{}     { return c.done }
+func (c *selfConn) Err() error                { return nil }
+func (c *selfConn) Close() error              { return nil }
+
+func (c *selfConn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
+	return c.handler.Serve(ctx, transport.Request{Peer: c.id, Host: "self", Method: call.Method, Body: call.Body})
+}
+
+// headers is the verifier. Errors that waiting cannot resolve end the join.
+type headers struct{ *lightblocks.Verifier }
+
+var _ fastsync.Headers = headers{}
+
+// hopeless marks an error that waiting cannot resolve.
+func hopeless(err error) error {
+	if errors.Is(err, lightblocks.ErrConflict) || errors.Is(err, lightblocks.ErrTrustExpired) {
+		return fmt.Errorf("%w: %w", fastsync.ErrHopeless, err)
+	}
+	return err
+}
+
+func (h headers) Newest(ctx context.Context) (int64, error) {
+	height, err := h.Verifier.Newest(ctx)
+	return height, hopeless(err)
+}
+
+func (h headers) AppHash(ctx context.Context, height int64) ([]byte, error) {
+	hash, err := h.Verifier.AppHash(ctx, height)
+	if err == nil {
+		err = h.mayExecute(ctx, height+1)
+	}
+	return hash, hopeless(err)
+}
+
+// mayExecute refuses a state, before any of it is fetched, if the block after it needs a newer
+// program than this one.
+func (h headers) mayExecute(ctx context.Context, height int64) error {
+	newest, err := buildinfo.NewestAppVersion()
+	if err != nil {
+		return err
+	}
+	block, err := h.Verifier.LightBlock(ctx, height)
+	if err != nil {
+		return err
+	}
+	if version := block.Version.App; version > newest {
+		return fmt.Errorf("%w: block %d: %w", fastsync.ErrHopeless, height, &app.UpgradeError{Version: version, Newest: newest})
+	}
+	return nil
+}

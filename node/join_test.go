@@ -1,0 +1,283 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/node/join"
+	"github.com/starling-kv/starling/statesync/fastsync"
+)
+
+// fastNetwork is a validator with n keys, and snapshots at every fourth height.
+func fastNetwork(t *testing.T, keys int) (dir string, n *Node, first home.InitResult) {
+	t.Helper()
+	dir, first = nodetest.Home(t, func(o *home.InitOptions) {
+		o.App = app.Genesis{Open: true, ChunkBytes: 512, SnapshotInterval: 4}
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			// nobody can follow more than about seven blocks per second by gossip
+			c.Consensus.TimeoutCommit = 350 * time.Millisecond
+		}
+	})
+	n = start(t, dir, log.NewNopLogger())
+	writeKeys(t, dir, 0, keys)
+	return dir, n, first
+}
+
+func writeKeys(t *testing.T, home string, from, to int) {
+	t.Helper()
+	client := nodetest.RPC(t, home)
+	for i := from; i < to-1; i++ {
+		_, err := client.BroadcastTxSync(t.Context(), fmt.Appendf(nil, "key-%02d=%064d", i, i))
+		require.NoError(t, err)
+	}
+	nodetest.Put(t, client, fmt.Sprintf("key-%02d", to-1), fmt.Sprintf("%064d", to-1))
+}
+
+// fastJoiner is a home that joins the network over the transport, with no RPC server.
+func fastJoiner(t *testing.T, dir string, n *Node, first home.InitResult, more func(*cfg.Config, *config.App)) string {
+	t.Helper()
+	trusted := n.Comet().BlockStore().LoadBlockMeta(1)
+	joiner, _ := nodetest.Home(t, func(o *home.InitOptions) {
+		o.GenesisFile = filepath.Join(dir, "config", "genesis.json")
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", first.NodeID, nodetest.Load(t, dir).CometBFT.P2P.ListenAddress[len("tcp://"):])
+			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
+			a.Join.Peers = fmt.Sprintf("%s@%s", first.NodeID, n.serving.server.Addr())
+			if more != nil {
+				more(c, a)
+			}
+		}
+	})
+	return joiner
+}
+
+// follows waits until a node is where the network is now, and takes part in consensus.
+func follows(t *testing.T, j, n *Node) {
+	t.Helper()
+	head := n.Comet().BlockStore().Height()
+	nodetest.Until(t, "the joiner at the head", func() bool {
+		return !j.Comet().ConsensusReactor().WaitSync() && j.Application().Height() >= head
+	})
+	nodetest.SameHashes(t, j.Application(), j.Comet)
+}
+
+// A node joins over the transport, with a trusted header and the address of one peer, and follows
+// the head. Later it is offline for a while and catches up by fetching what differs.
+func TestJoinOverTheTransport(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	home, n, first := fastNetwork(t, 40)
+	keysAt := n.Application().Height()
+	nodetest.Until(t, "a snapshot with all keys", func() bool {
+		heights := n.application.snapshots.Heights()
+		return len(heights) > 0 && heights[len(heights)-1] > keysAt && n.Comet().BlockStore().Height() > heights[len(heights)-1]+2
+	})
+	joiner := fastJoiner(t, home, n, first, func(_ *cfg.Config, a *config.App) { a.Join.CatchUpBlocks = 5 })
+	logs := new(nodetest.LogBuffer)
+	j := start(t, joiner, logs.Logger(t))
+	follows(t, j, n)
+	require.True(t, logs.Has("Joining: the state is restored"))
+	base := j.Comet().BlockStore().Base()
+	require.Greater(t, base, keysAt, "the blocks were replayed")
+	require.Equal(t, fmt.Sprintf("%064d", 7), nodetest.Get(t, nodetest.RPC(t, joiner), "key-07"))
+	nodetest.Until(t, "the validator to know the joiner's transport", func() bool { return len(n.serving.reactor.Known()) == 1 })
+	known := n.serving.reactor.Known()[0]
+	require.Equal(t, j.ID(), string(known.ID))
+	require.Equal(t, j.serving.server.Addr().String(), known.HostPort)
+
+	// Offline.
+	require.NoError(t, j.Stop())
+	stopped := j.Application().Height()
+	signing, err := os.ReadFile(nodetest.Load(t, joiner).CometBFT.PrivValidatorStateFile())
+	require.NoError(t, err)
+	writeKeys(t, home, 40, 43)
+	nodetest.Until(t, "the network far ahead", func() bool { return n.Comet().BlockStore().Height() > stopped+10 })
+
+	// Not long enough to bother.
+	logs = new(nodetest.LogBuffer)
+	j = start(t, joiner, logs.Logger(t))
+	require.False(t, logs.Has("The chain is far ahead"))
+	require.Equal(t, base, j.Comet().BlockStore().Base())
+	// a peer that stops as it connects can stay in CometBFT's list, which then refuses it for ever
+	follows(t, j, n)
+	require.NoError(t, j.Stop())
+	stopped = j.Application().Height()
+	nodetest.Until(t, "the network far ahead again", func() bool { return n.Comet().BlockStore().Height() > stopped+10 })
+
+	logs = new(nodetest.LogBuffer)
+	j = start(t, joiner, logs.Logger(t), eager)
+	require.True(t, logs.Has("The chain is far ahead"))
+	follows(t, j, n)
+	require.Greater(t, j.Comet().BlockStore().Base(), stopped)
+	require.NotNil(t, j.Comet().BlockStore().LoadBlockMeta(j.Comet().BlockStore().Base()-1), "evidence may be about it")
+	require.Equal(t, fmt.Sprintf("%064d", 42), nodetest.Get(t, nodetest.RPC(t, joiner), "key-42"))
+	after, err := os.ReadFile(nodetest.Load(t, joiner).CometBFT.PrivValidatorStateFile())
+	require.NoError(t, err)
+	require.Equal(t, signing, after, "the signing state is nobody's business")
+	require.NoFileExists(t, filepath.Join(nodetest.Load(t, joiner).CometBFT.DBDir(), "blocks.old"))
+}
+
+// eager has a node ask how far the others are whatever the age of its last block, and wait for the
+// answer.
+func eager(o *options) {
+	o.joinTimes = join.Times{Age: time.Nanosecond, Ask: nodetest.Patience, Newest: nodetest.Patience}
+}
+
+// fetchOnly joins up to the point where the state is whole and CometBFT does not know of it.
+func fetchOnly(t *testing.T, joiner string) (height int64) {
+	t.Helper()
+	j, err := New(t.Context(), nodetest.Load(t, joiner), log.NewNopLogger(), eager)
+	require.NoError(t, err)
+	o := join.NetworkOptions{Config: j.config, Logger: log.NewNopLogger(), Genesis: j.genesis, NodeKey: j.nodeKey}
+	o.Addresses, err = config.JoinAddresses(j.config)
+	require.NoError(t, err)
+	if j.way != join.New {
+		o.Own = j.databases
+	}
+	network, err := join.Connect(o)
+	require.NoError(t, err)
+	fetch := fastsync.Options{
+		Logger: log.NewNopLogger(), Peers: network.Peers(), Headers: network.Verifier(), Target: j.application.target, Interval: j.application.interval,
+	}
+	if at, v := latest(t, j.application); v != nil {
+		fetch.Local, fetch.LocalHeight = v, at
+		j.application.target.Replace()
+	}
+	result, err := fastsync.Join(t.Context(), fetch)
+	require.NoError(t, err)
+	result.Version.Release()
+	network.Close()
+	require.NoError(t, j.Stop())
+	return result.Height
+}
+
+// A join is killed when the state is whole and CometBFT does not know of it: only the rest is done.
+// So is one that catches up.
+func TestJoinKilledBeforeTheBootstrap(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	home, n, first := fastNetwork(t, 20)
+	nodetest.Until(t, "a snapshot", func() bool { return n.Comet().BlockStore().Height() > 8 })
+	joiner := fastJoiner(t, home, n, first, nil)
+	height := fetchOnly(t, joiner)
+	logs := new(nodetest.LogBuffer)
+	j := start(t, joiner, logs.Logger(t))
+	require.False(t, logs.Has("Joining: restoring a snapshot"))
+	follows(t, j, n)
+	require.Equal(t, height+1, j.Comet().BlockStore().Base())
+
+	require.NoError(t, j.Stop())
+	stopped := j.Application().Height()
+	nodetest.Until(t, "the network ahead", func() bool { return n.Comet().BlockStore().Height() > stopped+8 })
+	height = fetchOnly(t, joiner)
+	require.Greater(t, height, stopped)
+	config := nodetest.Load(t, joiner)
+	config.CometBFT.StateSync.Enable = false
+	_, err := New(t.Context(), config, log.NewNopLogger())
+	require.Error(t, err, "the blocks do not lead to this state")
+	logs = new(nodetest.LogBuffer)
+	j = start(t, joiner, logs.Logger(t))
+	require.True(t, logs.Has("Removed the blocks from before"))
+	require.False(t, logs.Has("Joining: restoring a snapshot"))
+	follows(t, j, n)
+	require.Equal(t, height+1, j.Comet().BlockStore().Base())
+}
+
+// A catch-up is killed in the middle: the next start resumes it, or says what it needs for that.
+func TestCatchUpKilled(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	dir, n, first := fastNetwork(t, 20)
+	nodetest.Until(t, "a snapshot", func() bool { return n.Comet().BlockStore().Height() > 8 })
+	joiner := fastJoiner(t, dir, n, first, nil)
+	j := start(t, joiner, log.NewNopLogger())
+	follows(t, j, n)
+	require.NoError(t, j.Stop())
+	stopped := j.Application().Height()
+	nodetest.Until(t, "the network ahead", func() bool { return n.Comet().BlockStore().Height() > stopped+8 })
+
+	_, v := latest(t, n.application)
+	j, err := New(t.Context(), nodetest.Load(t, joiner), log.NewNopLogger(), eager)
+	require.NoError(t, err)
+	j.application.target.Replace()
+	require.NoError(t, j.application.target.Continue(4, v.Manifest())) // a height that is gone
+	require.NoError(t, j.Stop())
+
+	config := nodetest.Load(t, joiner)
+	found, err := home.Inspect(t.Context(), config, false, nil)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, found.State.Joining)
+	require.Zero(t, found.State.Height)
+	config.CometBFT.StateSync.Enable = false
+	_, err = New(t.Context(), config, log.NewNopLogger())
+	require.ErrorContains(t, err, "start it with --statesync.enable")
+	j = start(t, joiner, log.NewNopLogger())
+	follows(t, j, n)
+	require.Greater(t, j.Comet().BlockStore().Base(), stopped)
+}
+
+// Without a transport the in-band way is taken where there are RPC servers.
+func TestJoinFallsBack(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	home, n, first := fastNetwork(t, 10)
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer nobody.Close() // somebody listens, and says nothing
+	address := nobody.Addr().String()
+	unreachable := func(c *cfg.Config, a *config.App) {
+		a.Join.Peers, a.Join.ReachTimeout = address, 50*time.Millisecond
+		c.P2P.PersistentPeers = ""
+	}
+	joiner := fastJoiner(t, home, n, first, unreachable)
+	j, err := New(t.Context(), nodetest.Load(t, joiner), log.NewNopLogger())
+	require.NoError(t, err)
+	err = j.Start(t.Context())
+	require.ErrorIs(t, err, join.ErrNoTransport)
+	require.ErrorContains(t, err, "statesync.rpc_servers")
+	require.NoError(t, j.Stop())
+
+	none := fastJoiner(t, home, n, first, func(c *cfg.Config, a *config.App) { a.Join.Peers, c.P2P.PersistentPeers = "", "" })
+	j, err = New(t.Context(), nodetest.Load(t, none), log.NewNopLogger())
+	require.NoError(t, err)
+	require.ErrorContains(t, j.Start(t.Context()), "p2p.persistent_peers, p2p.seeds or join.peers")
+	require.NoError(t, j.Stop())
+
+	joiner = fastJoiner(t, home, n, first, func(c *cfg.Config, a *config.App) {
+		a.Join.Peers, a.Join.ReachTimeout = address, 50*time.Millisecond
+		c.StateSync.RPCServers = []string{config.RPCAddress(home), config.RPCAddress(home)}
+	})
+	logs := new(nodetest.LogBuffer)
+	j = start(t, joiner, logs.Logger(t))
+	require.True(t, logs.Has("falling back to CometBFT's own state sync"))
+	nodetest.Until(t, "the joiner at the head", func() bool {
+		return j.Application().Height() > 0 && !j.Comet().ConsensusReactor().WaitSync()
+	})
+}
+
+// A stop during the join ends it at once.
+func TestJoinIsStopped(t *testing.T) {
+	home, n, first := fastNetwork(t, 10)
+	joiner := fastJoiner(t, home, n, first, func(_ *cfg.Config, a *config.App) { a.Join.ReachTimeout = time.Hour; a.Join.Peers = "127.0.0.1:1" })
+	config := nodetest.Load(t, joiner)
+	config.CometBFT.P2P.PersistentPeers = ""
+	j, err := New(t.Context(), config, log.NewNopLogger())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, j.Start(ctx), context.Canceled)
+	require.NoError(t, j.Stop())
+}
