@@ -3,23 +3,29 @@ package comet
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/libs/service"
 
 	"github.com/starling-kv/starling/node/disk"
 )
 
 // consensusLog is the log of a CometBFT. It recognises the end of consensus: CometBFT only logs the
-// panic, and keeps running without consensus (consensus/state.go, receiveRoutine).
+// panic, and keeps running without consensus (consensus/state.go, receiveRoutine). It leaves out
+// what the node itself has caused.
 type consensusLog struct {
 	log.Logger
 	full  func(error) // called if it ended because the disk is full
 	ended func(error) // called for any cause; nil: nobody is told
 }
 
-const consensusEnded = "CONSENSUS FAILURE!!!"
+const (
+	consensusEnded = "CONSENSUS FAILURE!!!"
+	reactorStopped = "error while stopped reactor" // p2p/switch.go, OnStop
+)
 
 func (l consensusLog) With(keyvals ...any) log.Logger {
 	return consensusLog{l.Logger.With(keyvals...), l.full, l.ended}
@@ -28,6 +34,9 @@ func (l consensusLog) With(keyvals ...any) log.Logger {
 func (l consensusLog) Error(message string, keyvals ...any) {
 	if message == consensusEnded && isShut(keyvals) {
 		return // the node ended it, and reports why
+	}
+	if message == reactorStopped && slices.Contains(keyvals, any(service.ErrAlreadyStopped)) {
+		return // stopBlockSync was first
 	}
 	l.Logger.Error(message, keyvals...)
 	if message != consensusEnded {

@@ -116,6 +116,7 @@ func (i *Instance) replace(ctx context.Context) error {
 func stopAll(comet *cometnode.Node, databases *Databases) error {
 	var errs []error
 	if comet != nil && comet.IsRunning() {
+		stopBlockSync(comet)
 		errs = append(errs, comet.Stop())
 		comet.Wait()
 	}
@@ -123,4 +124,13 @@ func stopAll(comet *cometnode.Node, databases *Databases) error {
 		errs = append(errs, comet.ProxyApp().Stop())
 	}
 	return errors.Join(append(errs, databases.Close())...)
+}
+
+// stopBlockSync ends block sync while its peers are still there. CometBFT's own Stop removes the
+// peers first, and v0.40.0 ends the process if that happens between the check of a block and its
+// use (blocksync/pool.go, PopRequest).
+func stopBlockSync(comet *cometnode.Node) {
+	if reactor, ok := comet.Switch().Reactor("BLOCKSYNC"); ok && reactor.IsRunning() {
+		_ = reactor.Stop() // the error says that it was stopped already
+	}
 }
