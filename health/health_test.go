@@ -15,7 +15,7 @@ import (
 func well() Facts {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	return Facts{
-		Now: now, Started: true, Height: 100, BlockTime: now.Add(-2 * time.Second), MaxBlockAge: time.Minute,
+		Now: now, Started: true, Height: 100, BlockTime: now.Add(-2 * time.Second), MaxBlockAge: time.Minute, MaxPending: 20 * time.Second,
 		Disk: &Disk{Free: 1 << 30, Minimum: 64 << 20},
 	}
 }
@@ -36,6 +36,13 @@ func TestOf(t *testing.T) {
 		{"less than twice the minimum", func(f *Facts) { f.Disk.Free = 128<<20 - 2 }, true, false, "not ready: disk low: 128.0 MiB free, the node stops below 64.0 MiB: free some space"},
 		{"an old block", func(f *Facts) { f.BlockTime = f.Now.Add(-61 * time.Second) }, true, false, "not ready: block 100 is 1m1s old, more than 1m0s"},
 		{"an old block where blocks are made only for transactions", func(f *Facts) { f.BlockTime, f.MaxBlockAge = time.Time{}, 0 }, true, true, "ready at height 100"},
+		{"a block in its first round", func(f *Facts) { f.Pending = &Pending{101, 0, f.Now.Add(-20 * time.Second)} }, true, true, "ready at height 100"},
+		{"rounds that time out", func(f *Facts) { f.Pending = &Pending{101, 3, f.Now.Add(-21 * time.Second)} }, true, false,
+			"not ready: block 101 is pending for 21s, in round 3: the chain stands (limit 20s)"},
+		{"the same where blocks are made only for transactions", func(f *Facts) {
+			f.Pending, f.MaxBlockAge = &Pending{101, 3, f.Now.Add(-21 * time.Second)}, 0
+		}, true, false, "not ready: block 101 is pending for 21s, in round 3: the chain stands (limit 20s)"},
+		{"a clock that was set back", func(f *Facts) { f.Pending = &Pending{101, 0, f.Now.Add(time.Hour)} }, true, true, "ready at height 100"},
 		{"no block", func(f *Facts) { f.Height = 0 }, true, false, "not ready: there is no block yet"},
 		{"catching up", func(f *Facts) { f.CatchingUp = true }, true, false, "not ready: fetching blocks, 100 is the last"},
 		{"joining", func(f *Facts) { f.Joining, f.Started, f.Height = "12 of 300 chunks", false, 0 }, true, false,
@@ -54,7 +61,7 @@ func TestOf(t *testing.T) {
 			names = append(names, check.Name)
 			require.NotEmpty(t, check.Detail)
 		}
-		require.Equal(t, []string{NameFailure, NameJoin, NameSync, NameBlocks, NameDisk}, names)
+		require.Equal(t, []string{NameFailure, NameJoin, NameSync, NameBlocks, NameRound, NameDisk}, names)
 	}
 }
 

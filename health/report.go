@@ -22,7 +22,18 @@ type Facts struct {
 	// MaxBlockAge is the age of the last block above which the node counts as behind. 0: the age
 	// means nothing, since blocks are made only for transactions.
 	MaxBlockAge time.Duration
-	Disk        *Disk // the fullest disk that the node writes to; nil: unknown
+	// Pending is the block that consensus works on; nil: none, or not known.
+	Pending *Pending
+	// MaxPending is the time for which a block may be pending before the chain counts as standing.
+	MaxPending time.Duration
+	Disk       *Disk // the fullest disk that the node writes to; nil: unknown
+}
+
+// Pending is a block that is not decided yet.
+type Pending struct {
+	Height int64
+	Round  int32
+	Since  time.Time
 }
 
 // Disk is the free space of a disk.
@@ -58,12 +69,13 @@ const (
 	NameJoin    = "join"
 	NameSync    = "sync"
 	NameBlocks  = "blocks"
+	NameRound   = "round"
 	NameDisk    = "disk"
 )
 
 // Of judges the facts.
 func Of(f Facts) Report {
-	r := Report{Live: f.Failed == nil, Height: f.Height, Checks: []Check{failure(f), join(f), sync(f), blocks(f), disk(f)}}
+	r := Report{Live: f.Failed == nil, Height: f.Height, Checks: []Check{failure(f), join(f), sync(f), blocks(f), round(f), disk(f)}}
 	r.Ready = true
 	for _, c := range r.Checks {
 		r.Ready = r.Ready && c.OK
@@ -105,6 +117,19 @@ func blocks(f Facts) Check {
 		return Check{NameBlocks, false, fmt.Sprintf("%s, more than %s", detail, f.MaxBlockAge)}
 	}
 	return Check{NameBlocks, true, detail}
+}
+
+func round(f Facts) Check {
+	p := f.Pending
+	if p == nil {
+		return Check{NameRound, true, "no block is pending"}
+	}
+	age := max(f.Now.Sub(p.Since), 0)
+	detail := fmt.Sprintf("block %d is pending for %s, in round %d", p.Height, age.Round(time.Second), p.Round)
+	if age > f.MaxPending {
+		return Check{NameRound, false, fmt.Sprintf("%s: the chain stands (limit %s)", detail, f.MaxPending)}
+	}
+	return Check{NameRound, true, detail}
 }
 
 func disk(f Facts) Check {

@@ -16,13 +16,26 @@ import (
 // that the configuration makes between blocks.
 const maxBlockAge = time.Minute
 
+// A block may be pending for as long as pendingRounds rounds take whose timeouts all expire, and
+// for minPending in any case.
+const (
+	pendingRounds = 3
+	minPending    = 10 * time.Second
+)
+
 // HealthFacts returns the facts that follow from a configuration and the file system, without the
 // node.
 func HealthFacts(c *config.Config) health.Facts {
 	facts := health.Facts{Now: time.Now()}
-	if consensus := c.CometBFT.Consensus; consensus.CreateEmptyBlocks {
+	consensus := c.CometBFT.Consensus
+	// the interval makes them in any case
+	if consensus.CreateEmptyBlocks || consensus.CreateEmptyBlocksInterval > 0 {
 		facts.MaxBlockAge = maxBlockAge + consensus.TimeoutCommit + consensus.CreateEmptyBlocksInterval
 	}
+	for round := range int32(pendingRounds) {
+		facts.MaxPending += consensus.Propose(round) + consensus.Prevote(round) + consensus.Precommit(round)
+	}
+	facts.MaxPending = max(facts.MaxPending, minPending)
 	if free, known := disk.LeastFree(config.DataFolders(c.CometBFT)); known {
 		facts.Disk = &health.Disk{Free: free, Minimum: uint64(c.App.Storage.MinFreeBytes)}
 	}
@@ -52,6 +65,9 @@ func (n *Node) healthFacts() health.Facts {
 			facts.Joining = ""
 		}
 		facts.Started, facts.CatchingUp = comet.IsRunning(), comet.ConsensusReactor().WaitSync()
+		if p := n.instance.Pending(); facts.Started && !p.Since.IsZero() {
+			facts.Pending = &health.Pending{Height: p.Height, Round: p.Round, Since: p.Since}
+		}
 		facts.Height = comet.BlockStore().Height()
 		if meta := comet.BlockStore().LoadBlockMeta(facts.Height); meta != nil {
 			facts.BlockTime = meta.Header.Time

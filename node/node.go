@@ -175,7 +175,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		n.instance.StateSync()
 	}
 	if _, _, unfinished := n.application.target.Unfinished(); unfinished && !have.None() {
-		return errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it continues")
+		return config.Invalid(errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it continues"))
 	}
 	return n.instance.Make(ctx)
 }

@@ -39,8 +39,8 @@ RPC shows less: a node whose consensus has failed still answers there.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := config.Load(env.Home, env.V)
-			if err != nil {
-				return err
+			if err != nil { // without its own exit status: supervisors know 0 and 1
+				return errors.New("not live: " + err.Error())
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), healthTimeout)
 			defer cancel()

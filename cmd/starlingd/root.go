@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 
+	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
@@ -85,7 +86,7 @@ state in chunks, and verify each chunk on its own.
 Every flag can also be set by an environment variable: --rpc.laddr is
 STARLINGD_RPC_LADDR. Flags override variables, and variables override files.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 3 refused by the chain or by a
+Exit status: 0 done, 1 failed, 2 wrong usage or settings, 3 refused by the chain or by a
 proof, 4 the key is absent, 5 the disk is full, 6 data on disk are damaged, 7 this
 program is too old for the chain or for the data on disk.`
 
@@ -245,8 +246,8 @@ func exitStatus(err error) int {
 		return exitDamaged
 	case buildinfo.IsTooOld(err):
 		return exitTooOld
-	case errors.Is(err, comet.ErrPastHalt):
-		return exitUsage
+	case errors.Is(err, comet.ErrPastHalt), errors.Is(err, config.ErrInvalid), errors.Is(err, app.ErrOtherChain):
+		return exitUsage // a supervisor that starts it again changes nothing
 	default:
 		return exitFailed
 	}

@@ -53,6 +53,7 @@ type Options struct {
 type Instance struct {
 	o       Options
 	metrics cometnode.MetricsProvider // registers once, however many CometBFTs are made
+	rounds  Rounds
 
 	mu struct {
 		sync.Mutex
@@ -63,6 +64,8 @@ type Instance struct {
 		comet  *cometnode.Node // nil: none was made yet
 		// stopped: comet was stopped, or is being stopped: its databases must not be read.
 		stopped bool
+		// unfollow ends what rounds learns from comet; nil: nothing.
+		unfollow func()
 	}
 }
 
@@ -93,6 +96,9 @@ func (i *Instance) Read(f func(comet *cometnode.Node, syncing bool)) bool {
 	f(i.mu.comet, i.mu.syncing)
 	return true
 }
+
+// Pending returns the block that consensus works on. It waits for no lock of consensus.
+func (i *Instance) Pending() Pending { return i.rounds.Pending() }
 
 // StateSync makes the next CometBFT join by its own state sync. Another one replaces it afterwards.
 func (i *Instance) StateSync() {
@@ -159,7 +165,7 @@ func (i *Instance) Start(ctx context.Context, wg *sync.WaitGroup) error {
 	i.mu.Lock()
 	comet, syncing := i.mu.comet, i.mu.syncing
 	i.mu.Unlock()
-	if err := comet.Start(); err != nil {
+	if err := i.start(comet); err != nil {
 		if syncing {
 			err = fmt.Errorf("%w: %s", err, joinAdvice)
 		}
@@ -176,13 +182,28 @@ func (i *Instance) Start(ctx context.Context, wg *sync.WaitGroup) error {
 	return nil
 }
 
+// start starts a CometBFT, and follows its consensus from the first step on.
+func (i *Instance) start(comet *cometnode.Node) error {
+	unfollow, err := i.rounds.follow(comet.EventBus())
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	i.mu.unfollow = unfollow
+	i.mu.Unlock()
+	return comet.Start()
+}
+
 // Stop stops CometBFT and its connections to the application, and closes its databases. It may be
 // called more than once.
 func (i *Instance) Stop() error {
 	i.mu.Lock()
-	comet := i.mu.comet
-	i.mu.stopped = true
+	comet, unfollow := i.mu.comet, i.mu.unfollow
+	i.mu.stopped, i.mu.unfollow = true, nil
 	i.mu.Unlock()
+	if unfollow != nil {
+		unfollow()
+	}
 	i.o.Serve(nil, nil, nil)
 	return stopAll(comet, i.o.Databases)
 }

@@ -109,7 +109,7 @@ func (i *Instance) replace(ctx context.Context) error {
 	if err := i.Make(ctx); err != nil {
 		return err
 	}
-	return i.Comet().Start()
+	return i.start(i.Comet())
 }
 
 // stopAll stops a CometBFT, nil: there is none, and closes its databases.

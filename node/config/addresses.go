@@ -55,10 +55,15 @@ func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
 }
 
 // AddressError says which setting names an address that cannot be listened on, and what to do. It
-// wraps ErrAddress.
+// wraps ErrAddress, and ErrInvalid if waiting does not help.
 func AddressError(setting, address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w on %s (%s): the port is in use: stop the program that holds it, or give --%s another address", ErrAddress, address, setting, setting)
 	}
-	return fmt.Errorf("%w on %s (%s): %w: correct --%s", ErrAddress, address, setting, err, setting)
+	full := fmt.Errorf("%w on %s (%s): %w: correct --%s", ErrAddress, address, setting, err, setting)
+	var malformed *net.AddrError
+	if errors.As(err, &malformed) || errors.Is(err, syscall.EACCES) {
+		return Invalid(full)
+	}
+	return full
 }

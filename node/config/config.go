@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/transport"
 )
 
 // ErrNotInitialised: the folder is not the home of a node.
@@ -278,8 +280,13 @@ func EnvironmentName(setting string) string {
 
 // Load reads the configuration of a home folder. What v has from flags and environment takes
 // precedence over the files. An unknown field, or a value of the wrong kind, is an error that names
-// it; a folder without config.toml is ErrNotInitialised.
+// it and matches ErrInvalid; a folder without config.toml is ErrNotInitialised.
 func Load(home string, v *viper.Viper) (*Config, error) {
+	config, err := load(home, v)
+	return config, Invalid(err)
+}
+
+func load(home string, v *viper.Viper) (*Config, error) {
 	config := &Config{Home: home, CometBFT: cfg.DefaultConfig(), App: DefaultApp()}
 	fields := fieldsOf(config.CometBFT)
 	file, err := readFile(CometFile(home), fields)
@@ -308,6 +315,12 @@ func Load(home string, v *viper.Viper) (*Config, error) {
 func (c *Config) validateComet() error {
 	comet := c.CometBFT
 	s := comet.StateSync
+	if err := checkPeers("p2p.persistent_peers", comet.P2P.PersistentPeers); err != nil {
+		return err
+	}
+	if err := checkPeers("p2p.seeds", comet.P2P.Seeds); err != nil {
+		return err
+	}
 	if !s.Enable || !c.App.Join.Fast || len(s.RPCServers) > 0 {
 		return comet.ValidateBasic()
 	}
@@ -318,8 +331,12 @@ func (c *Config) validateComet() error {
 	case s.TrustPeriod <= 0:
 		return errors.New("statesync.trust_period must be above 0")
 	}
-	if _, err := hex.DecodeString(s.TrustHash); err != nil {
+	hash, err := hex.DecodeString(s.TrustHash)
+	if err != nil {
 		return fmt.Errorf("statesync.trust_hash: %w", err)
+	}
+	if len(hash) != sha256.Size {
+		return fmt.Errorf("statesync.trust_hash has %d bytes, it must have %d", len(hash), sha256.Size)
 	}
 	copied, without := *comet, *s
 	without.Enable = false
@@ -327,8 +344,27 @@ func (c *Config) validateComet() error {
 	return copied.ValidateBasic()
 }
 
+// checkPeers refuses addresses that CometBFT would refuse only after the state was rebuilt.
+func checkPeers(setting, list string) error {
+	for _, s := range splitList(list) {
+		address := s
+		if _, after, found := strings.Cut(s, "://"); found {
+			address = after
+		}
+		if a, err := transport.ParseAddress(address); err != nil || a.ID == "" {
+			return fmt.Errorf("%s: %q: it must be id@host:port", setting, s)
+		}
+	}
+	return nil
+}
+
 // LoadApp reads app.toml alone, as Load does. Without the file, the defaults hold.
 func LoadApp(home string, v *viper.Viper) (App, error) {
+	config, err := loadApp(home, v)
+	return config, Invalid(err)
+}
+
+func loadApp(home string, v *viper.Viper) (App, error) {
 	config := DefaultApp()
 	fields := fieldsOf(config)
 	file, err := readFile(AppFile(home), fields)

@@ -1,8 +1,12 @@
 package config_test
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -108,7 +112,30 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 			nodetest.WriteFile(t, config.AppFile(home), c.app)
 			_, err := config.Load(home, viper.New())
 			require.ErrorContains(t, err, c.want)
+			require.ErrorIs(t, err, config.ErrInvalid)
 		})
+	}
+}
+
+// A failure of the disk, or a home that is not there, may pass: it is no wrong setting.
+func TestInvalid(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"wrong value":    {errors.New("state.keep_recent is 0"), true},
+		"missing file":   {&fs.PathError{Op: "open", Path: "genesis.json", Err: fs.ErrNotExist}, true},
+		"not allowed":    {&fs.PathError{Op: "open", Path: "node_key.json", Err: fs.ErrPermission}, true},
+		"disk":           {fmt.Errorf("genesis file: %w", &fs.PathError{Op: "read", Path: "genesis.json", Err: syscall.EIO}), false},
+		"no home":        {fmt.Errorf("%w: x", config.ErrNotInitialised), false},
+		"nothing at all": {nil, false},
+	} {
+		got := config.Invalid(c.err)
+		require.Equal(t, c.want, errors.Is(got, config.ErrInvalid), name)
+		if c.err != nil {
+			require.Equal(t, c.err.Error(), got.Error(), name)
+			require.ErrorIs(t, got, c.err, name)
+		}
 	}
 }
 

@@ -23,8 +23,13 @@ import (
 var ErrGenesis = errors.New("genesis file")
 
 // LoadGenesis reads and checks a genesis file: its form, where unknown fields are refused by name,
-// app_state, and limits. Errors wrap ErrGenesis.
+// app_state, and limits. Errors wrap ErrGenesis and match ErrInvalid, unless the disk failed.
 func LoadGenesis(path string) (*cmttypes.GenesisDoc, error) {
+	doc, err := loadGenesis(path)
+	return doc, Invalid(err)
+}
+
+func loadGenesis(path string) (*cmttypes.GenesisDoc, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w %q is missing: copy the network's genesis file there, or run `starlingd init` for a network of your own (%w)", ErrGenesis, path, fs.ErrNotExist)

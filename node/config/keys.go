@@ -43,8 +43,14 @@ func LoadIdentity(config *Config) (Identity, error) {
 	return Identity{NodeID: string(nodeKey.ID()), ValidatorAddress: key.Address().String(), ValidatorPubKey: key.Bytes()}, nil
 }
 
-// LoadNodeKey reads the key by which peers know the node.
+// LoadNodeKey reads the key by which peers know the node. Errors match ErrInvalid, unless the disk
+// failed.
 func LoadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
+	key, err := loadNodeKey(c)
+	return key, Invalid(err)
+}
+
+func loadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 	key, err := p2p.LoadNodeKey(c.NodeKeyFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("the node key %q is missing: put it back, or run `starlingd init` for a new home", c.NodeKeyFile())
@@ -56,8 +62,14 @@ func LoadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 }
 
 // LoadValidator reads the validator's key and signing state; nil: a remote signer holds them.
-// CometBFT's own loader ends the process where this returns an error.
+// CometBFT's own loader ends the process where this returns an error. Errors match ErrInvalid,
+// unless the disk failed.
 func LoadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
+	validator, err := loadValidator(c)
+	return validator, Invalid(err)
+}
+
+func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
 	if c.PrivValidatorListenAddr != "" {
 		return nil, nil // a remote signer holds it
 	}

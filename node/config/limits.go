@@ -33,9 +33,11 @@ const (
 	GRPCEnvelope = 256 << 10
 )
 
-// CheckLimits compares config.toml with the largest transaction. The error is ErrLimits, with the
-// setting's name and the value it needs.
-func CheckLimits(c *cfg.Config) error {
+// CheckLimits compares config.toml with the largest transaction. The error is ErrLimits and
+// ErrInvalid, with the setting's name and the value it needs.
+func CheckLimits(c *cfg.Config) error { return Invalid(checkLimits(c)) }
+
+func checkLimits(c *cfg.Config) error {
 	if need := int64(base64.StdEncoding.EncodedLen(tx.MaxBytes) + rpcEnvelope); c.RPC.MaxBodyBytes < need {
 		return fmt.Errorf("config.toml: rpc.max_body_bytes = %d is %w, sent in base64: set it to %d or more", c.RPC.MaxBodyBytes, ErrLimits, need)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // NewLogger makes the log of a process. format is plain or json; level is as in CometBFT: "info",
-// or "statesync:debug,*:error".
+// or "statesync:debug,*:error". The error matches ErrInvalid.
 func NewLogger(w io.Writer, level, format string) (log.Logger, error) {
 	var logger log.Logger
 	switch format {
@@ -19,11 +19,11 @@ func NewLogger(w io.Writer, level, format string) (log.Logger, error) {
 	case cfg.LogFormatJSON:
 		logger = log.NewTMJSONLogger(log.NewSyncWriter(w))
 	default:
-		return nil, fmt.Errorf("log_format is %q, it must be plain or json", format)
+		return nil, Invalid(fmt.Errorf("log_format is %q, it must be plain or json", format))
 	}
 	logger, err := cmtflags.ParseLogLevel(level, logger, cfg.DefaultLogLevel)
 	if err != nil {
-		return nil, fmt.Errorf("log_level %q: %w", level, err)
+		return nil, Invalid(fmt.Errorf("log_level %q: %w", level, err))
 	}
 	return logger, nil
 }

@@ -75,8 +75,13 @@ func splitList(list string) []string {
 
 // JoinAddresses returns the transports that a joining node dials first: those that join.peers
 // names, and those of p2p's peers and seeds, which are assumed to listen at PortOffset above the
-// p2p port.
+// p2p port. The error matches ErrInvalid.
 func JoinAddresses(c *Config) ([]transport.Address, error) {
+	addresses, err := joinAddresses(c)
+	return addresses, Invalid(err)
+}
+
+func joinAddresses(c *Config) ([]transport.Address, error) {
 	addresses, err := transportAddresses(c.App.Join.Peers)
 	if err != nil {
 		return nil, fmt.Errorf("join.peers: %w", err)

@@ -73,10 +73,10 @@ type source struct {
 // confirms. If TrustHeight and TrustHash name a header, it is not trusted for anything else.
 func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	if (o.TrustHeight > 0) != (o.TrustHash != "") {
-		return Newcomer{}, errors.New("a trusted header has a height and a hash: give --trust-height and --trust-hash, or neither")
+		return Newcomer{}, config.Invalid(errors.New("a trusted header has a height and a hash: give --trust-height and --trust-hash, or neither"))
 	}
 	if raw, err := hex.DecodeString(o.TrustHash); o.TrustHash != "" && (err != nil || len(raw) != 32) {
-		return Newcomer{}, fmt.Errorf("--trust-hash is %q, it must be 64 hex digits", o.TrustHash)
+		return Newcomer{}, config.Invalid(fmt.Errorf("--trust-hash is %q, it must be 64 hex digits", o.TrustHash))
 	}
 	if _, err := os.Lstat(config.CometFile(o.Home)); err == nil {
 		return Newcomer{}, fmt.Errorf("%w: %q exists: continue with `starlingd start --home %q`, or give --home another folder", ErrInitialised, config.CometFile(o.Home), o.Home)
@@ -119,7 +119,7 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 func fromTransport(ctx context.Context, from string, newest bool) (s source, err error) {
 	address, err := transport.ParseAddress(from)
 	if err != nil {
-		return s, fmt.Errorf("%w, or http://host:port of an RPC server", err)
+		return s, config.Invalid(fmt.Errorf("%w, or http://host:port of an RPC server", err))
 	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -166,7 +166,7 @@ func fromTransport(ctx context.Context, from string, newest bool) (s source, err
 func fromRPC(ctx context.Context, from string, newest bool) (s source, err error) {
 	u, err := url.Parse(from)
 	if err != nil || u.Hostname() == "" {
-		return s, errors.New("an RPC address is http://host:port")
+		return s, config.Invalid(errors.New("an RPC address is http://host:port"))
 	}
 	client, err := rpchttp.New(from, "/websocket")
 	if err != nil {

@@ -179,7 +179,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	case len(addresses) == 0 && way == CatchUp:
 		return nil
 	case len(addresses) == 0:
-		return fmt.Errorf("%w: none is known: name some in p2p.persistent_peers, p2p.seeds or join.peers", ErrNoTransport)
+		return config.Invalid(fmt.Errorf("%w: none is known: name some in p2p.persistent_peers, p2p.seeds or join.peers", ErrNoTransport))
 	}
 	o.Times = o.Times.orDefault()
 	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join")}

@@ -109,7 +109,7 @@ func (n *Network) addProviders() error {
 	for _, address := range n.o.Config.CometBFT.StateSync.RPCServers {
 		p, err := lightblocks.NewRPC(chainID, address, rpcTimeout)
 		if err != nil {
-			return fmt.Errorf("statesync.rpc_servers: %w", err)
+			return config.Invalid(fmt.Errorf("statesync.rpc_servers: %w", err))
 		}
 		n.verifier.Add(p)
 	}
@@ -155,7 +155,7 @@ func (n *Network) trust() (lightblocks.Options, error) {
 	}
 	hash, err := hex.DecodeString(c.TrustHash)
 	if err != nil {
-		return lightblocks.Options{}, fmt.Errorf("statesync.trust_hash: %w", err)
+		return lightblocks.Options{}, config.Invalid(fmt.Errorf("statesync.trust_hash: %w", err))
 	}
 	return lightblocks.Options{TrustHeight: c.TrustHeight, TrustHash: hash, TrustPeriod: c.TrustPeriod}, nil
 }
