@@ -6,6 +6,7 @@
 //	├── sync       a new node's state, against the SDK's store and memiavl   syncbench
 //	├── byzantine  a join from many peers, of which some lie                 syncbench
 //	├── hiccup     the commits of a validator while nodes join from it       syncbench
+//	├── siege      a join and a validator among attackers of each kind        syncbench
 //	├── e2e        a network of validators, against CometBFT's kvstore       e2ebench
 //	├── joiners    the blocks of a network while many nodes join at once     e2ebench
 //	├── tables     the table writer of a restore, against Pebble's           tablebench
@@ -55,7 +56,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSyncContestant(), newE2E(), newJoiners(),
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(),
 		newTables(), newFrames(), newCompare())
 	return root
 }

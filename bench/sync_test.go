@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"github.com/starling-kv/starling/bench/harness"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
 
@@ -130,6 +130,32 @@ func TestHiccup(t *testing.T) {
 	require.Len(t, left, 1, "databases left behind")
 }
 
+// All attackers of a kind come and go; what they achieve is the run's to say.
+func TestSiege(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "siege.json")
+	out, err := run(t.Context(), "siege", "--keys", "30000", "--repeat", "1", "--blocks", "10", "--limit", "5", "--kinds", "sybils,idle", "--json", file, "--dir", dir)
+	require.NoError(t, err)
+	for _, text := range []string{"sybils", "idle", "no newcomer is kept out"} {
+		require.Contains(t, out, text)
+	}
+	require.NotContains(t, out, "%!", "a format does not fit its arguments")
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var result syncbench.SiegeResult
+	require.NoError(t, json.Unmarshal(b, &result))
+	require.Len(t, result.Kinds, 3)
+	require.Positive(t, result.Kinds["sybils"].JoinX)
+	require.Zero(t, result.Kinds["sybils"].BlockX)
+	require.Positive(t, result.Kinds["idle"].BlockX)
+	require.Zero(t, result.Kinds["idle"].JoinX)
+	require.Positive(t, result.Kinds["honest"].RateMBS)
+	require.Zero(t, result.Kinds["honest"].Kept)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1, "databases left behind")
+}
+
 func TestSyncRefusals(t *testing.T) {
 	for name, c := range map[string]struct{ args, want []string }{
 		"keys":     {[]string{"sync", "--keys", "10"}, []string{"--keys is 10", "2000"}},
@@ -148,6 +174,8 @@ func TestSyncRefusals(t *testing.T) {
 		"rate":     {[]string{"hiccup", "--rate", "NaN"}, []string{"--rate is NaN"}},
 		"joiners":  {[]string{"hiccup", "--joiners", "99"}, []string{"--joiners names 99"}},
 		"interval": {[]string{"hiccup", "--interval", "-1"}, []string{"--interval is -1"}},
+		"kinds":    {[]string{"siege", "--kinds", ""}, []string{"--kinds names none", "dawdle"}},
+		"kind":     {[]string{"siege", "--kinds", "rude"}, []string{`"rude"`, "pending"}},
 		"memiavl":  {[]string{"hiccup", "--against", "memiavl"}, []string{`"memiavl"`, "sdk"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,6 +192,7 @@ func TestSyncHelpEndsInAnExample(t *testing.T) {
 	for command, example := range map[string]string{
 		"sync":      "  go run . sync --against memiavl --repeat 9",
 		"byzantine": "  go run . byzantine --keys 100000 --peers 20 --lying 0,6,19",
+		"siege":     "  go run . siege --keys 100000 --repeat 1 --blocks 30",
 		"hiccup":    "  go run . hiccup --keys 100000 --blocks 100 --sdk-blocks 30",
 	} {
 		out, err := run(t.Context(), command, "--help")

@@ -32,6 +32,7 @@ type child struct {
 
 	validator *validator
 	downloads *downloads
+	besieger  *besieger
 }
 
 // Serve is the child: it answers requests until there are no more.
@@ -51,7 +52,7 @@ func Serve(in io.Reader, out io.Writer) (err error) {
 
 func (c *child) open() (err error) {
 	switch c.Role {
-	case roleServer:
+	case roleServer, roleBesieger:
 		if c.newest, err = avlstar.Empty(avlstar.DefaultChunkBytes); err != nil {
 			return err
 		}
@@ -77,6 +78,9 @@ func (c *child) open() (err error) {
 func (c *child) close() (err error) {
 	if c.server != nil {
 		err = c.server.close()
+	}
+	if c.besieger != nil {
+		err = errors.Join(err, c.besieger.close())
 	}
 	if c.newest != nil {
 		c.newest.Release()
@@ -119,6 +123,8 @@ func (c *child) do(r request) (answer, error) {
 		return c.load(r.N)
 	case r.Op == opServe && c.newest != nil:
 		return c.serve(r)
+	case (r.Op == opBesiege || r.Op == opAttack) && c.Role == roleBesieger:
+		return c.besiege(r)
 	case r.Op == opJoin && c.memiavl != nil:
 		return c.importMemiavl()
 	case r.Op == opJoin && c.Role == roleJoiner:
@@ -179,6 +185,24 @@ func (c *child) serve(r request) (a answer, err error) {
 	a.Target = c.server.target
 	runtime.GC() // garbage of the load is not the join's
 	return a, nil
+}
+
+// besiege begins and ends attacks.
+func (c *child) besiege(r request) (answer, error) {
+	if c.besieger == nil {
+		if err := checkLen(c.newest.Len(), c.Spec.Keys); err != nil {
+			return answer{}, err
+		}
+		c.besieger = &besieger{version: c.newest}
+	}
+	if r.Op == opBesiege {
+		return c.besieger.besiege(r)
+	}
+	if c.besieger.attack != nil {
+		c.besieger.attack()
+	}
+	c.besieger.attack = siegeOf(r.Kind, r.Target)
+	return answer{}, nil
 }
 
 // join makes one join, into a new folder.

@@ -14,7 +14,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// askAgain is the interval at which a downloader without a snapshot asks for one.
+// askAgain is the interval at which a downloader without a snapshot asks for one, or connects
+// again.
 const askAgain = 100 * time.Millisecond
 
 // downloadAll fetches the newest snapshot over and over until ctx ends. It drops a snapshot that is
@@ -60,19 +61,7 @@ func newestSnapshot(ctx context.Context, conn transport.Conn) (int64, error) {
 func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *atomic.Int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	at := binary.BigEndian.AppendUint64(nil, uint64(height))
-	b, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodCommitment, Body: at, Max: avlstar.CommitmentBytes})
-	if err != nil {
-		return err
-	}
-	c, err := avlstar.DecodeCommitment(b)
-	if err != nil {
-		return err
-	}
-	if b, err = conn.Call(ctx, transport.Call{Method: fastsync.MethodManifest, Body: at, Max: 16 + 70*int(c.Chunks)}); err != nil {
-		return err
-	}
-	m, err := avlstar.VerifyManifest(b, c.AppHash())
+	at, m, err := manifestOf(ctx, conn, height)
 	if err != nil {
 		return err
 	}
@@ -99,6 +88,24 @@ func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *
 	}
 	callers.Wait()
 	return context.Cause(ctx)
+}
+
+// manifestOf fetches the manifest of a snapshot. at is the snapshot's height as requests have it.
+func manifestOf(ctx context.Context, conn transport.Conn, height int64) (at []byte, m *avlstar.Manifest, err error) {
+	at = binary.BigEndian.AppendUint64(nil, uint64(height))
+	b, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodCommitment, Body: at, Max: avlstar.CommitmentBytes})
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := avlstar.DecodeCommitment(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	if b, err = conn.Call(ctx, transport.Call{Method: fastsync.MethodManifest, Body: at, Max: 16 + 70*int(c.Chunks)}); err != nil {
+		return nil, nil, err
+	}
+	m, err = avlstar.VerifyManifest(b, c.AppHash())
+	return at, m, err
 }
 
 // chunkBody asks for a whole chunk: height ‖ k ‖ offset ‖ length.

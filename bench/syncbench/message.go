@@ -11,7 +11,8 @@ const (
 	roleJoiner    = "joiner"
 	roleMemiavl   = nameMemiavl
 	roleValidator = "validator"   // hiccup
-	roleDownload  = "downloaders" // hiccup
+	roleDownload  = "downloaders" // hiccup, siege
+	roleBesieger  = "besieger"    // siege: everybody who attacks
 )
 
 // begin is the first line that a child gets.
@@ -34,6 +35,8 @@ const (
 
 	opBlocks   op = "blocks"   // validator: n blocks
 	opDownload op = "download" // downloaders: n of them, from now on
+	opBesiege  op = "besiege"  // besieger: peers of a kind for a join, and who tells of them
+	opAttack   op = "attack"   // besieger: a server, from now on
 )
 
 type request struct {
@@ -47,7 +50,12 @@ type request struct {
 
 	LimitS float64 `json:"limit_s,omitempty"` // opJoin: give up then; 0: never
 
-	PauseMS int `json:"pause_ms,omitempty"` // opBlocks: between the starts of two blocks
+	PauseMS   int  `json:"pause_ms,omitempty"`   // opBlocks: between the starts of two blocks
+	ResetPeak bool `json:"reset_peak,omitempty"` // opBlocks: the peak of memory begins anew
+
+	Probe bool   `json:"probe,omitempty"` // opDownload: newcomers ask for a status beside it
+	Kind  string `json:"kind,omitempty"`  // opBesiege, opAttack: of attackers; empty: none
+	Seed  uint64 `json:"seed,omitempty"`  // opBesiege: of the order in which peers are told
 }
 
 // answer has the fields set that belong to its request's op, or Error.
@@ -64,6 +72,10 @@ type answer struct {
 	ExportS float64   `json:"export_s,omitempty"` // memiavl, of Seconds
 	Bytes   int64     `json:"bytes,omitempty"`    // memiavl: records; downloaders: received so far
 	Nanos   []int64   `json:"nanos,omitempty"`    // of each block
+
+	// Downloaders, since the last answer: the slowest newcomer, and how many were not answered.
+	StatusMS float64 `json:"status_ms,omitempty"`
+	Refused  int     `json:"refused,omitempty"`
 }
 
 // Failure is the error of the request.

@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
+	"net"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
@@ -67,8 +68,13 @@ func serveOnly(v *avlstar.Version) *server {
 	return s
 }
 
-// listen adds a peer; wrap, if it is not nil, wraps the honest handler.
+// listen adds a peer at 127.0.0.1; wrap, if it is not nil, wraps the honest handler.
 func (s *server) listen(o tcp.Options, wrap func(transport.Handler) transport.Handler) error {
+	return s.listenOn("127.0.0.1", o, wrap)
+}
+
+// listenOn is listen at another loopback address.
+func (s *server) listenOn(host string, o tcp.Options, wrap func(transport.Handler) transport.Handler) error {
 	var err error
 	if _, o.Key, err = ed25519.GenerateKey(rand.Reader); err != nil {
 		return err
@@ -77,7 +83,7 @@ func (s *server) listen(o tcp.Options, wrap func(transport.Handler) transport.Ha
 	if wrap != nil {
 		o.Handler = wrap(s.mux)
 	}
-	l, err := tcp.Listen("127.0.0.1:0", o)
+	l, err := tcp.Listen(net.JoinHostPort(host, "0"), o)
 	if err != nil {
 		return err
 	}

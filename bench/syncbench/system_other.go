@@ -11,3 +11,5 @@ func syncDisk() {}
 func cpuTime() time.Duration { return 0 }
 
 func peakBytes() int64 { return 0 }
+
+func resetPeak() {}

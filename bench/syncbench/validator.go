@@ -95,6 +95,9 @@ func (v *validator) do(r request) (a answer, err error) {
 		a.Target = v.server.target
 		return a, err
 	case opBlocks:
+		if r.ResetPeak {
+			resetPeak()
+		}
 		return v.blocks(r.N, time.Duration(r.PauseMS)*time.Millisecond)
 	}
 	return a, fmt.Errorf("a %s has no such request", roleValidator)
@@ -152,6 +155,7 @@ type downloads struct {
 	stop   []func() // one for each that runs; it waits for its end
 	bytes  atomic.Int64
 	failed atomic.Pointer[error]
+	probes *probes // nil: nobody asks for a status
 }
 
 func newDownloads() (*downloads, error) {
@@ -166,6 +170,10 @@ func (d *downloads) close() {
 		stop()
 	}
 	d.stop = nil
+	if d.probes != nil {
+		d.probes.end()
+		d.probes = nil
+	}
 }
 
 // do starts or stops downloads until there are r.N, and returns the number of bytes received in
@@ -179,11 +187,21 @@ func (d *downloads) do(r request) (a answer, err error) {
 		d.stop = d.stop[:len(d.stop)-1]
 	}
 	for len(d.stop) < r.N {
-		stop, err := d.start(r.Target)
+		stop, err := d.start(r.Target, r.Probe)
 		if err != nil {
 			return a, err
 		}
 		d.stop = append(d.stop, stop)
+	}
+	switch {
+	case r.Probe && d.probes == nil:
+		d.probes = startProbes(d.ctx, r.Target)
+	case !r.Probe && d.probes != nil:
+		d.probes.end()
+		d.probes = nil
+	}
+	if d.probes != nil {
+		a.StatusMS, a.Refused = d.probes.since()
 	}
 	if failed := d.failed.Load(); failed != nil {
 		return a, *failed
@@ -195,7 +213,9 @@ func (d *downloads) do(r request) (a answer, err error) {
 // inFlight is the number of chunks that a downloader requests at a time.
 const inFlight = 4
 
-func (d *downloads) start(t Target) (stop func(), err error) {
+// start begins a download; stop ends it. One that persists connects again when it is thrown out;
+// another's failure is the next answer's.
+func (d *downloads) start(t Target, persist bool) (stop func(), err error) {
 	dialer, err := newDialer(t)
 	if err != nil {
 		return nil, err
@@ -204,17 +224,31 @@ func (d *downloads) start(t Target) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := dialer.Dial(d.ctx, peers[0])
-	if err != nil {
-		return nil, err
+	once := func(ctx context.Context) error {
+		conn, err := dialer.Dial(ctx, peers[0])
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }() // it is not used any more
+		return downloadAll(ctx, conn, &d.bytes)
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		defer func() { _ = conn.Close() }() // it is not used any more
-		if err := downloadAll(ctx, conn, &d.bytes); err != nil && ctx.Err() == nil {
-			d.failed.CompareAndSwap(nil, &err)
+		for {
+			err := once(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if !persist {
+				d.failed.CompareAndSwap(nil, &err)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(askAgain):
+			}
 		}
 	}()
 	return func() { cancel(); <-ended }, nil

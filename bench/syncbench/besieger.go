@@ -1,0 +1,259 @@
+package syncbench
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// JoinKinds are the attackers among which a node joins.
+//
+//	dawdle   40 that send the true manifest at 64 bytes a second
+//	garbage  40 that lie as `byzantine` does
+//	sybils   128 that give one true chunk each, and are busy from then on
+//	proxy    a relay that tells the honest peer's id at a proxy of 16 KB/s, and is told first
+var JoinKinds = []string{"dawdle", "garbage", "sybils", "proxy"}
+
+const (
+	dawdlers, garbagers, sybils = 40, 40, 128
+
+	dawdleRate   = 64 // bytes a second
+	proxyRate    = 16 << 10
+	peersAHost   = 8
+	toldByARelay = 60 // an answer has room for 64 addresses
+)
+
+// besieger is everybody who attacks.
+type besieger struct {
+	version *avlstar.Version
+	servers []*server
+	proxies []io.Closer
+	attack  func() // ends the attack on a server; nil: there is none
+}
+
+// besiege ends the attackers among which the last join was, and makes those of kind (empty: none).
+// It answers with the target of the next join: relays that know the honest peers of t, and the
+// attackers.
+func (b *besieger) besiege(r request) (a answer, err error) {
+	if err := b.retreat(); err != nil || r.Kind == "" {
+		return a, err
+	}
+	everybody := slices.Clone(r.Target.Peers)
+	var first []string // told by a relay of the attackers
+	for _, kind := range JoinKinds {
+		if kind != r.Kind && r.Kind != mixed {
+			continue
+		}
+		var more []string
+		switch kind {
+		case "dawdle":
+			more, err = b.serve(dawdlers, tcp.Options{RatePerPeer: dawdleRate}, nil)
+		case "garbage":
+			more, err = b.serve(garbagers, tcp.Options{}, func(i int, h transport.Handler) transport.Handler {
+				return liar{h, Lies[i%len(Lies)], b.version}
+			})
+		case "sybils":
+			more, err = b.serve(sybils, tcp.Options{}, func(_ int, h transport.Handler) transport.Handler { return &oneChunk{Handler: h} })
+		case "proxy":
+			first, err = b.proxied(r.Target.Peers)
+		}
+		if err != nil {
+			return a, err
+		}
+		everybody = append(everybody, more...)
+	}
+	rng := mathrand.New(mathrand.NewPCG(r.Seed, 0)) //nolint:gosec // the same every time, by the seed
+	rng.Shuffle(len(everybody), func(i, j int) { everybody[i], everybody[j] = everybody[j], everybody[i] })
+	a.Target = r.Target
+	a.Target.Peers, err = b.relays(first, everybody)
+	return a, err
+}
+
+// serve starts n peers over the true state, peersAHost to a loopback address.
+func (b *besieger) serve(n int, o tcp.Options, wrap func(i int, h transport.Handler) transport.Handler) ([]string, error) {
+	s := serveOnly(b.version)
+	b.servers = append(b.servers, s)
+	for i := range n {
+		var of func(transport.Handler) transport.Handler
+		if wrap != nil {
+			of = func(h transport.Handler) transport.Handler { return wrap(i, h) }
+		}
+		if err := s.listenOn(loopback(10+i/peersAHost), o, of); err != nil {
+			return nil, err
+		}
+	}
+	return s.target.Peers, nil
+}
+
+// loopback is 127.0.0.n.
+func loopback(n int) string { return fmt.Sprintf("127.0.0.%d", n) }
+
+// relays starts peers that serve nothing, and tell the addresses of others. first has one of its
+// own.
+func (b *besieger) relays(first, everybody []string) (relays []string, err error) {
+	lists := slices.Collect(slices.Chunk(everybody, toldByARelay))
+	if len(first) > 0 {
+		lists = append([][]string{first}, lists...)
+	}
+	for _, list := range lists {
+		known, err := Target{Peers: list}.addresses()
+		if err != nil {
+			return nil, err
+		}
+		s := &server{snapshots: statesync.NewManager(statesync.Options{Interval: servedHeight, Keep: 1}), mux: new(transport.Mux), target: Target{ChainID: chainID}}
+		fastsync.NewServer(fastsync.ServerOptions{Snapshots: s.snapshots, Peers: func() []transport.Address { return known }}).Register(s.mux)
+		b.servers = append(b.servers, s)
+		if err := s.listen(tcp.Options{}, nil); err != nil {
+			return nil, err
+		}
+		relays = append(relays, s.target.Peers...)
+	}
+	return relays, nil
+}
+
+// proxied puts a slow proxy in front of each peer, and returns their ids at the proxies.
+func (b *besieger) proxied(peers []string) (told []string, err error) {
+	addresses, err := Target{Peers: peers}.addresses()
+	if err != nil {
+		return nil, err
+	}
+	for i, a := range addresses {
+		p, err := newProxy(loopback(200+i), a.HostPort)
+		if err != nil {
+			return nil, err
+		}
+		b.proxies = append(b.proxies, p)
+		told = append(told, transport.Address{ID: a.ID, HostPort: p.Addr().String()}.String())
+	}
+	return told, nil
+}
+
+// retreat ends the peers of the last join.
+func (b *besieger) retreat() (err error) {
+	for _, s := range b.servers {
+		err = errors.Join(err, s.close())
+	}
+	for _, p := range b.proxies {
+		err = errors.Join(err, p.Close())
+	}
+	b.servers, b.proxies = nil, nil
+	return err
+}
+
+func (b *besieger) close() error {
+	if b.attack != nil {
+		b.attack()
+	}
+	return b.retreat()
+}
+
+// oneChunk is an honest handler until it has given a chunk. From then on it is busy.
+type oneChunk struct {
+	transport.Handler
+	gave atomic.Bool
+}
+
+// Serve implements transport.Handler.
+func (o *oneChunk) Serve(ctx context.Context, r transport.Request) ([]byte, error) {
+	if r.Method == fastsync.MethodChunk && o.gave.Swap(true) {
+		return nil, transport.ErrBusy
+	}
+	return o.Handler.Serve(ctx, r)
+}
+
+// proxy forwards connections at proxyRate.
+type proxy struct {
+	net.Listener
+	to   string
+	wg   sync.WaitGroup
+	open sync.Map // net.Conn → nothing
+}
+
+func newProxy(host, to string) (*proxy, error) {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return nil, err
+	}
+	p := &proxy{Listener: l, to: to}
+	p.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return // closed
+			}
+			p.wg.Go(func() { p.forward(c) })
+		}
+	})
+	return p, nil
+}
+
+func (p *proxy) forward(in net.Conn) {
+	out, err := (&net.Dialer{}).Dial("tcp", p.to)
+	if err != nil {
+		_ = in.Close() // the peer is gone
+		return
+	}
+	for _, c := range []net.Conn{in, out} {
+		p.open.Store(c, nil)
+		defer p.open.Delete(c)
+	}
+	var both sync.WaitGroup
+	pump := func(from, to net.Conn) func() {
+		return func() {
+			defer from.Close()
+			defer to.Close()
+			const turns = 10 // in a second
+			piece := make([]byte, proxyRate/turns)
+			turn := time.NewTicker(time.Second / turns)
+			defer turn.Stop()
+			for range turn.C {
+				n, err := from.Read(piece)
+				if _, failed := to.Write(piece[:n]); err != nil || failed != nil {
+					return
+				}
+			}
+		}
+	}
+	both.Go(pump(in, out))
+	both.Go(pump(out, in))
+	both.Wait()
+}
+
+// Close ends the proxy and what it forwards.
+func (p *proxy) Close() error {
+	err := p.Listener.Close()
+	p.open.Range(func(c, _ any) bool { return c.(net.Conn).Close() == nil || true })
+	p.wg.Wait()
+	return err
+}
+
+// dialFrom makes a dialer with a new node key at a loopback address. wrap wraps its connections;
+// nil: they are used as they are.
+func dialFrom(host string, wrap func(net.Conn) net.Conn) (transport.Dialer, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	return tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID, Connect: func(ctx context.Context, hostPort string) (net.Conn, error) {
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}).DialContext(ctx, "tcp", hostPort)
+		if err == nil && wrap != nil {
+			c = wrap(c)
+		}
+		return c, err
+	}}), nil
+}
