@@ -20,7 +20,7 @@ var arrows = map[string]struct {
 	why string
 }{
 	".":                       {nil, "it only holds tests"},
-	"tx":                      {nil, "transactions are a format: other programs must be able to use it alone"},
+	"tx":                      {[]string{"internal/protowalk"}, "transactions are a format: other programs must be able to use it alone"},
 	"avlstar":                 {[]string{"avlstar/record", "avlstar/sha256mb"}, "the tree is a library of its own, without chain, disk or network"},
 	"avlstar/record":          {nil, "it is a format: tree and zones share it, so it may know neither"},
 	"avlstar/sha256mb":        {nil, "it hashes bytes, whatever they are"},
@@ -37,7 +37,7 @@ var arrows = map[string]struct {
 	"statesync/archive":       {[]string{"avlstar"}, "a file holds chunks, wherever they come from or go to"},
 	"hedge":                   {nil, "it decides whom to ask beside whom, whatever the question"},
 	"lightclient":             {nil, "it judges blocks, whoever asks for them and whatever the verdict leads to"},
-	"lightblocks":             {[]string{"hedge", "lightclient", "transport"}, "headers are CometBFT's; who uses them is the business of node"},
+	"lightblocks":             {[]string{"hedge", "internal/protowalk", "lightclient", "transport"}, "headers are CometBFT's; who uses them is the business of node"},
 	"transport":               {nil, "messages and chunks between nodes, whatever is in them"},
 	"transport/tcp":           {[]string{"transport"}, "an implementation knows its interface only"},
 	"transport/transporttest": {[]string{"transport"}, "one suite for every implementation"},
@@ -63,6 +63,7 @@ var arrows = map[string]struct {
 		"commands are thin over node and its rooms, and client"},
 	"cmd/localnet":        {[]string{"client", "tx", "app", "avlstar", "e2e/runner", "e2e/byzantine/liar"}, "the demonstration drives processes from outside"},
 	"e2e":                 {nil, "end-to-end tests are black-box"},
+	"internal/protowalk":  {nil, "it counts what is in messages, whatever they mean"},
 	"internal/rowtable":   {nil, "it writes a file format, whatever the records are"},
 	"internal/hexruns":    {nil, "it is for the vectors of any package"},
 	"internal/bubble":     {nil, "it is for the tests of any package"},

@@ -272,8 +272,8 @@ func (c *Client) lookup(ctx context.Context, hash []byte) (*TxResult, error) {
 	case found.TxResult.Code != 0:
 		return nil, &TxError{Hash: hash, Height: found.Height, Code: txCode(found.TxResult.Code), Log: found.TxResult.Log}
 	}
-	var result tx.Result
-	if err := result.Unmarshal(found.TxResult.Data); err != nil {
+	result, err := tx.DecodeResult(found.TxResult.Data)
+	if err != nil {
 		return nil, fmt.Errorf("client: transaction %X is executed, but its result does not decode: %w", hash, err)
 	}
 	return &TxResult{Hash: hash, Height: found.Height, Results: result.Results}, nil

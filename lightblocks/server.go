@@ -96,16 +96,20 @@ func (s *Server) Register(m *transport.Mux) {
 	m.Handle(MethodHeaders, transport.HandlerFunc(s.serveHeaders))
 }
 
-// using calls f with the stores, at most cap(places) at a time; beyond that it returns ErrBusy.
-// CometBFT's stores panic when their database fails: using returns that as an error, so that no
-// question of a peer can end the node.
-func (s *Server) using(ctx context.Context, places chan struct{}, f func(Blocks, States) error) error {
+// take takes a place, which release gives back. If there is none, it returns ErrBusy: to wait would
+// keep the workers of the transport from serving chunks.
+func take(places chan struct{}) (release func(), err error) {
 	select {
 	case places <- struct{}{}:
-		defer func() { <-places }()
-	default: // to wait would keep the workers of the transport from serving chunks
-		return fmt.Errorf("all %d places are taken: %w", cap(places), transport.ErrBusy)
+		return func() { <-places }, nil
+	default:
+		return nil, fmt.Errorf("all %d places are taken: %w", cap(places), transport.ErrBusy)
 	}
+}
+
+// using calls f with the stores. CometBFT's stores panic when their database fails: using returns
+// that as an error, so that no question of a peer can end the node.
+func (s *Server) using(f func(Blocks, States) error) error {
 	s.stores.RLock()
 	defer s.stores.RUnlock()
 	if s.stores.blocks == nil || s.stores.states == nil {
@@ -118,13 +122,23 @@ func (s *Server) using(ctx context.Context, places chan struct{}, f func(Blocks,
 	return err
 }
 
-func (s *Server) serveLightBlock(ctx context.Context, r transport.Request) ([]byte, error) {
+// reading is using, in a place of a reader.
+func (s *Server) reading(f func(Blocks, States) error) error {
+	release, err := take(s.reads)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return s.using(f)
+}
+
+func (s *Server) serveLightBlock(_ context.Context, r transport.Request) ([]byte, error) {
 	height, err := decodeHeight(r.Body)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
 	}
 	var answer []byte
-	err = s.using(ctx, s.reads, func(blocks Blocks, states States) error {
+	err = s.reading(func(blocks Blocks, states States) error {
 		var err error
 		answer, err = s.lightBlock(blocks, states, height)
 		return err
@@ -196,7 +210,7 @@ func (s *Server) serveHeaders(ctx context.Context, r transport.Request) ([]byte,
 		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
 	}
 	var answer []byte
-	err = s.using(ctx, s.reads, func(blocks Blocks, _ States) error {
+	err = s.reading(func(blocks Blocks, _ States) error {
 		for h := from; h > from-int64(count) && h >= max(blocks.Base(), 1); h-- {
 			meta, commit := blocks.LoadBlockMeta(h), blocks.LoadBlockCommit(h)
 			if meta == nil || commit == nil || ctx.Err() != nil {
@@ -231,13 +245,13 @@ func (s *Server) serveHeaders(ctx context.Context, r transport.Request) ([]byte,
 	return answer, err
 }
 
-func (s *Server) serveParams(ctx context.Context, r transport.Request) ([]byte, error) {
+func (s *Server) serveParams(_ context.Context, r transport.Request) ([]byte, error) {
 	height, err := decodeHeight(r.Body)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
 	}
 	var answer []byte
-	err = s.using(ctx, s.reads, func(blocks Blocks, states States) error {
+	err = s.reading(func(blocks Blocks, states States) error {
 		// CometBFT ends the process over parameters that it cannot find: only heights that exist
 		// are looked up.
 		if height < 1 || height > blocks.Height()+1 {
@@ -253,17 +267,22 @@ func (s *Server) serveParams(ctx context.Context, r transport.Request) ([]byte, 
 	return answer, err
 }
 
-func (s *Server) serveEvidence(ctx context.Context, r transport.Request) ([]byte, error) {
+func (s *Server) serveEvidence(_ context.Context, r transport.Request) ([]byte, error) {
+	release, err := take(s.reports) // before it is decoded, which takes many times its length
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	ev, err := decodeEvidence(r.Body)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
 	}
-	return nil, s.using(ctx, s.reports, func(Blocks, States) error {
-		take := s.stores.evidence // using holds the read lock
-		if take == nil {
+	return nil, s.using(func(Blocks, States) error {
+		pool := s.stores.evidence // using holds the read lock
+		if pool == nil {
 			return fmt.Errorf("no evidence pool: %w", transport.ErrRefused)
 		}
-		if err := take(ev); err != nil {
+		if err := pool(ev); err != nil {
 			return fmt.Errorf("%w: %w", transport.ErrRefused, err)
 		}
 		s.logger.Info("a peer reported evidence of misbehaviour", "peer", r.Peer, "evidence", ev)

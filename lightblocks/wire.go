@@ -9,6 +9,7 @@ import (
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/internal/protowalk"
 	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
@@ -67,20 +68,30 @@ func decodeLightBlock(body []byte, chainID string, height int64) (*types.LightBl
 	}
 	var lb *types.LightBlock
 	err := lightclient.Guard(func() error {
-		var pb cmtproto.LightBlock
-		if err := pb.Unmarshal(body); err != nil {
-			return err
-		}
-		var err error
-		if lb, err = types.LightBlockFromProto(&pb); err != nil {
-			return err
-		}
-		return lightclient.CheckBasic(lb, chainID, height)
+		return walked(body, &lightBlockTable, func() (err error) {
+			pb := cmtproto.LightBlock{SignedHeader: withRoom(protowalk.Count(body, 1, 2, 4))}
+			if err := pb.Unmarshal(body); err != nil {
+				return err
+			}
+			if lb, err = types.LightBlockFromProto(&pb); err != nil {
+				return err
+			}
+			return lightclient.CheckBasic(lb, chainID, height)
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("light block: %w", err)
 	}
 	return lb, nil
+}
+
+// withRoom returns a message to decode into, with room for that many signatures; nil for none. A
+// decoder that lets a list grow allocates five times its length.
+func withRoom(signatures int) *cmtproto.SignedHeader {
+	if signatures == 0 {
+		return nil
+	}
+	return &cmtproto.SignedHeader{Commit: &cmtproto.Commit{Signatures: make([]cmtproto.CommitSig, 0, signatures)}}
 }
 
 // encodeRange returns the body of a request for the headers of count heights, from from downwards.
@@ -175,23 +186,34 @@ func decodeHeaders(body []byte, chainID string, from int64, count int) ([]Ancest
 }
 
 func decodeHeader(header, evidence []byte) (a Ancestor, err error) {
-	var pb cmtproto.SignedHeader
-	if err := pb.Unmarshal(header); err != nil {
-		return a, err
-	}
-	if a.SignedHeader, err = types.SignedHeaderFromProto(&pb); err != nil {
+	err = walked(header, &signedHeaderTable, func() (err error) {
+		pb := withRoom(protowalk.Count(header, 2, 4))
+		if pb == nil {
+			pb = new(cmtproto.SignedHeader)
+		}
+		if err := pb.Unmarshal(header); err != nil {
+			return err
+		}
+		a.SignedHeader, err = types.SignedHeaderFromProto(pb)
+		return err
+	})
+	if err != nil {
 		return a, err
 	}
 	if len(evidence) > 0 {
-		var pb cmtproto.EvidenceList
-		if err := pb.Unmarshal(evidence); err != nil {
+		err = walked(evidence, &evidenceListTable, func() error {
+			var pb cmtproto.EvidenceList
+			if err := pb.Unmarshal(evidence); err != nil {
+				return err
+			}
+			var data types.EvidenceData
+			err := data.FromProto(&pb)
+			a.Evidence = data.Evidence
+			return err
+		})
+		if err != nil {
 			return a, err
 		}
-		var data types.EvidenceData
-		if err := data.FromProto(&pb); err != nil {
-			return a, err
-		}
-		a.Evidence = data.Evidence
 	}
 	if hash := a.Evidence.Hash(); a.Header != nil && !bytes.Equal(hash, a.EvidenceHash) {
 		return a, fmt.Errorf("the evidence has hash %X, header %d says %X", hash, a.Height, a.EvidenceHash)
@@ -210,15 +232,17 @@ func decodeParams(body []byte) (types.ConsensusParams, error) {
 		return params, fmt.Errorf("consensus parameters of %d bytes are longer than %d", len(body), MaxParams)
 	}
 	err := lightclient.Guard(func() error {
-		var pb cmtproto.ConsensusParams
-		if err := pb.Unmarshal(body); err != nil {
-			return err
-		}
-		if pb.Block == nil || pb.Evidence == nil || pb.Validator == nil || pb.Version == nil {
-			return errors.New("a part is missing")
-		}
-		params = types.ConsensusParamsFromProto(pb)
-		return params.ValidateBasic()
+		return walked(body, &paramsTable, func() error {
+			var pb cmtproto.ConsensusParams
+			if err := pb.Unmarshal(body); err != nil {
+				return err
+			}
+			if pb.Block == nil || pb.Evidence == nil || pb.Validator == nil || pb.Version == nil {
+				return errors.New("a part is missing")
+			}
+			params = types.ConsensusParamsFromProto(pb)
+			return params.ValidateBasic()
+		})
 	})
 	if err != nil {
 		return types.ConsensusParams{}, fmt.Errorf("consensus parameters: %w", err)
@@ -241,15 +265,16 @@ func decodeEvidence(body []byte) (types.Evidence, error) {
 	}
 	var ev types.Evidence
 	err := lightclient.Guard(func() error {
-		var pb cmtproto.Evidence
-		if err := pb.Unmarshal(body); err != nil {
-			return err
-		}
-		var err error
-		if ev, err = types.EvidenceFromProto(&pb); err != nil {
-			return err
-		}
-		return ev.ValidateBasic()
+		return walked(body, &evidenceTable, func() (err error) {
+			var pb cmtproto.Evidence
+			if err := pb.Unmarshal(body); err != nil {
+				return err
+			}
+			if ev, err = types.EvidenceFromProto(&pb); err != nil {
+				return err
+			}
+			return ev.ValidateBasic()
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("evidence: %w", err)

@@ -44,8 +44,10 @@ func TestLightBlockTravels(t *testing.T) {
 	}
 }
 
-// The limit is well above the size of a light block of CometBFT's largest validator set.
-func TestLargestLightBlockFits(t *testing.T) {
+// largestLightBlock returns a light block of CometBFT's largest validator set, whose validators are
+// all the same.
+func largestLightBlock(t *testing.T) *types.LightBlock {
+	t.Helper()
 	c := sharedChain(chainOptions{heights: 3, validators: 4})
 	lb := copyBlock(c.blocks[1])
 	one := lb.ValidatorSet.Validators[0]
@@ -57,7 +59,12 @@ func TestLargestLightBlockFits(t *testing.T) {
 		lb.Commit.Signatures = append(lb.Commit.Signatures, types.CommitSig{BlockIDFlag: types.BlockIDFlagCommit,
 			ValidatorAddress: one.Address, Timestamp: time.Unix(1<<33, 999999999), Signature: bytes.Repeat([]byte{7}, 64)})
 	}
-	body, err := encodeLightBlock(lb)
+	return lb
+}
+
+// The limit is well above the size of a light block of CometBFT's largest validator set.
+func TestLargestLightBlockFits(t *testing.T) {
+	body, err := encodeLightBlock(largestLightBlock(t))
 	require.NoError(t, err)
 	t.Logf("%d validators: %d bytes", types.MaxVotesCount, len(body))
 	require.Less(t, len(body), MaxLightBlock)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+
+	"github.com/starling-kv/starling/internal/protowalk"
 )
 
 // Limits. Those of keys and values are the tree's (ICS-23 cannot prove an empty value).
@@ -114,12 +116,15 @@ func decodeSigned(b []byte, chainID string) (*Body, error) {
 	if n > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
 	}
+	if err := protowalk.Walk(signed.Body, &bodyTable); err != nil {
+		return nil, errBodyEncoding()
+	}
 	body := new(Body)
 	if err := body.Unmarshal(signed.Body); err != nil {
 		return nil, Errorf(CodeMalformed, "not a Body message: %v", err)
 	}
 	if !encodesTo(body, signed.Body) {
-		return nil, Errorf(CodeMalformed, "the Body is not in its only encoding (fields in order, no unknown ones, shortest integers, no empty defaults)")
+		return nil, errBodyEncoding()
 	}
 	if err := body.check(); err != nil {
 		return nil, err
@@ -128,6 +133,10 @@ func decodeSigned(b []byte, chainID string) (*Body, error) {
 		return nil, Errorf(CodeBadSignature, "the signature does not fit account %x on chain %q: made with another key, for another chain, or the transaction was changed after signing", body.Account, chainID)
 	}
 	return body, nil
+}
+
+func errBodyEncoding() *Error {
+	return Errorf(CodeMalformed, "the Body is not in its only encoding (fields in order, no unknown ones, shortest integers, no empty defaults)")
 }
 
 // SignBytes returns what the account signs: the domain tag, the chain id and the serialised Body.

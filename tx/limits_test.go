@@ -1,0 +1,76 @@
+package tx
+
+import (
+	"bytes"
+	"encoding/binary"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/protowalk"
+)
+
+// allocated returns how many bytes f allocates.
+func allocated(f func()) int {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return int(after.TotalAlloc - before.TotalAlloc)
+}
+
+// in returns a field that holds content.
+func in(number int, content []byte) []byte {
+	b := binary.AppendUvarint(nil, uint64(number)<<3|2)
+	return append(binary.AppendUvarint(b, uint64(len(content))), content...)
+}
+
+// Decoding takes at most a few times the bytes of a transaction, and what 10,000 operations take.
+func TestDecodingCostsNoMoreThanWhatCame(t *testing.T) {
+	const times, operations = 4, MaxOperations * 256
+	fill := func(element []byte, n int) []byte { return bytes.Repeat(element, n/len(element)) }
+	const room = MaxBytes - 128
+	for name, body := range map[string][]byte{
+		"kinds in one operation":         in(3, fill([]byte{1<<3 | 2, 0}, room-10)),
+		"kinds in each operation":        fill(in(3, fill([]byte{1<<3 | 2, 0}, 190)), room),
+		"keys in one operation":          in(3, in(1, fill([]byte{1<<3 | 2, 1, 'k'}, room-20))),
+		"empty operations":               fill(in(3, nil), room),
+		"as many empty ones as may be":   fill(in(3, nil), 2*MaxOperations),
+		"as many empty puts as may be":   fill(in(3, in(1, nil)), 4*MaxOperations),
+		"accounts":                       fill(in(1, nil), room),
+		"accounts that grow":             fill(in(1, make([]byte, 200)), room),
+		"an unknown field in operations": in(3, fill([]byte{77 << 1, 1}, room-10)),
+		"the largest value":              in(3, in(1, append(in(1, []byte("k")), in(2, make([]byte, MaxValueBytes))...))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			signed := append([]byte{marker}, in(1, body)...)
+			for _, b := range [][]byte{append(signed, in(2, make([]byte, 64))...), append([]byte{marker}, body...)} {
+				require.LessOrEqual(t, len(b), MaxBytes)
+				var err error
+				spent := allocated(func() { _, err = Decode(b, "chain") })
+				require.Error(t, err)
+				require.LessOrEqual(t, spent, times*len(b)+operations, "for %d bytes", len(b))
+			}
+		})
+	}
+}
+
+func TestDecodeResult(t *testing.T) {
+	result := Result{Results: []OperationResult{{Found: true, Value: []byte("v")}, {}}}
+	b, err := result.Marshal()
+	require.NoError(t, err)
+	again, err := DecodeResult(b)
+	require.NoError(t, err)
+	require.Equal(t, &result, again)
+	_, err = DecodeResult(b[:3])
+	require.ErrorIs(t, err, protowalk.ErrMalformed)
+	_, err = DecodeResult(in(1, []byte{0x80}))
+	require.Error(t, err)
+
+	var many error
+	body := bytes.Repeat(in(1, nil), 1<<20)
+	spent := allocated(func() { _, many = DecodeResult(body) })
+	require.ErrorIs(t, many, protowalk.ErrTooMany)
+	require.Less(t, spent, 64<<10)
+}
