@@ -117,8 +117,9 @@ type abciWorld struct {
 }
 
 type abciBlock struct {
-	txs [][]byte
-	res *abci.ResponseFinalizeBlock
+	last abci.CommitInfo
+	txs  [][]byte
+	res  *abci.ResponseFinalizeBlock
 }
 
 // replica is an application with its store and snapshots.
@@ -209,7 +210,7 @@ func (w *abciWorld) replay(r *replica) {
 		require.Equal(w.t, w.blocks[info.LastBlockHeight-1].res.AppHash, info.LastBlockAppHash)
 	}
 	for _, block := range w.blocks[info.LastBlockHeight:] {
-		require.Equal(w.t, block.res, runBlock(w.t, r.App, block.txs...))
+		require.Equal(w.t, block.res, runBlockAfter(w.t, r.App, block.last, block.txs...))
 		w.did["replayed"]++
 	}
 }
@@ -240,16 +241,20 @@ func (w *abciWorld) transactions() [][]byte {
 // block plays one height: rounds, the execution of the decided block, the commit.
 func (w *abciWorld) block() {
 	height := int64(len(w.blocks)) + 1
-	block := abciBlock{txs: w.round(height)}
+	var block abciBlock
+	if height > 1 {
+		block.last = w.generator.lastCommit()
+	}
+	block.txs = w.round(height, block.last)
 	for w.decisions.choose(4) == 3 {
-		block.txs = w.round(height)
+		block.txs = w.round(height, block.last)
 	}
 	for i, r := range w.replicas {
 		if w.decisions.choose(6) == 5 { // an execution without a commit
 			finalize(w.t, r.App, w.transactions()...)
 			w.did["again"]++
 		}
-		res := runBlock(w.t, r.App, block.txs...)
+		res := runBlockAfter(w.t, r.App, block.last, block.txs...)
 		if i == 0 {
 			block.res = res
 		}
@@ -264,7 +269,7 @@ func (w *abciWorld) block() {
 // round plays one round, whose block is decided if it is the last. Everybody must accept the
 // proposal of a correct proposer. All must judge a block with arbitrary contents alike; it may be
 // decided even if they reject it, by other validators.
-func (w *abciWorld) round(height int64) [][]byte {
+func (w *abciWorld) round(height int64, last abci.CommitInfo) [][]byte {
 	txs := w.transactions()
 	honest := w.decisions.choose(3) != 2
 	if honest {
@@ -273,7 +278,7 @@ func (w *abciWorld) round(height int64) [][]byte {
 		if w.decisions.choose(4) == 3 {
 			room = int64(w.decisions.choose(256))
 		}
-		prepared, err := proposer.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: room, Height: height})
+		prepared, err := proposer.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: room, Height: height, LocalLastCommit: extended(last)})
 		require.NoError(w.t, err)
 		txs = prepared.Txs
 		require.LessOrEqual(w.t, cmttypes.ComputeProtoSizeForTxs(cmttypes.ToTxs(txs)), room)
@@ -291,7 +296,7 @@ func (w *abciWorld) round(height int64) [][]byte {
 
 // follow compares a block with the model.
 func (w *abciWorld) follow(block abciBlock) {
-	w.model.reads = 0
+	w.model.begin(block.last, validatorNames...)
 	for i, raw := range block.txs {
 		var (
 			code   tx.Code

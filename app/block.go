@@ -29,7 +29,8 @@ var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain f
 
 // FinalizeBlock executes a block on the committed state and computes the next state, which Commit
 // saves and publishes. It may be called again before that, with the same block or another. The
-// result depends on nothing but the committed state and the transactions.
+// result depends on nothing but the committed state, the transactions and who signed the last
+// block.
 func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -52,6 +53,7 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 	}
 
 	x := newExecutor(newOverlay(a.block.version), a.block.params, req.Height)
+	x.signed = lastSigners(req.DecidedLastCommit)
 	done := &pending{height: req.Height, params: a.block.params, rewritten: make(map[[sha256.Size]byte]struct{})}
 	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(req.Txs))}
 	for i, t := range a.decoder.decodeAll(req.Txs, a.block.params.ChainId) {

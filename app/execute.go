@@ -37,10 +37,13 @@ const (
 type executor struct {
 	*overlay
 	params     *Params
-	rules      *rules      // of the version that params name
-	height     int64       // of the block
-	reads      reads       // of this block, without those of failed transactions
-	validators *validators // counted when first needed
+	rules      *rules              // of the version that params name
+	height     int64               // of the block
+	reads      reads               // of this block, without those of failed transactions
+	validators *validators         // counted when first needed
+	changed    *validatorChange    // by the transaction that runs; nil: it names no validator
+	signed     [][]byte            // addresses of who signed the last block; nil: this is the first
+	signers    map[string]struct{} // the same, made when first needed
 }
 
 // reads counts what was read against the budget of a block.
@@ -77,6 +80,12 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 	}
 
 	mark, before, counted := x.mark(), x.reads, x.validators.clone()
+	undo := func(refused *tx.Error) outcome {
+		x.undo(mark)
+		x.reads, x.validators = before, counted
+		return outcome{trace: true, err: refused}
+	}
+	x.changed = nil
 	result := &tx.Result{Results: make([]tx.OperationResult, 0, len(body.Operations))}
 	var events []abci.Event
 	for i := range body.Operations {
@@ -85,13 +94,16 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 			if !errors.As(err, &refused) {
 				return outcome{}, err
 			}
-			x.undo(mark)
-			x.reads, x.validators = before, counted
-			return outcome{trace: true, err: tx.Errorf(refused.Code, "operation %d: %s", i, refused.Reason)}, nil
+			return undo(tx.Errorf(refused.Code, "operation %d: %s", i, refused.Reason)), nil
 		}
 		result.Results = append(result.Results, tx.OperationResult{Found: found, Value: value})
 		if event != nil {
 			events = append(events, *event)
+		}
+	}
+	if x.changed != nil {
+		if refused := x.changed.judge(x.validators.power); refused != nil {
+			return undo(refused), nil
 		}
 	}
 	return outcome{trace: true, result: result, events: events}, nil

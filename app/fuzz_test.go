@@ -129,7 +129,7 @@ func FuzzSignedOperations(f *testing.F) {
 		require.True(t, must(x.anyUnder(record(tagAdmin))))
 		counted := must(x.countValidators())
 		require.Positive(t, counted.count)
-		require.LessOrEqual(t, counted.power, uint64(MaxTotalPower))
+		require.LessOrEqual(t, counted.power.Total, uint64(MaxTotalPower))
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/crypto/ed25519"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
@@ -84,6 +85,31 @@ func validatorOp(publicKey []byte, power uint64) tx.Operation {
 	return tx.Operation{Op: &tx.Operation_SetValidator{SetValidator: &tx.SetValidator{PublicKey: publicKey, Power: power}}}
 }
 
+func confirmedOp(publicKey []byte, power uint64) tx.Operation {
+	return tx.NewConfirmedValidator(publicKey, power)
+}
+
+// vote is what the last commit says of a validator. Its power does not count: records do.
+func vote(name string, flag cmtproto.BlockIDFlag) abci.VoteInfo {
+	return abci.VoteInfo{Validator: abci.Validator{Address: key(name).PubKey().Address(), Power: 1}, BlockIdFlag: flag}
+}
+
+// signedBy is a last commit.
+func signedBy(names ...string) (commit abci.CommitInfo) {
+	for _, name := range names {
+		commit.Votes = append(commit.Votes, vote(name, cmtproto.BlockIDFlagCommit))
+	}
+	return commit
+}
+
+// extended is a commit as the proposer of the next block is given it.
+func extended(commit abci.CommitInfo) (e abci.ExtendedCommitInfo) {
+	for _, v := range commit.Votes {
+		e.Votes = append(e.Votes, abci.ExtendedVoteInfo{Validator: v.Validator, BlockIdFlag: v.BlockIdFlag})
+	}
+	return e
+}
+
 func adminOp(account []byte, remove bool) tx.Operation {
 	return tx.Operation{Op: &tx.Operation_SetAdmin{SetAdmin: &tx.SetAdmin{Account: account, Remove: remove}}}
 }
@@ -134,8 +160,14 @@ func startChain(t testing.TB, store Store, appState string) *App {
 	return a
 }
 
-// finalize executes a block at the next height without committing it.
+// finalize executes a block at the next height, without a last commit, and without committing it.
 func finalize(t testing.TB, a *App, txs ...[]byte) *abci.ResponseFinalizeBlock {
+	t.Helper()
+	return finalizeAfter(t, a, abci.CommitInfo{}, txs...)
+}
+
+// finalizeAfter is finalize of a block with a last commit.
+func finalizeAfter(t testing.TB, a *App, last abci.CommitInfo, txs ...[]byte) *abci.ResponseFinalizeBlock {
 	t.Helper()
 	a.block.Lock()
 	next := a.block.height + 1
@@ -143,14 +175,20 @@ func finalize(t testing.TB, a *App, txs ...[]byte) *abci.ResponseFinalizeBlock {
 		next = a.block.initial
 	}
 	a.block.Unlock()
-	res, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: next, Txs: txs})
+	res, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: next, Txs: txs, DecidedLastCommit: last})
 	require.NoError(t, err)
 	return res
 }
 
 func runBlock(t testing.TB, a *App, txs ...[]byte) *abci.ResponseFinalizeBlock {
 	t.Helper()
-	res := finalize(t, a, txs...)
+	return runBlockAfter(t, a, abci.CommitInfo{}, txs...)
+}
+
+// runBlockAfter is runBlock with a last commit.
+func runBlockAfter(t testing.TB, a *App, last abci.CommitInfo, txs ...[]byte) *abci.ResponseFinalizeBlock {
+	t.Helper()
+	res := finalizeAfter(t, a, last, txs...)
 	_, err := a.Commit(ctx, &abci.RequestCommit{})
 	require.NoError(t, err)
 	_, v := a.Latest()

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"math/big"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	abci "github.com/cometbft/cometbft/abci/types"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
@@ -27,6 +29,49 @@ type model struct {
 	state map[string]string
 	open  bool
 	reads int // in this block
+	// Validators that signed the last block, by public key; nil: there is none, and those of the
+	// state before this block count.
+	signed map[string]bool
+}
+
+// begin begins a block that has this last commit of validators with these names.
+func (m *model) begin(last abci.CommitInfo, names ...string) {
+	m.reads, m.signed = 0, map[string]bool{}
+	if len(last.Votes) == 0 {
+		for k := range m.state {
+			if publicKey, ok := strings.CutPrefix(k, "\x00v"); ok {
+				m.signed[publicKey] = true
+			}
+		}
+		return
+	}
+	for _, name := range names {
+		for _, v := range last.Votes {
+			if v.BlockIdFlag == cmtproto.BlockIDFlagCommit && bytes.Equal(v.Validator.Address, key(name).PubKey().Address()) {
+				m.signed[string(account(name))] = true
+			}
+		}
+	}
+}
+
+// share returns the part of the power in state that is known to sign: by the last commit, or by b.
+func (m *model) share(state map[string]string, b *tx.Body) *big.Rat {
+	signs := maps.Clone(m.signed)
+	for _, o := range b.Operations {
+		if v := o.GetSetValidator(); v != nil && v.Confirmed {
+			signs[string(v.PublicKey)] = true
+		}
+	}
+	signing, total := new(big.Int), new(big.Int)
+	for k, power := range state {
+		if publicKey, ok := strings.CutPrefix(k, "\x00v"); ok {
+			total.Add(total, new(big.Int).SetBytes([]byte(power)))
+			if signs[publicKey] {
+				signing.Add(signing, new(big.Int).SetBytes([]byte(power)))
+			}
+		}
+	}
+	return new(big.Rat).SetFrac(signing, total)
 }
 
 func (m *model) u64(key []byte) uint64 {
@@ -88,6 +133,10 @@ func (m *model) execute(t *tx.Tx) (tx.Code, []string) {
 			return code, nil
 		}
 		values = append(values, value)
+	}
+	if after := m.share(m.state, b); after.Cmp(m.share(saved, b)) < 0 && after.Cmp(big.NewRat(2, 3)) <= 0 {
+		m.state, m.reads = saved, savedReads
+		return tx.CodeUnconfirmed, nil
 	}
 	return 0, values
 }
@@ -264,12 +313,28 @@ func (g *generator) operation(state map[string]string) tx.Operation {
 	case 8:
 		return revokeOp(g.grantee(), g.prefix())
 	case 9, 10:
-		return validatorOp(account(g.pick("v1", "v2", "v3")), []uint64{0, 0, 1, 5, 1 << 58, 1<<58 - 5, 1<<64 - 1}[g.IntN(7)])
+		who, power := account(g.pick(validatorNames...)), []uint64{0, 0, 1, 5, 1 << 58, 1<<58 - 5, 1<<64 - 1}[g.IntN(7)]
+		if power > 0 && g.IntN(2) == 0 {
+			return confirmedOp(who, power)
+		}
+		return validatorOp(who, power)
 	case 11:
 		return adminOp(account(g.pick(g.names...)), g.IntN(2) == 0)
 	default:
 		return put(g.key(), g.value())
 	}
+}
+
+// validatorNames are the keys that may become validators.
+var validatorNames = []string{"v1", "v2", "v3"}
+
+// lastCommit returns a commit by some of them.
+func (g *generator) lastCommit() (commit abci.CommitInfo) {
+	for _, name := range validatorNames {
+		flags := []cmtproto.BlockIDFlag{cmtproto.BlockIDFlagAbsent, cmtproto.BlockIDFlagNil, cmtproto.BlockIDFlagCommit, cmtproto.BlockIDFlagCommit}
+		commit.Votes = append(commit.Votes, vote(name, flags[g.IntN(len(flags))]))
+	}
+	return commit
 }
 
 // transaction returns one whose nonce is mostly the next.
@@ -317,11 +382,15 @@ func TestAgainstModel(t *testing.T) {
 	for i := range blocks {
 		var txs [][]byte
 		waiting := map[string]uint64{}
+		last := abci.CommitInfo{}
+		if i > 0 {
+			last = g.lastCommit()
+		}
 		for range g.IntN(30) {
 			txs = append(txs, g.transaction(m, waiting))
 		}
 		if g.IntN(2) == 0 { // what a proposer selects, otherwise all of them
-			prepared, err := proposer.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: 1 << 20})
+			prepared, err := proposer.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: 1 << 20, LocalLastCommit: extended(last)})
 			require.NoError(t, err)
 			txs = prepared.Txs
 			accepted, err := follower.ProcessProposal(ctx, &abci.RequestProcessProposal{Txs: txs})
@@ -330,17 +399,17 @@ func TestAgainstModel(t *testing.T) {
 		}
 		// A block of a round without a decision.
 		finalize(t, proposer, g.transaction(m, map[string]uint64{}))
-		res := runBlock(t, proposer, txs...)
+		res := runBlockAfter(t, proposer, last, txs...)
 		if g.IntN(5) == 0 {
 			follower = newTestApp(t, stores[1])
 			if follower.Height() == 0 {
 				follower = startChain(t, stores[1], appState)
 			}
 		}
-		again := runBlock(t, follower, txs...)
+		again := runBlockAfter(t, follower, last, txs...)
 		require.Equal(t, res, again, "block %d", i)
 
-		m.reads = 0
+		m.begin(last, validatorNames...)
 		for j, raw := range txs {
 			var (
 				code   tx.Code
@@ -366,7 +435,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 	t.Log("codes:", seen)
 	for _, code := range []tx.Code{tx.CodeOK, tx.CodeUnauthorized, tx.CodeBadNonce, tx.CodeCompareFailed, tx.CodeQuota, tx.CodeTextClosed,
-		tx.CodeNotAdmin, tx.CodeInvalidChange} {
+		tx.CodeNotAdmin, tx.CodeInvalidChange, tx.CodeUnconfirmed} {
 		require.NotZero(t, seen[code], "the random blocks never met code %d", code)
 	}
 }

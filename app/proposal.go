@@ -28,6 +28,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	}
 	res := &abci.ResponsePrepareProposal{}
 	x := newExecutor(newOverlay(v), params, req.Height)
+	x.signed = proposedSigners(req.LocalLastCommit)
 	texts := make(map[string]struct{})
 	var size int64
 	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	abci "github.com/cometbft/cometbft/abci/types"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -20,24 +21,25 @@ import (
 //	genesis [validators=(v1:10,v2:5)] [initial-height=n] [max-bytes=n] [app-version=n] [key-types=(t)] [chain=id] [newest=n]
 //	<app_state; "@name" is the account of name>
 //
-//	block | finalize [height=n] | prepare [max-bytes=n] | process | check | recheck
+//	block | finalize [height=n] [signed=(v1,v2)] [nil=(v3)] [absent=(v4)]
+//	prepare [max-bytes=n] and the commit as above | process | check | recheck
 //	<one transaction per line>
 //
 //	commit | restart [newest=n] | info | records | get KEY [height=n] | range [start=] [end=] [limit=n] | nonce NAME | query PATH
 //
 // A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…", with
 // the operations put K V, del K, cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant
-// NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER, admin NAME, unadmin NAME,
-// upgrade VERSION HEIGHT [INFO], cancel VERSION. "" is empty, w*n is w with its last letter n
-// times, \xNN a byte. Without #nonce it is the account's committed nonce plus its earlier lines in
-// the same command. What "[label] " stands before is sent once more by "again: label".
+// NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER [confirmed], admin NAME,
+// unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION. "" is empty, w*n is w with its last
+// letter n times, \xNN a byte. Without #nonce it is the account's committed nonce plus its earlier
+// lines in the same command. What "[label] " stands before is sent once more by "again: label".
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".txt") {
 			return
 		}
 		s := &script{t: t, store: &memoryStore{}, names: map[string]string{}, sent: map[string][]byte{}}
-		for _, name := range []string{"alice", "bob", "carol", "root", "root2", "v1", "v2", "v3"} {
+		for _, name := range []string{"alice", "bob", "carol", "root", "root2", "v1", "v2", "v3", "v4", "v5"} {
 			s.names[hexOf(name)] = "@" + name
 		}
 		datadriven.RunTest(t, path, s.run)
@@ -182,7 +184,7 @@ func (s *script) finalize(d *datadriven.TestData) string {
 	if d.HasArg("height") {
 		d.ScanArgs(s.t, "height", &height)
 	}
-	res, err := s.app.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: height, Txs: s.transactions(d)})
+	res, err := s.app.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: height, Txs: s.transactions(d), DecidedLastCommit: lastCommit(d)})
 	if err != nil {
 		return "error: " + err.Error() + "\n"
 	}
@@ -198,6 +200,19 @@ func (s *script) finalize(d *datadriven.TestData) string {
 	}
 	fmt.Fprintf(&out, "block %d app hash %x\n", height, res.AppHash)
 	return out.String()
+}
+
+// lastCommit returns the commit of a block's arguments.
+func lastCommit(d *datadriven.TestData) (commit abci.CommitInfo) {
+	for _, flag := range []struct {
+		argument string
+		flag     cmtproto.BlockIDFlag
+	}{{"signed", cmtproto.BlockIDFlagCommit}, {"nil", cmtproto.BlockIDFlagNil}, {"absent", cmtproto.BlockIDFlagAbsent}} {
+		for _, name := range argument(d, flag.argument) {
+			commit.Votes = append(commit.Votes, vote(name, flag.flag))
+		}
+	}
+	return commit
 }
 
 func describeResult(t *testing.T, r *abci.ExecTxResult) string {
@@ -297,7 +312,7 @@ func (s *script) check(d *datadriven.TestData) string {
 }
 
 func (s *script) prepare(d *datadriven.TestData) string {
-	req := &abci.RequestPrepareProposal{Txs: s.transactions(d), MaxTxBytes: 1 << 30}
+	req := &abci.RequestPrepareProposal{Txs: s.transactions(d), MaxTxBytes: 1 << 30, LocalLastCommit: extended(lastCommit(d))}
 	if d.HasArg("max-bytes") {
 		d.ScanArgs(s.t, "max-bytes", &req.MaxTxBytes)
 	}

@@ -127,6 +127,9 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 	case "revoke":
 		return revokeOp(who(1), w(2))
 	case "validator":
+		if len(words) > 3 {
+			return confirmedOp(who(1), number(2))
+		}
 		return validatorOp(who(1), number(2))
 	case "upgrade":
 		info := ""

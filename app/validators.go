@@ -38,7 +38,7 @@ const (
 // validators is the number of validators and the sum of their powers in an overlay.
 type validators struct {
 	count int
-	power uint64
+	power Share
 }
 
 func (v *validators) clone() *validators {
@@ -52,25 +52,42 @@ func (v *validators) clone() *validators {
 // countValidators sums up the validators' records at first use; setValidator keeps the sum up to
 // date.
 func (x *executor) countValidators() (*validators, error) {
-	if x.validators == nil {
-		start := record(tagValidator)
-		end := prefixEnd(start)
-		v := &validators{}
-		for kv, err := range x.base.Ascend(start, end) {
-			if err != nil {
-				return nil, err
-			}
-			v.count++
-			v.power += decodeUint64(kv.Value)
-		}
-		x.ascend(start, end, func(e *overlayEntry) { v.replace(decodeUint64(e.before), decodeUint64(e.value)) })
-		x.validators = v
+	if x.validators != nil {
+		return x.validators, nil
 	}
-	return x.validators, nil
+	start := record(tagValidator)
+	end := prefixEnd(start)
+	v := &validators{}
+	for kv, err := range x.base.Ascend(start, end) {
+		if err != nil {
+			return nil, err
+		}
+		signs, err := x.signs(kv.Key[len(start):])
+		if err != nil {
+			return nil, err
+		}
+		v.replace(0, decodeUint64(kv.Value), signs)
+	}
+	var failed error
+	x.ascend(start, end, func(e *overlayEntry) {
+		signs, err := x.signs(e.key[len(start):])
+		if err != nil {
+			failed = err
+		}
+		v.replace(decodeUint64(e.before), decodeUint64(e.value), signs)
+	})
+	if failed != nil {
+		return nil, failed
+	}
+	x.validators = v
+	return v, nil
 }
 
-func (v *validators) replace(old, new uint64) {
-	v.power += new - old // modulo 2⁶⁴: the sum is never negative
+func (v *validators) replace(old, new uint64, signs bool) {
+	v.power.Total += new - old // modulo 2⁶⁴: the sum is never negative
+	if signs {
+		v.power.Signing += new - old
+	}
 	if old == 0 && new != 0 {
 		v.count++
 	} else if old != 0 && new == 0 {
@@ -87,6 +104,10 @@ func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abc
 	if err != nil {
 		return false, nil, err
 	}
+	signs, err := x.signs(op.PublicKey)
+	if err != nil {
+		return false, nil, err
+	}
 	counted, err := x.countValidators()
 	if err != nil {
 		return false, nil, err
@@ -95,15 +116,19 @@ func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abc
 	if op.Power > MaxTotalPower { // checked before it is added: the sum must not overflow
 		return false, nil, tx.Errorf(tx.CodeInvalidChange, "power %d is above the limit for the sum of all powers, %d", op.Power, uint64(MaxTotalPower))
 	}
-	after.replace(old, op.Power)
+	after.replace(old, op.Power, signs)
 	switch {
 	case after.count == 0:
 		return false, nil, tx.Errorf(tx.CodeInvalidChange, "validator %x is the last one: add another first", op.PublicKey)
-	case after.power > MaxTotalPower:
-		return false, nil, tx.Errorf(tx.CodeInvalidChange, "the powers would sum up to %d, %d is the most", after.power, uint64(MaxTotalPower))
+	case after.power.Total > MaxTotalPower:
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "the powers would sum up to %d, %d is the most", after.power.Total, uint64(MaxTotalPower))
 	case old == 0 && after.count > int(x.params.MaxValidators):
 		return false, nil, tx.Errorf(tx.CodeInvalidChange, "there are %d validators, the most for which block.max_bytes of genesis leaves room", x.params.MaxValidators)
 	}
+	if x.changed == nil {
+		x.changed = newValidatorChange(counted.power)
+	}
+	x.changed.note(op, old, signs)
 	x.validators = &after
 	var value []byte
 	if op.Power > 0 {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	abci "github.com/cometbft/cometbft/abci/types"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/hexruns"
@@ -40,7 +42,12 @@ func (s *chainScript) by(name string, operations ...tx.Operation) []byte {
 
 // block appends a block and the codes that its transactions must have.
 func (s *chainScript) block(comment, want string, txs ...[]byte) {
-	s.blocks = append(s.blocks, vectorInput{comment, txs})
+	s.after(abci.CommitInfo{}, comment, want, txs...)
+}
+
+// after is block for one with a last commit.
+func (s *chainScript) after(last abci.CommitInfo, comment, want string, txs ...[]byte) {
+	s.blocks = append(s.blocks, vectorInput{comment, txs, last})
 	s.want = append(s.want, want)
 }
 
@@ -75,6 +82,7 @@ func moreChains(t *testing.T) []*vectorFile {
 		chain("What reads cost. Most of app_state left out.", "reads-1", -1, `{"grants": [{"grantee": "@alice", "prefix": ""}], "admins": null}`, readsChain),
 		chain("Upgrades. Versions 2 and 3 have the rules of version 1.", "upgrades-1", roomForThree, `{"chunk_bytes": 100, "admins": ["@root"],
 			"grants": [{"grantee": "@alice", "prefix": "a"}]}`, upgradesChain),
+		chain("Who signs the blocks.", "signers-1", roomForThree, `{"chunk_bytes": 100, "admins": ["@root"]}`, signersChain),
 	}
 }
 
@@ -205,4 +213,24 @@ func upgradesChain(s *chainScript) {
 	s.block("the next one, by another admin", "0 0", s.by("root", adminOp(account("carol"), false)), s.by("carol", up(3, 9, "")))
 	s.block("an empty block is the last one of version 2", "")
 	s.block("the first of version 3", "0", s.by("alice", put("a", "10")))
+}
+
+func signersChain(s *chainScript) {
+	v := func(name string, power uint64) tx.Operation { return validatorOp(account(name), power) }
+	yes := func(name string, power uint64) tx.Operation { return confirmedOp(account(name), power) }
+	s.block("the first block: those of genesis count, also one that the block removes and adds again", "13 13 0 0 0 13",
+		s.by("root", v("v3", 1000)), s.by("root", v("v3", 9), v("v1", 11)), s.by("root", v("v3", 8)), s.by("root", v("v1", 0), v("v3", 0)),
+		s.by("root", v("v1", 10)), s.by("root", v("v1", 0), v("v3", 7)))
+	s.after(signedBy("v1", "v2"), "two thirds are not enough; one part in 26 more is", "13 0 13",
+		s.by("root", v("v1", 9), v("v3", 8)), s.by("root", v("v3", 8)), s.by("root", v("v3", 9)))
+	mixed := abci.CommitInfo{Votes: []abci.VoteInfo{vote("v1", cmtproto.BlockIDFlagCommit), vote("v2", cmtproto.BlockIDFlagNil), vote("v3", cmtproto.BlockIDFlagAbsent)}}
+	s.after(mixed, "a vote for nil counts as none; below two thirds only what lowers the part further is refused", "13 13 0 0 0 13",
+		s.by("root", v("v1", 9)), s.by("root", v("v2", 8)), s.by("root", v("v2", 6)), s.by("root", v("v1", 9), v("v2", 5), v("v3", 7)),
+		s.by("root", v("v1", 3), v("v2", 2), v("v3", 2)), s.by("root", v("v1", 17), v("v2", 10), v("v3", 14)))
+	s.after(signedBy("v1"), "confirmed: new, as it was, with another power; for this transaction only, and whatever it says of the key besides", "0 13 0 13 0",
+		s.by("root", v("v1", 9), yes("v2", 10)), s.by("root", v("v1", 8)), s.by("root", v("v1", 8), yes("v3", 15), v("v3", 14)),
+		s.by("root", yes("v3", 14), v("v2", 100)), s.by("root", yes("v3", 14), yes("v2", 1000)))
+	s.after(signedBy("v3", "none"), "a transaction is judged at its end; one that is refused leaves its nonce only", "0 13 0",
+		s.by("root", v("v3", 1), v("v1", 1000), v("v1", 8), v("v3", 14)), s.by("root", v("v3", 20), v("v2", 2000), read(string(ValidatorKey(account("v3"))))),
+		s.by("root", read(string(ValidatorKey(account("v3")))), v("v2", 0), v("v1", 0)))
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	abci "github.com/cometbft/cometbft/abci/types"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/hexruns"
@@ -47,8 +48,10 @@ type vectorRecord struct {
 }
 
 type vectorBlock struct {
-	Comment          string            `json:"comment"`
-	Height           int64             `json:"height"`
+	Comment string `json:"comment"`
+	Height  int64  `json:"height"`
+	// Who voted for the block before, and how; empty: there is no block before.
+	LastCommit       []vectorVote      `json:"last_commit,omitempty"`
 	Txs              []string          `json:"txs"`
 	Results          []vectorResult    `json:"results"`
 	ValidatorUpdates []vectorValidator `json:"validator_updates"`
@@ -56,6 +59,11 @@ type vectorBlock struct {
 	AppVersion uint64         `json:"app_version,omitempty"`
 	AppHash    string         `json:"app_hash"`
 	State      []vectorRecord `json:"state"`
+}
+
+type vectorVote struct {
+	Address string               `json:"address"`
+	Flag    cmtproto.BlockIDFlag `json:"block_id_flag"`
 }
 
 type vectorResult struct {
@@ -123,7 +131,13 @@ func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte)
 		b := &file.Blocks[i]
 		b.Height = file.InitialHeight + int64(i)
 		b.Results, b.ValidatorUpdates, b.State = nil, []vectorValidator{}, nil
-		res := runBlock(t, a, txs...)
+		last := abci.CommitInfo{}
+		for _, v := range b.LastCommit {
+			address, err := hex.DecodeString(v.Address)
+			require.NoError(t, err)
+			last.Votes = append(last.Votes, abci.VoteInfo{Validator: abci.Validator{Address: address, Power: 1}, BlockIdFlag: v.Flag})
+		}
+		res := runBlockAfter(t, a, last, txs...)
 		for _, r := range res.TxResults {
 			result := vectorResult{Code: r.Code, Data: text(r.Data)}
 			for _, e := range r.Events {
@@ -153,6 +167,7 @@ func replay(t *testing.T, file *vectorFile, blocks [][][]byte, text func([]byte)
 type vectorInput struct {
 	comment string
 	txs     [][]byte
+	last    abci.CommitInfo
 }
 
 // fill executes blocks and writes them and their results into file.
@@ -161,6 +176,9 @@ func (file *vectorFile) fill(t *testing.T, blocks []vectorInput, text func([]byt
 	raw := make([][][]byte, len(blocks))
 	for i, b := range blocks {
 		file.Blocks[i].Comment, file.Blocks[i].Txs = b.comment, []string{}
+		for _, v := range b.last.Votes {
+			file.Blocks[i].LastCommit = append(file.Blocks[i].LastCommit, vectorVote{hex.EncodeToString(v.Validator.Address), v.BlockIdFlag})
+		}
 		for _, tx := range b.txs {
 			file.Blocks[i].Txs = append(file.Blocks[i].Txs, text(tx))
 		}
@@ -199,36 +217,40 @@ func makeVectors(t *testing.T) *vectorFile {
 		reads = append(reads, read("fruit/big"))
 	}
 	first := s("alice", 0, put("fruit/apple", "green"), put("fruit/pear", "yellow"))
+	none := abci.CommitInfo{}
 	blocks := []vectorInput{
-		{"an empty block", nil},
+		{"an empty block", nil, none},
 		{"text and signed transactions; reads see what came before in the block", [][]byte{
 			[]byte("city=Lugano"), []byte("lake:Ceresio"), first,
 			s("alice", 1, read("fruit/apple"), read("fruit/none"), del("fruit/pear"), del("fruit/none"), read("fruit/pear")),
 			s("alice", 2, cas("fruit/apple", "green", "red"), cas("fruit/kiwi", "", "brown"), put("fruit/kiwi", "brown")),
 			s("carol", 0, put("board/note", "hello"), read(string(NonceKey(account("alice"))))),
-		}},
+		}, none},
 		{"refusals, of each code that does not depend on grants", [][]byte{
 			{}, {0xff}, []byte("no separator"), {0, 0x0a, 0},
 			forge(t, vectorChain, "alice", 3, put(strings.Repeat("k", 4097), "v")), damaged, signFor(t, "vectors-2", "alice", 3, put("fruit/fig", "1")), first,
 			forge(t, vectorChain, "alice", 3, put("\x00x", "v")), []byte("fruit/apple=text"),
 			s("alice", 3, put("fruit/fig", "1"), cas("fruit/apple", "green", "blue")),
-		}},
+		}, none},
 		{"grants and quotas", [][]byte{
 			s("dave", 0, put("d", "1")), s("carol", 1, put("elsewhere", "1")),
 			s("bob", 0, put("\xff", strings.Repeat("q", 26))), s("bob", 1, put("\xff\x01", "q")), s("bob", 2, put("\xff", "q"), put("\xff\x01", "q")),
 			s("root", 0, grantOp(account("dave"), "d", 0), grantOp(nil, "dd", 9), grantOp(account("bob"), "\xff", 5), revokeOp(nil, "board/")),
 			s("dave", 0, put("d", "1")), s("dave", 1, put("dd", "12345")), s("dave", 2, put("dd", "1234")), s("carol", 2, put("board/note", "late")),
 			s("alice", 4, grantOp(account("alice"), "", 0)),
-		}},
+		}, none},
 		{"admins and validators", [][]byte{
 			s("root", 1, validatorOp(account("v3"), 1), validatorOp(account("v1"), 0), validatorOp(account("v2"), 1<<58-1)),
 			s("root", 2, validatorOp(account("v4"), 1)), s("root", 3, adminOp(account("root"), true)),
 			s("root", 4, adminOp(account("carol"), false), adminOp(account("root"), true)), s("root", 5, grantOp(nil, "", 0)),
 			s("carol", 3, revokeOp(nil, "dd"), validatorOp(account("v2"), 5), grantOp(account("root"), "r", 0)),
-		}},
+		}, none},
 		{"the read budget of a block", [][]byte{
 			s("alice", 5, put("fruit/big", big)), s("alice", 6, reads...), s("alice", 7, del("fruit/big")),
-		}},
+		}, none},
+		{"validators that nobody is known to hold", [][]byte{
+			s("carol", 4, validatorOp(account("v4"), 3)), s("carol", 5, confirmedOp(account("v4"), 3)),
+		}, signedBy("v2", "v3")},
 	}
 	file.fill(t, blocks, hex.EncodeToString)
 	seen := map[uint32]bool{}
@@ -237,7 +259,7 @@ func makeVectors(t *testing.T) *vectorFile {
 			seen[r.Code] = true
 		}
 	}
-	for code := range uint32(tx.CodeReadBudget) + 1 {
+	for code := range uint32(tx.CodeUnconfirmed) + 1 {
 		require.True(t, seen[code], "code %d does not occur", code)
 	}
 	file.MoreChains = moreChains(t)

@@ -59,7 +59,7 @@ func (o *Operation) check() *Error {
 		if op.SetValidator == nil {
 			break
 		}
-		return checkAccount("validator's public key", op.SetValidator.PublicKey)
+		return op.SetValidator.check()
 	case *Operation_SetAdmin:
 		if op.SetAdmin == nil {
 			break
@@ -72,6 +72,16 @@ func (o *Operation) check() *Error {
 		return op.ScheduleUpgrade.check()
 	}
 	return Errorf(CodeMalformed, "empty, or of a kind that this version does not know")
+}
+
+func (v *SetValidator) check() *Error {
+	if err := checkAccount("validator's public key", v.PublicKey); err != nil {
+		return err
+	}
+	if v.Confirmed && v.Power == 0 {
+		return Errorf(CodeMalformed, "a validator that is removed (power 0) cannot be confirmed: no node signs with its key")
+	}
+	return nil
 }
 
 func (u *ScheduleUpgrade) check() *Error {

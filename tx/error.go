@@ -23,6 +23,7 @@ const (
 	CodeNotAdmin      Code = 10 // an operation for admins, by another account
 	CodeInvalidChange Code = 11 // validator, admin or grant change that cannot be made
 	CodeReadBudget    Code = 12 // the block's budget of read values is used up
+	CodeUnconfirmed   Code = 13 // a third of the power would lie with unknown validators
 
 	// Codes of queries.
 	CodeUnknownPath   Code = 20
@@ -45,6 +46,7 @@ var codeNames = map[Code]string{
 	CodeNotAdmin:      "not an admin",
 	CodeInvalidChange: "invalid change",
 	CodeReadBudget:    "read budget exceeded",
+	CodeUnconfirmed:   "unconfirmed validators",
 	CodeUnknownPath:   "unknown query path",
 	CodeUnknownHeight: "unknown height",
 	CodeBadRequest:    "bad request",

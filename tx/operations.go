@@ -37,6 +37,13 @@ func NewSetValidator(publicKey []byte, power uint64) Operation {
 	return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: publicKey, Power: power}}}
 }
 
+// NewConfirmedValidator is NewSetValidator, with a power above 0, and confirms that a node signs
+// with this key: without that, more than two thirds of the power must lie with validators that
+// signed the last block.
+func NewConfirmedValidator(publicKey []byte, power uint64) Operation {
+	return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: publicKey, Power: power, Confirmed: true}}}
+}
+
 // NewScheduleUpgrade makes version the app version of all blocks above height. info tells operators
 // where to get the program.
 func NewScheduleUpgrade(version, height uint64, info string) Operation {

@@ -156,7 +156,7 @@ func parseOperation(t *testing.T, words []string) Operation {
 	case "revoke":
 		return Operation{Op: &Operation_Revoke{Revoke: &Revoke{Grantee: arg(1), Prefix: arg(2)}}}
 	case "validator":
-		return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: arg(1), Power: parseUint(t, words[2])}}}
+		return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: arg(1), Power: parseUint(t, words[2]), Confirmed: len(words) > 3}}}
 	case "admin":
 		return Operation{Op: &Operation_SetAdmin{SetAdmin: &SetAdmin{Account: arg(1), Remove: len(words) > 2}}}
 	case "upgrade":
@@ -213,7 +213,8 @@ func describeOperation(op Operation) string {
 	case *Operation_Revoke:
 		return fmt.Sprintf("revoke %s under %s", short(o.Revoke.Grantee), short(o.Revoke.Prefix))
 	case *Operation_SetValidator:
-		return fmt.Sprintf("validator %s power %d", short(o.SetValidator.PublicKey), o.SetValidator.Power)
+		confirmed := map[bool]string{true: " confirmed"}[o.SetValidator.Confirmed]
+		return fmt.Sprintf("validator %s power %d%s", short(o.SetValidator.PublicKey), o.SetValidator.Power, confirmed)
 	case *Operation_SetAdmin:
 		return fmt.Sprintf("admin %s remove %v", short(o.SetAdmin.Account), o.SetAdmin.Remove)
 	case *Operation_ScheduleUpgrade:

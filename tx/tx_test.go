@@ -48,6 +48,7 @@ type vectorOperation struct {
 	Quota     uint64  `json:"quota,omitempty"`
 	PublicKey string  `json:"public_key,omitempty"`
 	Power     uint64  `json:"power,omitempty"`
+	Confirmed bool    `json:"confirmed,omitempty"`
 	Remove    bool    `json:"remove,omitempty"`
 	Version   uint64  `json:"version,omitempty"`
 	Height    uint64  `json:"height,omitempty"`
@@ -71,7 +72,7 @@ func toVectorOperation(op Operation) vectorOperation {
 	case *Operation_Revoke:
 		return vectorOperation{Kind: "revoke", Grantee: p(o.Revoke.Grantee), Prefix: p(o.Revoke.Prefix)}
 	case *Operation_SetValidator:
-		return vectorOperation{Kind: "set_validator", PublicKey: h(o.SetValidator.PublicKey), Power: o.SetValidator.Power}
+		return vectorOperation{Kind: "set_validator", PublicKey: h(o.SetValidator.PublicKey), Power: o.SetValidator.Power, Confirmed: o.SetValidator.Confirmed}
 	case *Operation_SetAdmin:
 		return vectorOperation{Kind: "set_admin", Key: h(o.SetAdmin.Account), Remove: o.SetAdmin.Remove}
 	case *Operation_ScheduleUpgrade:
@@ -250,6 +251,7 @@ func TestSignDecode(t *testing.T) {
 				op.Op = &Operation_Grant{Grant: &Grant{Prefix: blob("prefix", 0, 50), Quota: rapid.Uint64().Draw(t, "quota")}}
 			default:
 				op.Op = &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: blob("public key", 32, 32), Power: rapid.Uint64().Draw(t, "power")}}
+				op.GetSetValidator().Confirmed = op.GetSetValidator().Power > 0 && rapid.Bool().Draw(t, "confirmed")
 			}
 			body.Operations = append(body.Operations, op)
 		}

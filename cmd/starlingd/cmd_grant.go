@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -65,36 +64,6 @@ func granteeArgs(env *cliEnv, args []string) (grantee, prefix []byte, err error)
 	}
 	prefix, err = parseBytes(env, "PREFIX", args[1])
 	return grantee, prefix, err
-}
-
-func newValidatorCmd(env *cliEnv) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "validator",
-		RunE:  group,
-		Short: "Change the set of validators (for admins)",
-	}
-	set := &cobra.Command{
-		Use:   "set PUBKEY POWER",
-		Short: "Set the voting power of a validator; 0 removes the validator",
-		Long: `Set the voting power of a validator; 0 removes the validator. An admin must sign. PUBKEY
-is what "starlingd show-validator" prints on the validator's machine.`,
-		Example: "  starlingd validator set $(starlingd show-validator --home /other) 10 --from root",
-		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := parseAccount(env, "PUBKEY", args[0])
-			if err != nil {
-				return err
-			}
-			power, err := strconv.ParseUint(args[1], 10, 64)
-			if err != nil {
-				return usagef("POWER %q is not a number of 0 or more", args[1])
-			}
-			return submit(cmd, env, tx.NewSetValidator(key, power))
-		},
-	}
-	addSignFlags(set.Flags())
-	cmd.AddCommand(set)
-	return cmd
 }
 
 func newAdminCmd(env *cliEnv) *cobra.Command {

@@ -1,13 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
@@ -31,13 +27,8 @@ what it signed could sign twice.`,
 				return err
 			}
 			if !yes {
-				if !term.IsTerminal(int(os.Stdin.Fd())) {
-					return usagef("this removes all data in %q: confirm with --yes", config.CometBFT.DBDir())
-				}
-				fmt.Fprintf(env.Out, "Remove all data in %q? Type yes: ", config.CometBFT.DBDir())
-				answer, _ := bufio.NewReader(os.Stdin).ReadString('\n')
-				if strings.TrimSpace(answer) != "yes" {
-					return usagef("nothing was removed")
+				if err := ask(env, fmt.Sprintf("this removes all data in %q", config.CometBFT.DBDir()), "removed"); err != nil {
+					return err
 				}
 			}
 			removed, err := home.Reset(config.CometBFT)

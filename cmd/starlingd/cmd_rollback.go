@@ -1,13 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/starling-kv/starling/node/home"
 )
@@ -64,15 +60,7 @@ func confirmRollback(env *cliEnv, plan home.RollbackPlan, yes bool) error {
 		return nil
 	}
 	what := fmt.Sprintf("no stored snapshot is low enough: the state is removed, and the next start executes %s, from the first block on", counted(plan.Replayed, "block"))
-	if !term.IsTerminal(int(os.Stdin.Fd())) {
-		return usagef("%s: confirm with --yes", what)
-	}
-	fmt.Fprintf(env.Err, "%s. Type yes: ", what)
-	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n')
-	if strings.TrimSpace(answer) != "yes" {
-		return usagef("nothing was changed")
-	}
-	return nil
+	return ask(env, what, "changed")
 }
 
 func showRollback(env *cliEnv, plan home.RollbackPlan) {

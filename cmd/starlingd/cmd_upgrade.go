@@ -8,6 +8,7 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -20,7 +21,8 @@ func newUpgradeCmd(env *cliEnv) *cobra.Command {
 next one; the block at that height is the last one of the old version. A node whose program
 knows the new version continues. Any other node commits that block, stops with exit status
 7 and names the version it needs. So every operator should install the new program before
-that height; until then it executes the old version.`,
+that height; until then it executes the old version. If no program knows the version,
+the chain stands still after that block.`,
 	}
 	schedule := &cobra.Command{
 		Use:   "schedule",
@@ -33,6 +35,9 @@ that height; until then it executes the old version.`,
 			if version == 0 || height == 0 {
 				return usagef("--version and --at-height are missing: the next version, and the last block of the current one")
 			}
+			if err := knowsVersion(env, version, height); err != nil {
+				return err
+			}
 			return submit(cmd, env, tx.NewScheduleUpgrade(version, height, env.V.GetString("info")))
 		},
 	}
@@ -40,6 +45,7 @@ that height; until then it executes the old version.`,
 	schedule.Flags().Uint64("version", 0, "version of the blocks after the height: one more than now")
 	schedule.Flags().Uint64("at-height", 0, "last block of the old version")
 	schedule.Flags().String("info", "", "where operators find the program, up to 256 bytes")
+	schedule.Flags().Bool("yes", false, "do not ask, even if this program does not know the version")
 	cancel := &cobra.Command{
 		Use:     "cancel",
 		Short:   "Cancel the scheduled version",
@@ -65,6 +71,17 @@ that height; until then it executes the old version.`,
 	addReadFlags(show.Flags())
 	cmd.AddCommand(schedule, cancel, show)
 	return cmd
+}
+
+// knowsVersion asks before a version is scheduled that this program does not know: perhaps none
+// does. What a program knows is no matter of the chain's rules, so the network does not refuse it.
+func knowsVersion(env *cliEnv, version, height uint64) error {
+	newest, err := buildinfo.NewestAppVersion()
+	if err != nil || version <= newest || env.V.GetBool("yes") {
+		return err
+	}
+	return ask(env, fmt.Sprintf("this program knows app versions up to %d: after block %d every node with such a program stops, and without two thirds "+
+		"of the power on version %d the chain stands still", newest, height, version), "scheduled")
 }
 
 type upgradeJSON struct {

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/term"
 )
 
 // writeJSON writes one indented value, the form of every result with --output json.
@@ -19,4 +24,18 @@ func counted[N ~int | ~int64 | ~uint64 | ~uint32](n N, noun string) string {
 		return "1 " + noun
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// ask returns nil if the person at the terminal agrees to what is about to happen. done is the verb
+// for that: "removed".
+func ask(env *cliEnv, what, done string) error {
+	if !term.IsTerminal(int(os.Stdin.Fd())) {
+		return usagef("%s: confirm with --yes", what)
+	}
+	fmt.Fprintf(env.Err, "%s. Type yes: ", what)
+	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n')
+	if strings.TrimSpace(answer) != "yes" {
+		return usagef("nothing was %s", done)
+	}
+	return nil
 }

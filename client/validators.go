@@ -1,0 +1,69 @@
+package client
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// validatorPrefix is what the keys of the validators' records start with (docs/spec/records.md).
+var validatorPrefix = []byte{tx.Reserved, 'v'}
+
+// Validators are the validators that the state names, in the order of their keys, with powers that
+// sum up to types.MaxTotalVotingPower at most. CometBFT puts a change in force two blocks later.
+type Validators struct {
+	State
+	List []Validator
+}
+
+// Validator is one of them.
+type Validator struct {
+	PublicKey []byte // ed25519
+	Power     uint64
+	Signed    bool // the block of the state's height; the node's word, even with verification
+}
+
+// Validators reads the validators' records, as Scan does, and who signed that block.
+func (c *Client) Validators(ctx context.Context, options ...ReadOption) (*Validators, error) {
+	// One page: Range says which state it is of. There are fewer validators than that.
+	page, err := c.Range(ctx, validatorPrefix, PrefixEnd(validatorPrefix), append(options, Limit(types.MaxVotesCount))...)
+	if err != nil {
+		return nil, err
+	}
+	if page.Next != nil {
+		return nil, fmt.Errorf("client: the node did not send the records of all validators of height %d at once", page.Height)
+	}
+	result, err := c.primary.Commit(ctx, &page.Height)
+	if err != nil {
+		return nil, c.callError(fmt.Sprintf("commit %d", page.Height), err)
+	}
+	if result == nil || result.Commit == nil || result.Commit.Height != page.Height {
+		return nil, errors.New("client: the node's answer is not the commit that it was asked for")
+	}
+	signed := make(map[string]bool)
+	for _, s := range result.Commit.Signatures {
+		if s.BlockIDFlag == types.BlockIDFlagCommit {
+			signed[string(s.ValidatorAddress)] = true
+		}
+	}
+	all, sum := &Validators{State: page.State}, uint64(0)
+	for _, entry := range page.Entries {
+		publicKey := entry.Key[len(validatorPrefix):]
+		if len(publicKey) != tx.AccountBytes || len(entry.Value) != 8 {
+			return nil, fmt.Errorf("client: the record of a validator at height %d does not decode", page.Height)
+		}
+		power := binary.BigEndian.Uint64(entry.Value)
+		if power > uint64(types.MaxTotalVotingPower)-sum {
+			return nil, fmt.Errorf("client: the powers of the validators at height %d sum up to more than %d", page.Height, types.MaxTotalVotingPower)
+		}
+		sum += power
+		all.List = append(all.List, Validator{publicKey, power, signed[string(ed25519.PubKey(publicKey).Address())]})
+	}
+	return all, nil
+}
