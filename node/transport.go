@@ -24,6 +24,11 @@ import (
 // processors are free for blocks.
 const transportWorkers = 4
 
+// cheapMethods are answered from memory. They never wait for costly ones.
+var cheapMethods = []transport.Method{
+	fastsync.MethodStatus, fastsync.MethodCommitment, fastsync.MethodPeers, fastsync.MethodGenesis,
+}
+
 // serving is this node's side of the transport, where joining nodes send requests. The fields but
 // server are set before CometBFT is made.
 type serving struct {
@@ -89,6 +94,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 		Key: key, ChainID: n.genesis.ChainID, Handler: handler,
 		OpenMethods: []transport.Method{fastsync.MethodStatus, fastsync.MethodGenesis}, MaxConns: o.MaxPeers, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
 		Workers: transportWorkers, MaxConnsPerHost: o.MaxPeersPerHost, Hooks: n.transportMetrics.hooks(),
+		Cheap: cheapMethods, Named: config.NamedPeers(n.config),
 	}
 	server, err := tcp.Listen(n.serving.address, options)
 	if err != nil {

@@ -148,6 +148,26 @@ type Handler interface {
 	Serve(ctx context.Context, r Request) ([]byte, error)
 }
 
+// Weigher is a Handler that knows what a request takes. A server asks it before it serves the
+// request: its memory is bounded, and hosts share its work.
+type Weigher interface {
+	Handler
+	// Weigh returns about how many bytes the answer, and what it is made of, will have. Work that
+	// no such bytes stand for is measured. It returns at once, and judges nothing of the request:
+	// one that will be refused weighs nothing.
+	Weigh(r Request) int64
+}
+
+// Weighed returns a handler that is a Weigher.
+func Weighed(h Handler, weigh func(Request) int64) Weigher { return weighed{h, weigh} }
+
+type weighed struct {
+	Handler
+	weigh func(Request) int64
+}
+
+func (w weighed) Weigh(r Request) int64 { return w.weigh(r) }
+
 // HandlerFunc is a function that is a Handler.
 type HandlerFunc func(ctx context.Context, r Request) ([]byte, error)
 
@@ -165,6 +185,25 @@ func (m *Mux) Handle(method Method, h Handler) {
 		panic(fmt.Sprintf("method %d has two handlers", method))
 	}
 	m[method] = h
+}
+
+// unweighed is what a handler that is no Weigher is taken to need, in bytes.
+const unweighed = 64 << 10
+
+// Weigh returns what a handler is taken to need for a request, in bytes.
+func Weigh(h Handler, r Request) int64 {
+	if w, is := h.(Weigher); is {
+		return max(w.Weigh(r), 0)
+	}
+	return unweighed
+}
+
+// Weigh implements Weigher.
+func (m *Mux) Weigh(r Request) int64 {
+	if m[r.Method] == nil {
+		return 0
+	}
+	return Weigh(m[r.Method], r)
 }
 
 // Serve implements Handler.

@@ -60,11 +60,14 @@ min_free_bytes = {{ .Storage.MinFreeBytes }}
 # Connections are authenticated by the node keys, like those of p2p, and belong behind the same firewall rules.
 laddr = "{{ .Transport.ListenAddress }}"
 
-# Limit of connections, and of those from one address.
+# Limit of connections, and of those from one address (a /64 of IPv6). If all are taken, one of the network that has most, or one that
+# asks nothing, makes room for a newcomer, but never one of a peer that is named in join.peers or in [p2p] of config.toml
+# (persistent_peers, unconditional_peer_ids, private_peer_ids).
 max_peers = {{ .Transport.MaxPeers }}
 max_peers_per_host = {{ .Transport.MaxPeersPerHost }}
 
-# Bytes per second that are sent to all peers together, and to each of them; 0: no limit. The first 128 KiB or more are sent at once.
+# Bytes per second that are sent to all peers together, and to each address (a /64 of IPv6) whatever peers are there; 0: no limit. The
+# first 128 KiB or more are sent at once. Addresses take turns.
 send_rate = {{ .Transport.SendRate }}
 send_rate_per_peer = {{ .Transport.SendRatePerPeer }}
 

@@ -59,8 +59,8 @@ type Transport struct {
 	// MaxPeers and MaxPeersPerHost limit the connections, and those from one address.
 	MaxPeers        int `mapstructure:"max_peers"`
 	MaxPeersPerHost int `mapstructure:"max_peers_per_host"`
-	// SendRate and SendRatePerPeer limit the bytes per second to all peers together, and to each of
-	// them; 0: no limit.
+	// SendRate and SendRatePerPeer limit the bytes per second to all peers together, and to those
+	// of each address; 0: no limit.
 	SendRate        int64 `mapstructure:"send_rate"`
 	SendRatePerPeer int64 `mapstructure:"send_rate_per_peer"`
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -101,4 +102,20 @@ func joinAddresses(c *Config) ([]transport.Address, error) {
 		}
 	}
 	return addresses, nil
+}
+
+// NamedPeers returns the ids of the peers that the operator has named, in join.peers or for p2p.
+// The transport keeps places for them. What is no id names nobody.
+func NamedPeers(c *Config) (ids []transport.ID) {
+	for _, list := range []string{
+		c.App.Join.Peers, c.CometBFT.P2P.PersistentPeers, c.CometBFT.P2P.UnconditionalPeerIDs, c.CometBFT.P2P.PrivatePeerIDs,
+	} {
+		for _, s := range splitList(list) {
+			id, _, _ := strings.Cut(s, "@")
+			if transport.ID(id).Validate() == nil && !slices.Contains(ids, transport.ID(id)) {
+				ids = append(ids, transport.ID(id))
+			}
+		}
+	}
+	return ids
 }

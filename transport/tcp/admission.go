@@ -1,10 +1,10 @@
 package tcp
 
 import (
-	"net"
-	"net/netip"
+	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -14,7 +14,9 @@ import (
 
 const (
 	burstSeconds = 4    // of acceptRate
-	maxHosts     = 4096 // hosts that are remembered; if there are more, new ones are refused
+	maxNets      = 4096 // networks that are remembered; if there are more, new ones are refused
+	// unused is how long a connection that asks nothing keeps its place from a newcomer.
+	unused = 10 * time.Second
 )
 
 // admission counts connections and decides which are let in:
@@ -22,167 +24,176 @@ const (
 //	knock ──► pending ──pass──► guest ──leave──►
 //	             └──────settled, whether it has passed or not
 //
-// To crowd others out takes as many hosts as there are places: where all are taken, a host's
-// connection takes the place of one of a host that has at least two more.
+// Where all places are taken, a connection of the network that has most makes room, or one that is
+// of no use: see crowd.
 type admission struct {
 	o  *Options
 	mu struct {
 		sync.Mutex
-		pending, conns int                    // connections: not yet settled; guests
-		hosts          map[string]*host       // by the key of hostOf
-		peers          map[transport.ID]*peer // that have guests
-		swept          time.Time              // when sweep was called last
+		pending, guests crowd
+		nets            map[string]*network // by their names in origin.nets
+		swept           time.Time           // when sweep was called last
 	}
 }
 
-// host is what is known of an address. It is kept while it has connections, or has used up its
-// rate. Guarded by admission.mu.
-type host struct {
-	pending int
-	guests  []*guest      // the oldest first
-	accepts *rate.Limiter // of knock
+// network is what is remembered of a network, of any width. It is kept while it has connections, or
+// has used up its rates.
+type network struct {
+	accepts *rate.Limiter // of knock; guarded by admission.mu
+	sent    *rate.Limiter // bytes of answers to a host, over all its connections; nil: no cap
+}
+
+// knocker is a connection that is not authenticated yet.
+type knocker struct {
+	member
+	since  time.Time
+	heard  atomic.Int64 // when its ClientHello had come, in nanoseconds after since; 0: it has not
+	ousted atomic.Bool  // it had to make room
 }
 
 // guest is an authenticated connection.
 type guest struct {
-	host *host
-	id   transport.ID
-	peer *peer
-	drop func() // closes it, without waiting
+	member
+	sent *rate.Limiter // of the host; nil: no cap
+	use  use
 }
 
-// peer is what the connections of an ID share.
-type peer struct {
-	conns int           // guarded by admission.mu
-	rate  *rate.Limiter // nil: no cap
+// use is what a connection does. The zero value has never asked anything.
+type use struct {
+	sync.Mutex
+	open int       // requests under way
+	last time.Time // when one began or ended; before any, when the connection was let in
+}
+
+func (u *use) count(requests int) {
+	u.Lock()
+	defer u.Unlock()
+	u.open += requests
+	u.last = time.Now()
+}
+
+// unused returns the time since it was last of use; 0: it is.
+func (u *use) unused(now time.Time) time.Duration {
+	u.Lock()
+	defer u.Unlock()
+	if u.open > 0 {
+		return 0
+	}
+	return now.Sub(u.last)
 }
 
 func newAdmission(o *Options) *admission {
 	a := &admission{o: o}
-	a.mu.hosts, a.mu.peers = make(map[string]*host), make(map[transport.ID]*peer)
+	a.mu.pending = crowd{places: o.maxPending, perHost: (o.maxPending + 1) / 2}
+	a.mu.guests = crowd{places: o.MaxConns, perHost: o.MaxConnsPerHost}
+	a.mu.nets = make(map[string]*network)
 	return a
 }
 
-// hostOf is an address without its port, and the key that limits go by: a /64 of IPv6 is one
-// customer.
-func hostOf(a net.Addr) (name, key string) {
-	name, _, err := net.SplitHostPort(a.String())
-	if err != nil {
-		return a.String(), a.String()
-	}
-	ip, err := netip.ParseAddr(name)
-	if err != nil {
-		return name, name
-	}
-	if ip = ip.Unmap(); ip.Is6() {
-		prefix, _ := ip.Prefix(64) //nolint:errcheck // 64 bits are what IPv6 has
-		return name, prefix.String()
-	}
-	return ip.String(), ip.String()
-}
-
-// knock lets a connection try to authenticate, until settled. Its errors are ErrAcceptRate and
-// ErrTooManyPending.
-func (a *admission) knock(key string, now time.Time) error {
+// knock lets a connection try to authenticate, until settled. drop is called, under the lock, if it
+// has to make room. Its errors are ErrAcceptRate and ErrTooManyPending.
+func (a *admission) knock(from origin, now time.Time, drop func()) (*knocker, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := a.mu.hosts[key]
-	if h == nil {
-		if len(a.mu.hosts) >= maxHosts && now.Sub(a.mu.swept) >= time.Second {
-			a.sweep(now)
+	for _, net := range from.nets { // before a new host of a network above its rate is remembered
+		if n := a.mu.nets[net]; n != nil && n.accepts.TokensAt(now) < 1 {
+			return nil, ErrAcceptRate
 		}
-		if len(a.mu.hosts) >= maxHosts {
-			return ErrAcceptRate
-		}
-		h = &host{accepts: rate.NewLimiter(rate.Limit(a.o.acceptRate), int(burstSeconds*a.o.acceptRate)+1)}
-		a.mu.hosts[key] = h
 	}
-	if !h.accepts.AllowN(now, 1) {
-		return ErrAcceptRate
+	if !a.remember(from, now) {
+		return nil, ErrAcceptRate
 	}
-	if a.mu.pending >= a.o.maxPending || h.pending >= (a.o.maxPending+1)/2 {
-		return ErrTooManyPending
+	for _, net := range from.nets {
+		a.mu.nets[net].accepts.AllowN(now, 1)
 	}
-	a.mu.pending++
-	h.pending++
-	return nil
+	k := &knocker{since: now}
+	k.member = member{from: from, spare: k.silent, drop: func() {
+		k.ousted.Store(true)
+		drop()
+	}}
+	if !a.mu.pending.enter(&k.member, now) {
+		return nil, ErrTooManyPending
+	}
+	return k, nil
 }
 
-// sweep forgets hosts of which nothing is left to remember. The caller holds a.mu.
+// hear notes that the ClientHello has come.
+func (k *knocker) hear(now time.Time) { k.heard.Store(max(1, int64(now.Sub(k.since)))) }
+
+// silent is member.spare: who has said nothing can always be missed. An honest dialer's ClientHello
+// comes with its last packet of the TCP handshake, or right after it.
+func (k *knocker) silent(now time.Time) time.Duration {
+	age := now.Sub(k.since)
+	if heard := time.Duration(k.heard.Load()); heard != 0 {
+		return age - heard - firstTimeout
+	}
+	return firstTimeout + age
+}
+
+// remember makes room in nets for the networks of an origin, and puts them there. A wider network
+// may open more connections than a host, though not as many as its hosts could.
+func (a *admission) remember(from origin, now time.Time) bool {
+	for i, net := range from.nets {
+		if a.mu.nets[net] != nil {
+			continue
+		}
+		if len(a.mu.nets) >= maxNets && now.Sub(a.mu.swept) >= time.Second {
+			a.sweep(now)
+		}
+		if len(a.mu.nets) >= maxNets {
+			return false
+		}
+		rest := len(from.nets) - 1 - i
+		accepts := a.o.acceptRate * math.Pow(4, float64(rest))
+		n := &network{accepts: rate.NewLimiter(rate.Limit(accepts), int(burstSeconds*accepts)+1)}
+		if rest == 0 {
+			n.sent = newRate(a.o.RatePerPeer)
+		}
+		a.mu.nets[net] = n
+	}
+	return true
+}
+
+// sweep forgets networks of which nothing is left to remember. The caller holds a.mu.
 func (a *admission) sweep(now time.Time) {
 	a.mu.swept = now
-	for key, h := range a.mu.hosts {
-		if h.pending == 0 && len(h.guests) == 0 && h.accepts.TokensAt(now) >= float64(h.accepts.Burst()) {
-			delete(a.mu.hosts, key)
+	full := func(l *rate.Limiter) bool { return l == nil || l.TokensAt(now) >= float64(l.Burst()) }
+	for net, n := range a.mu.nets {
+		if a.mu.pending.of[net] == 0 && a.mu.guests.of[net] == 0 && full(n.accepts) && full(n.sent) {
+			delete(a.mu.nets, net)
 		}
 	}
 }
 
 // pass makes a pending connection a guest. drop is called, under the lock, if the guest has to make
 // room. It fails with ErrTooManyConns.
-func (a *admission) pass(key string, id transport.ID, drop func()) (*guest, error) {
+func (a *admission) pass(from origin, id transport.ID, now time.Time, drop func()) (*guest, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := a.mu.hosts[key]
-	if len(h.guests) >= a.o.MaxConnsPerHost || a.mu.conns >= a.o.MaxConns && !a.makeRoom(len(h.guests)) {
+	g := &guest{sent: a.mu.nets[from.host()].sent}
+	g.use.last = now
+	g.member = member{
+		from: from, named: slices.Contains(a.o.Named, id), drop: drop,
+		spare: func(now time.Time) time.Duration { return g.use.unused(now) - unused },
+	}
+	if !a.mu.guests.enter(&g.member, now) {
 		return nil, ErrTooManyConns
 	}
-	p := a.mu.peers[id]
-	if p == nil {
-		p = &peer{rate: newRate(a.o.RatePerPeer)}
-		a.mu.peers[id] = p
-	}
-	v := &guest{host: h, id: id, peer: p, drop: drop}
-	a.mu.conns++
-	p.conns++
-	h.guests = append(h.guests, v)
-	return v, nil
-}
-
-// makeRoom drops the newest connection of the host that has most, if that has two more than has,
-// those of the host that wants in. The caller holds a.mu.
-func (a *admission) makeRoom(has int) bool {
-	most := &host{}
-	for _, h := range a.mu.hosts {
-		if len(h.guests) > len(most.guests) {
-			most = h
-		}
-	}
-	if len(most.guests) < has+2 {
-		return false
-	}
-	v := most.guests[len(most.guests)-1]
-	a.remove(v)
-	v.drop()
-	return true
+	return g, nil
 }
 
 // settled ends what knock began.
-func (a *admission) settled(key string) {
+func (a *admission) settled(k *knocker) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.mu.pending--
-	a.mu.hosts[key].pending--
+	a.mu.pending.leave(&k.member)
 }
 
 // leave undoes pass.
-func (a *admission) leave(v *guest) {
+func (a *admission) leave(g *guest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.remove(v)
-}
-
-// remove counts a guest out, once. The caller holds a.mu.
-func (a *admission) remove(v *guest) {
-	at := slices.Index(v.host.guests, v)
-	if at < 0 {
-		return
-	}
-	v.host.guests = slices.Delete(v.host.guests, at, at+1)
-	a.mu.conns--
-	if v.peer.conns--; v.peer.conns == 0 {
-		delete(a.mu.peers, v.id)
-	}
+	a.mu.guests.leave(&g.member)
 }
 
 // newRate caps bytes a second; nil: no cap. Its burst is long enough for every piece.

@@ -97,18 +97,22 @@ func (a *answer) finish(err error) bool {
 		return false
 	}
 	a.mu.left, a.mu.err = true, err
+	if err != nil {
+		a.mu.into = nil
+	}
 	close(a.done)
 	return true
 }
 
-// leave takes the caller's buffer back. It returns false if the answer is already there.
+// leave takes the caller's buffer back, so that a peer that never settles the id keeps no memory of
+// it. It returns false if the answer is already there.
 func (a *answer) leave() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.left {
 		return false
 	}
-	a.mu.left = true
+	a.mu.left, a.mu.into = true, nil
 	return true
 }
 

@@ -26,6 +26,7 @@ type Conn struct {
 		sync.Mutex
 		lastID  uint64
 		answers map[uint64]*answer // by ids that are not settled; nil once it has ended
+		pings   int                // sent, and not answered yet
 		frames  []byte             // to be written: requests and cancels, a window of each at most
 		err     error              // why it has ended
 	}
@@ -167,6 +168,9 @@ func (c *Conn) write() {
 		case <-c.done:
 			return
 		case <-ping.C:
+			c.mu.Lock()
+			c.mu.pings++
+			c.mu.Unlock()
 			frames = appendHeader(frames[:0], framePing, 0, 0)
 		case <-c.wake:
 			c.mu.Lock()
@@ -206,7 +210,7 @@ func (c *Conn) readFrame(br *bufio.Reader) error {
 	}
 	switch h.kind {
 	case framePong:
-		return nil
+		return c.pong()
 	case frameAnswer, frameMore, frameError:
 	default:
 		return fmt.Errorf("%w: frame of type %d from a server", transport.ErrProtocol, h.kind)
@@ -219,6 +223,17 @@ func (c *Conn) readFrame(br *bufio.Reader) error {
 		return c.refused(br, h.id, a)
 	}
 	return c.piece(br, h, a)
+}
+
+// pong notes a pong, which may answer several pings.
+func (c *Conn) pong() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.pings == 0 {
+		return fmt.Errorf("%w: more pongs than pings", transport.ErrProtocol)
+	}
+	c.mu.pings--
+	return nil
 }
 
 func (c *Conn) open(id uint64) *answer {

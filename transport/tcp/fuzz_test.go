@@ -44,11 +44,12 @@ func FuzzServer(f *testing.F) {
 	f.Add(append(appendHeader(nil, framePing, 0, 0), requestFrame(1<<63, string(make([]byte, 5000)))...))
 	f.Add(appendHeader(nil, frameRequest, 1, 1<<20))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s := &Server{ctx: context.Background(), workers: make(chan struct{}, 1)}
-		s.o, _ = Options{Key: keyOf(1), Handler: echo, bounds: bounds{maxCalls: 4, maxBodies: 10_000}}.withDefaults()
-		n := newSession(s, nil, nil, nil, hello{chainID: chain}, transport.Request{})
+		o, err := Options{Key: keyOf(1), Handler: echo, bounds: bounds{maxCalls: 4, maxBodies: 10_000}}.withDefaults()
+		require.NoError(t, err)
+		s := prepare(o)
+		s.ctx = context.Background()
+		n := newSession(s, nil, nil, newGuest("host"), hello{chainID: chain}, transport.Request{})
 		br := bufio.NewReaderSize(bytes.NewReader(b), 64)
-		var err error
 		for err == nil {
 			err = n.readFrame(br)
 		}
@@ -62,8 +63,8 @@ func FuzzServer(f *testing.F) {
 		}
 		require.LessOrEqual(t, len(n.queue.mu.open), 1, "all but one that was cut short are settled")
 		n.queue.close()
-		require.Zero(t, s.unsent.Load())
-		require.Zero(t, s.bodies.Load())
+		require.Zero(t, s.unsent.held())
+		require.Zero(t, s.bodies.held())
 	})
 }
 

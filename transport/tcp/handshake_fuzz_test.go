@@ -40,6 +40,16 @@ func (t *tap) Write(b []byte) (int, error) {
 	return t.Conn.Write(b)
 }
 
+// newKnocker is a connection that has just been accepted, of no host that is remembered.
+func newKnocker(tb testing.TB, s *Server) *knocker {
+	tb.Helper()
+	clear(s.admission.mu.nets)
+	k, err := s.admission.knock(originOf(pipeAddr("host")), time.Now(), func() {})
+	require.NoError(tb, err)
+	s.admission.settled(k)
+	return k
+}
+
 // recorded is what an honest dialer says until it is greeted.
 func recorded(f *testing.F, s *Server) []byte {
 	f.Helper()
@@ -47,7 +57,7 @@ func recorded(f *testing.F, s *Server) []byte {
 	dialer := &tap{Conn: here}
 	served := make(chan error)
 	go func() {
-		n, err := s.greet(there, "host", "host")
+		n, err := s.greet(there, newKnocker(f, s))
 		if err == nil {
 			s.admission.leave(n.guest)
 		}
@@ -71,9 +81,8 @@ func FuzzHandshake(f *testing.F) {
 	require.NoError(f, err)
 	cfg, err := config(o.Key, func(transport.ID) error { return nil })
 	require.NoError(f, err)
-	s := &Server{o: o, tls: cfg, ctx: f.Context()}
-	s.admission = newAdmission(&s.o)
-	require.NoError(f, s.admission.knock("host", time.Now()))
+	s := prepare(o)
+	s.tls, s.ctx = cfg, f.Context()
 	honest := recorded(f, s)
 	f.Add(honest)
 	f.Add(honest[:len(honest)/2])
@@ -82,11 +91,11 @@ func FuzzHandshake(f *testing.F) {
 	f.Add(helloHere)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := &replay{in: bytes.NewReader(b)}
-		_, err := s.greet(c, "host", "host")
+		_, err := s.greet(c, newKnocker(t, s))
 		require.Error(t, err, "the key exchange is a new one each time")
 		require.LessOrEqual(t, len(b)-c.in.Len(), maxHandshake)
 		require.LessOrEqual(t, c.written, maxHandshake)
-		require.Zero(t, s.admission.mu.conns)
+		require.Empty(t, s.admission.mu.guests.in)
 	})
 }
 

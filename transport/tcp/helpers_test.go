@@ -96,6 +96,11 @@ func watch(o *Options) events {
 	return e
 }
 
+// newGuest is a connection that was let in from a host.
+func newGuest(host string) *guest {
+	return &guest{member: member{from: originOf(pipeAddr(host))}}
+}
+
 // tlsOf is a TLS configuration of node n that takes everybody.
 func tlsOf(tb testing.TB, n int) *tls.Config {
 	tb.Helper()

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,11 +150,15 @@ func TestHostileAnswers(t *testing.T) {
 		"ping":                  appendHeader(nil, framePing, 0, 0),
 		"cancel":                appendHeader(nil, frameCancel, 1, 0),
 		"unknown type":          appendHeader(nil, 99, 1, 0),
+		"pong without a ping":   appendHeader(nil, framePong, 0, 0),
 		"pong with a payload":   append(appendHeader(nil, framePong, 0, 1), 0),
 		"zeros":                 make([]byte, 100),
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := answering(t, func(c *tls.Conn) { c.Write(answer) })
+			c := answering(t, func(c *tls.Conn) {
+				c.Write(answer)
+				c.CloseWrite() // a client that takes it for a beginning has nothing to wait for
+			})
 			into := make([]byte, 10)
 			got, err := c.Call(context.Background(), transport.Call{Method: someMethod, Into: into})
 			if name == "after the end" || name == "two errors" {
@@ -247,6 +252,61 @@ func TestGrowth(t *testing.T) {
 		got += 1000
 		require.LessOrEqual(t, cap(a.mu.into), max(2*got, 16<<10))
 	}
+}
+
+// TestAbandonedBuffers has a server that settles no call, even those that were cancelled: it keeps
+// no memory of the callers'.
+func TestAbandonedBuffers(t *testing.T) {
+	c := answering(t, func(c *tls.Conn) { c.Write(start(1, 100, 50)) })
+	for id := range uint64(4) {
+		ctx, cancel := context.WithCancel(context.Background())
+		call := transport.Call{Method: someMethod, Into: make([]byte, 1<<20), Received: new(atomic.Int64)}
+		if id%2 == 1 {
+			call.Into, call.Max = nil, 1<<20
+		}
+		result := make(chan error)
+		go func() {
+			_, err := c.Call(ctx, call)
+			result <- err
+		}()
+		require.Eventually(t, func() bool { return c.open(1+id) != nil }, patience, time.Millisecond)
+		if id == 0 {
+			require.Eventually(t, func() bool { return call.Received.Load() == 50 }, patience, time.Millisecond)
+		}
+		cancel()
+		require.ErrorIs(t, <-result, context.Canceled)
+		a := c.open(1 + id)
+		a.mu.Lock()
+		require.Nil(t, a.mu.into)
+		a.mu.Unlock()
+	}
+}
+
+// TestPongs has a server answer a ping twice.
+func TestPongs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for pongs := range 3 {
+			here, there := net.Pipe()
+			go func() {
+				defer there.Close()
+				c := tls.Server(there, tlsOf(t, 50))
+				c.Handshake()
+				readHello(c)
+				c.Write(hello{window: 1, chainID: chain}.encode())
+				if _, err := io.ReadFull(c, make([]byte, frameHeader)); err != nil {
+					t.Error(err)
+				}
+				for range pongs {
+					c.Write(appendHeader(nil, framePong, 0, 0))
+				}
+			}()
+			d := newDialer(2, Options{ChainID: chain, Connect: func(context.Context, string) (net.Conn, error) { return here, nil }})
+			c, err := d.Dial(context.Background(), transport.Address{HostPort: "pipe:1"})
+			require.NoError(t, err)
+			<-c.Done()
+			require.Equal(t, pongs == 2, errors.Is(c.Err(), transport.ErrProtocol), c.Err())
+		}
+	})
 }
 
 // TestSilentServer has a server that never says anything again. Pings find out.

@@ -15,6 +15,7 @@ import (
 //	open ──► (handler) ──► answer, refuse ──► next … next ──► settled
 type queue struct {
 	server *Server
+	guest  *guest
 	wake   chan struct{} // an element: there is something to send
 
 	mu struct {
@@ -22,7 +23,6 @@ type queue struct {
 		lastID uint64
 		open   map[uint64]*request
 		ready  []*request // answered but not sent completely; in the order of their answers
-		unsent int64      // bytes of those answers
 		pong   bool       // one is due
 		turn   int        // of pick
 		head   []byte     // of the piece that is being sent
@@ -47,8 +47,8 @@ type piece struct {
 	bytes []byte
 }
 
-func newQueue(s *Server) *queue {
-	q := &queue{server: s, wake: make(chan struct{}, 1)}
+func newQueue(s *Server, g *guest) *queue {
+	q := &queue{server: s, guest: g, wake: make(chan struct{}, 1)}
 	q.mu.open = make(map[uint64]*request)
 	return q
 }
@@ -72,6 +72,7 @@ func (q *queue) open(id uint64, cancel context.CancelFunc) error {
 	}
 	q.mu.lastID = id
 	q.mu.open[id] = &request{id: id, cancel: cancel}
+	q.guest.use.count(1)
 	return nil
 }
 
@@ -101,24 +102,17 @@ func (q *queue) drop(r *request) {
 	r.answer, r.sent = nil, 0
 }
 
-func (q *queue) count(bytes int64) {
-	q.mu.unsent += bytes
-	q.server.unsent.Add(bytes)
+func (q *queue) count(bytes int64) { q.server.unsent.count(q.guest.from, bytes) }
+
+// answer queues an answer, which counts for what was reserved for it.
+func (q *queue) answer(id uint64, bytes []byte, reserved int64) { q.ready(id, bytes, 0, reserved) }
+
+// refuse queues an error, and gives back what was reserved for an answer.
+func (q *queue) refuse(id uint64, err error, reserved int64) {
+	q.ready(id, nil, codeOf(err), reserved)
 }
 
-func (q *queue) unsent() int64 {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.mu.unsent
-}
-
-// answer queues an answer.
-func (q *queue) answer(id uint64, bytes []byte) { q.ready(id, bytes, 0) }
-
-// refuse queues an error.
-func (q *queue) refuse(id uint64, err error) { q.ready(id, nil, codeOf(err)) }
-
-func (q *queue) ready(id uint64, bytes []byte, code byte) {
+func (q *queue) ready(id uint64, bytes []byte, code byte, reserved int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	r := q.mu.open[id]
@@ -127,7 +121,7 @@ func (q *queue) ready(id uint64, bytes []byte, code byte) {
 		bytes, code = nil, codeCancelled
 	}
 	r.ready, r.answer, r.code = true, bytes, code
-	q.count(int64(len(bytes)))
+	q.count(int64(len(bytes)) - reserved)
 	q.mu.ready = append(q.mu.ready, r)
 	q.poke()
 }
@@ -170,6 +164,7 @@ func (q *queue) next() (piece, bool) {
 	if r.sent == len(r.answer) { // or an error
 		q.mu.ready = append(q.mu.ready[:at], q.mu.ready[at+1:]...)
 		delete(q.mu.open, r.id)
+		q.guest.use.count(-1)
 	}
 	return piece{q.mu.head, bytes}, true
 }

@@ -35,9 +35,8 @@ func TestQueue(t *testing.T) {
 	datadriven.RunTest(t, "testdata/queue", func(t *testing.T, d *datadriven.TestData) string {
 		var out strings.Builder
 		if d.Cmd == "new" {
-			s = &Server{}
-			s.o.maxCalls = 4
-			q = newQueue(s)
+			s = prepare(Options{bounds: bounds{maxCalls: 4}})
+			q = newQueue(s, newGuest("host"))
 		}
 		for _, line := range strings.Split(d.Input, "\n") {
 			var id uint64
@@ -51,10 +50,10 @@ func TestQueue(t *testing.T) {
 				err = q.open(id, func() { fmt.Fprintf(&out, "context of %d ends\n", id) })
 			case "answer":
 				_, _ = fmt.Sscan(rest, &id, &size)
-				q.answer(id, make([]byte, size<<10))
+				q.answer(id, make([]byte, size<<10), 0)
 			case "gone":
 				_, _ = fmt.Sscan(rest, &id)
-				q.refuse(id, transport.ErrGone)
+				q.refuse(id, transport.ErrGone, 0)
 			case "cancel":
 				var known bool
 				_, _ = fmt.Sscan(rest, &id)
@@ -71,8 +70,7 @@ func TestQueue(t *testing.T) {
 					result += next() + "\n"
 				}
 			case "unsent":
-				result = fmt.Sprintf("%d KiB, open %d\n", q.unsent()>>10, len(q.mu.open))
-				require.Equal(t, q.unsent(), s.unsent.Load())
+				result = fmt.Sprintf("%d KiB, open %d\n", s.unsent.held()>>10, len(q.mu.open))
 			case "close":
 				q.close()
 			default:

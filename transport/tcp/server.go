@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -21,10 +20,12 @@ type Server struct {
 	listener  net.Listener
 	tls       *tls.Config
 	admission *admission
-	workers   chan struct{} // one element for each handler that runs
+	workers   *turns        // of handlers
+	cheap     *turns        // of those of Options.Cheap, which have a worker of their own
+	sending   *turns        // where rate is a cap: of pieces
 	rate      *rate.Limiter // nil: no cap
-	unsent    atomic.Int64  // bytes of answers that wait to be sent
-	bodies    atomic.Int64  // bytes of long request bodies in memory
+	unsent    budget        // of answers that are being made, or wait to be sent
+	bodies    budget        // of long request bodies
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -58,11 +59,25 @@ func Serve(l net.Listener, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{o: o, listener: l, tls: cfg, workers: make(chan struct{}, o.Workers), rate: newRate(o.Rate)}
-	s.admission = newAdmission(&s.o)
+	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		hello.Conn.(*wire).heard() //nolint:errcheck // it is what greet gives to crypto/tls
+		return nil, nil
+	}
+	s := prepare(o)
+	s.listener, s.tls = l, cfg
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.wg.Go(s.accept)
 	return s, nil
+}
+
+// prepare returns a server without a listener. The options have their defaults.
+func prepare(o Options) *Server {
+	s := &Server{
+		o: o, workers: newTurns(o.Workers, leastWork), cheap: newTurns(1, leastWork), sending: newTurns(1, 0), rate: newRate(o.Rate),
+		unsent: budget{limit: o.maxUnsent}, bodies: budget{limit: o.maxBodies},
+	}
+	s.admission = newAdmission(&s.o)
+	return s
 }
 
 // Addr returns the address that it listens on.
@@ -95,13 +110,14 @@ func (s *Server) accept() {
 			}
 			continue
 		}
-		name, key := hostOf(c.RemoteAddr())
-		if err := s.admission.knock(key, time.Now()); err != nil {
-			s.refused(name, err)
+		from := originOf(c.RemoteAddr())
+		k, err := s.admission.knock(from, time.Now(), func() { c.Close() })
+		if err != nil {
+			s.refused(from.name, err)
 			abort(c)
 			continue
 		}
-		s.wg.Go(func() { s.serve(c, name, key) })
+		s.wg.Go(func() { s.serve(c, k) })
 	}
 }
 
@@ -120,33 +136,42 @@ func (s *Server) refused(host string, why error) {
 }
 
 // serve handles a connection from its first byte to its last.
-func (s *Server) serve(raw net.Conn, host, key string) {
+func (s *Server) serve(raw net.Conn, k *knocker) {
 	stop := context.AfterFunc(s.ctx, func() { raw.Close() })
 	defer stop()
 	defer raw.Close()
-	n, err := s.greet(raw, host, key)
-	s.admission.settled(key)
+	host := k.from.name
+	n, err := s.greet(raw, k)
+	s.admission.settled(k)
 	if err != nil {
+		if k.ousted.Load() {
+			err = ErrTooManyPending
+		}
 		s.refused(host, err)
 		abort(raw)
 		return
 	}
 	defer s.admission.leave(n.guest)
 	if s.o.Hooks.Opened != nil {
-		s.o.Hooks.Opened(n.guest.id, host)
+		s.o.Hooks.Opened(n.proto.Peer, host)
 	}
 	err = n.run()
 	if s.o.Hooks.Closed != nil {
-		s.o.Hooks.Closed(n.guest.id, host, err)
+		s.o.Hooks.Closed(n.proto.Peer, host, err)
 	}
 }
 
 // greet authenticates the peer and exchanges the hellos, within limits of time and bytes.
-func (s *Server) greet(raw net.Conn, host, key string) (*session, error) {
-	if err := raw.SetDeadline(time.Now().Add(s.o.handshakeTimeout)); err != nil {
+func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
+	began := time.Now()
+	if err := raw.SetDeadline(began.Add(min(firstTimeout, s.o.handshakeTimeout))); err != nil {
 		return nil, err
 	}
 	w := newWire(raw, &s.o, smallBuffer)
+	w.heard = func() {
+		k.hear(time.Now())
+		raw.SetDeadline(began.Add(s.o.handshakeTimeout)) //nolint:errcheck // the next read returns the error
+	}
 	t := tls.Server(w, s.tls)
 	if err := t.HandshakeContext(s.ctx); err != nil {
 		return nil, err
@@ -160,7 +185,7 @@ func (s *Server) greet(raw net.Conn, host, key string) (*session, error) {
 		return nil, err
 	}
 	ours := hello{window: uint16(s.o.maxCalls), chainID: s.o.ChainID}
-	var v *guest
+	var g *guest
 	switch {
 	case theirs.version != version:
 		ours.status, err = helloWrongVersion, fmt.Errorf("%w: %d", transport.ErrWrongVersion, theirs.version)
@@ -169,25 +194,25 @@ func (s *Server) greet(raw net.Conn, host, key string) (*session, error) {
 	case theirs.chainID != "" && theirs.chainID != s.o.ChainID:
 		ours.status, err = helloWrongChain, fmt.Errorf("%w: %q", transport.ErrWrongChain, theirs.chainID)
 	default:
-		if v, err = s.admission.pass(key, id, func() { raw.Close() }); err != nil {
+		if g, err = s.admission.pass(k.from, id, time.Now(), func() { raw.Close() }); err != nil {
 			ours.status = helloBusy
 		}
 	}
 	if _, werr := t.Write(ours.encode()); werr == nil && err != nil {
 		drain(t) // else the refusal might not arrive
 	} else if err == nil && werr != nil {
-		s.admission.leave(v)
+		s.admission.leave(g)
 		err = werr
 	}
 	if err != nil {
 		return nil, err
 	}
 	if err := raw.SetDeadline(time.Time{}); err != nil {
-		s.admission.leave(v)
+		s.admission.leave(g)
 		return nil, err
 	}
 	w.greeted(largeBuffer)
-	return newSession(s, t, w, v, theirs, transport.Request{Peer: id, Host: host}), nil
+	return newSession(s, t, w, g, theirs, transport.Request{Peer: id, Host: k.from.name}), nil
 }
 
 // drain waits for the peer to close: closing a socket with unread bytes would destroy what was sent

@@ -57,13 +57,13 @@ func TestRates(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		o       Options
-		second  int // the node that fetches beside node 2
-		seconds int // that 8 MiB take
+		second  string // the host of node 3, which fetches beside node 2 on 10.0.0.2
+		seconds int    // that 8 MiB take
 	}{
-		{"of all", Options{Rate: rate}, 3, 8},
-		{"per peer", Options{RatePerPeer: rate}, 3, 4},
-		{"per peer, two connections", Options{RatePerPeer: rate}, 2, 8},
-		{"both", Options{Rate: 2 * rate, RatePerPeer: rate}, 3, 4},
+		{"of all", Options{Rate: rate}, "10.0.0.3", 8},
+		{"per host", Options{RatePerPeer: rate}, "10.0.0.3", 4},
+		{"per host, two nodes", Options{RatePerPeer: rate}, "10.0.0.2", 8},
+		{"both", Options{Rate: 2 * rate, RatePerPeer: rate}, "10.0.0.3", 4},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -72,8 +72,8 @@ func TestRates(t *testing.T) {
 				s := serve(t, p, 1, test.o)
 				began := time.Now()
 				var wg sync.WaitGroup
-				for _, n := range []int{2, test.second} {
-					c := p.dial(t, n, "10.0.0.1")
+				for i, host := range []string{"10.0.0.2", test.second} {
+					c := p.dial(t, 2+i, host)
 					wg.Go(func() {
 						if _, err := ask(c, ""); err != nil {
 							t.Error(err)
@@ -155,9 +155,9 @@ func TestGate(t *testing.T) {
 	a := newAdmission(&o)
 	now := time.Now()
 	knock := func(host string) error {
-		err := a.knock(host, now)
+		k, err := a.knock(originOf(pipeAddr(host)), now, func() {})
 		if err == nil {
-			a.settled(host)
+			a.settled(k)
 		}
 		return err
 	}
@@ -170,26 +170,27 @@ func TestGate(t *testing.T) {
 	require.NoError(t, knock("a"))
 	require.ErrorIs(t, knock("a"), ErrAcceptRate)
 
-	for i := range 2 * maxHosts { // as many hosts as an attacker likes
+	for i := range 2 * maxNets { // as many hosts as an attacker likes
 		err := knock(fmt.Sprint(i))
-		require.True(t, err == nil || i >= maxHosts-2, i)
+		require.True(t, err == nil || i >= maxNets-2, i)
 	}
-	require.LessOrEqual(t, len(a.mu.hosts), maxHosts)
+	require.LessOrEqual(t, len(a.mu.nets), maxNets)
 	now = now.Add(time.Hour)
 	require.NoError(t, knock("new"))
-	require.Less(t, len(a.mu.hosts), 3, "hosts that owe nothing are forgotten")
+	require.Less(t, len(a.mu.nets), 3, "hosts that owe nothing are forgotten")
 }
 
-func TestHostOf(t *testing.T) {
-	for addr, want := range map[string][2]string{
-		"10.1.2.3:5":                {"10.1.2.3", "10.1.2.3"},
-		"[::ffff:10.1.2.3]:5":       {"10.1.2.3", "10.1.2.3"},
-		"[2001:db8:1:2:3:4:5:6]:77": {"2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"},
-		"[fe80::1%eth0]:7":          {"fe80::1%eth0", "fe80::/64"},
-		"pipe":                      {"pipe", "pipe"},
+func TestOrigin(t *testing.T) {
+	for addr, want := range map[string]origin{
+		"10.1.2.3:5":          {"10.1.2.3", []string{"10.1.2.3"}},
+		"[::ffff:10.1.2.3]:5": {"10.1.2.3", []string{"10.1.2.3"}},
+		"[2001:db8:1:2345:3:4:5:6]:77": {
+			"2001:db8:1:2345:3:4:5:6", []string{"2001:db8:1::/48", "2001:db8:1:2300::/56", "2001:db8:1:2345::/64"},
+		},
+		"[fe80::1%eth0]:7": {"fe80::1%eth0", []string{"fe80::/48", "fe80::/56", "fe80::/64"}},
+		"pipe":             {"pipe", []string{"pipe"}},
 	} {
-		name, key := hostOf(pipeAddr(addr))
-		require.Equal(t, want, [2]string{name, key})
+		require.Equal(t, want, originOf(pipeAddr(addr)))
 	}
 }
 

@@ -16,6 +16,10 @@ import (
 
 const (
 	shortBody = 4 << 10 // bodies up to this length do not count for maxBodies
+	// leastWork is charged to who sends a request, in bytes, whatever it is; and workRate is what a
+	// handler's second is worth: see turns. A chunk's bytes come to about as much as its making.
+	leastWork = maxPiece
+	workRate  = 100 << 20
 	// idleFrames is the limit per second of frames that cause no work: pings, and cancels of
 	// settled requests.
 	idleFrames = 100
@@ -38,10 +42,10 @@ type session struct {
 	wg    sync.WaitGroup
 }
 
-func newSession(s *Server, t *tls.Conn, w *wire, v *guest, h hello, proto transport.Request) *session {
+func newSession(s *Server, t *tls.Conn, w *wire, g *guest, h hello, proto transport.Request) *session {
 	n := &session{
-		server: s, tls: t, wire: w, guest: v, proto: proto, restricted: h.chainID == "",
-		idle: rate.NewLimiter(idleFrames, idleFrames), queue: newQueue(s),
+		server: s, tls: t, wire: w, guest: g, proto: proto, restricted: h.chainID == "",
+		idle: rate.NewLimiter(idleFrames, idleFrames), queue: newQueue(s, g),
 	}
 	n.ctx, n.end = context.WithCancelCause(s.ctx)
 	return n
@@ -113,60 +117,94 @@ func (n *session) request(br *bufio.Reader, h header) error {
 	}
 	r := n.proto
 	r.Method = transport.Method(method)
-	length := h.n - 1
-	long := int64(0)
-	if length > shortBody {
-		long = int64(length)
-		if n.server.bodies.Add(long) > n.server.o.maxBodies {
-			n.server.bodies.Add(-long)
-			n.queue.refuse(h.id, transport.ErrBusy)
-			return pass(br, length, nil)
-		}
-	}
-	if length > 0 {
-		r.Body = make([]byte, 0, min(length, shortBody))
-	}
-	if err := pass(br, length, func(b []byte) { r.Body = append(r.Body, b...) }); err != nil {
-		n.server.bodies.Add(-long)
+	body := body{length: h.n - 1, guest: n.guest, budget: &n.server.bodies}
+	if err := pass(br, body.length, body.add); err != nil {
+		body.release()
 		return err
 	}
+	if body.refused {
+		n.queue.refuse(h.id, transport.ErrBusy, 0)
+		return nil
+	}
+	r.Body = body.bytes
 	n.wg.Go(func() {
-		answer, err := n.serve(ctx, r)
+		answer, reserved, err := n.serve(ctx, r)
 		// Before the answer is sent: the peer may then send as long a body again.
-		n.server.bodies.Add(-long)
+		body.release()
 		if err != nil {
-			n.queue.refuse(h.id, err)
+			n.queue.refuse(h.id, err, reserved)
 			return
 		}
-		n.queue.answer(h.id, answer)
+		n.queue.answer(h.id, answer, reserved)
 	})
 	return nil
 }
 
-// serve lets the handler answer a request, once a worker is free.
-func (n *session) serve(ctx context.Context, r transport.Request) ([]byte, error) {
-	select {
-	case n.server.workers <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	began := time.Now()
-	answer, err := n.handle(ctx, r)
-	<-n.server.workers
-	if hook := n.server.o.Hooks.Served; hook != nil {
-		hook(r, len(answer), time.Since(began), err)
-	}
-	return answer, err
+// body is that of a request, as it arrives. Memory is taken for what has arrived and at most as
+// much again, and counts for maxBodies.
+type body struct {
+	length  int // as announced
+	bytes   []byte
+	guest   *guest
+	budget  *budget
+	held    int64 // of the budget
+	refused bool  // there is no room: the rest is skipped
 }
 
-func (n *session) handle(ctx context.Context, r transport.Request) ([]byte, error) {
-	if n.restricted && !slices.Contains(n.server.o.OpenMethods, r.Method) {
-		return nil, fmt.Errorf("method %d is not open to strangers: %w", r.Method, transport.ErrRefused)
+func (b *body) add(p []byte) {
+	if need := len(b.bytes) + len(p); need > cap(b.bytes) && !b.refused {
+		b.grow(min(b.length, max(2*need, shortBody)))
 	}
-	if n.server.unsent.Load() > n.server.o.maxUnsent && n.queue.unsent() > 0 {
-		return nil, fmt.Errorf("too many answers wait to be sent: %w", transport.ErrBusy)
+	if !b.refused {
+		b.bytes = append(b.bytes, p...)
 	}
-	return n.server.o.Handler.Serve(ctx, r)
+}
+
+func (b *body) grow(size int) {
+	if size > shortBody {
+		more := int64(size) - b.held
+		if b.refused = !b.budget.take(b.guest.from, more); b.refused {
+			b.release()
+			return
+		}
+		b.held += more
+	}
+	b.bytes = append(make([]byte, 0, size), b.bytes...)
+}
+
+func (b *body) release() {
+	b.budget.count(b.guest.from, -b.held)
+	b.bytes, b.held = nil, 0
+}
+
+// serve lets the handler answer a request, in its turn. reserved is what of maxUnsent was taken for
+// the answer.
+func (n *session) serve(ctx context.Context, r transport.Request) (answer []byte, reserved int64, err error) {
+	workers := n.server.workers
+	if slices.Contains(n.server.o.Cheap, r.Method) {
+		workers = n.server.cheap
+	}
+	turn, err := workers.wait(ctx, n.guest.from, n)
+	if err != nil {
+		return nil, 0, err
+	}
+	began := time.Now()
+	weight := transport.Weigh(n.server.o.Handler, r)
+	switch {
+	case n.restricted && !slices.Contains(n.server.o.OpenMethods, r.Method):
+		err = fmt.Errorf("method %d is not open to strangers: %w", r.Method, transport.ErrRefused)
+	case !n.server.unsent.take(n.guest.from, weight):
+		err = fmt.Errorf("too many answers wait to be sent: %w", transport.ErrBusy)
+	default:
+		reserved = weight
+		answer, err = n.server.o.Handler.Serve(ctx, r)
+	}
+	took := time.Since(began)
+	workers.done(turn, max(reserved, int64(len(answer)))+int64(took.Seconds()*workRate))
+	if hook := n.server.o.Hooks.Served; hook != nil {
+		hook(r, len(answer), took, err)
+	}
+	return answer, reserved, err
 }
 
 // coalesce is the length, in bytes, up to which a piece is copied into one TLS record with others.
@@ -188,13 +226,8 @@ func (n *session) write() error {
 				return n.ctx.Err()
 			}
 		}
-		if wait := n.delay(len(p.bytes)); wait > 0 {
-			if err := n.send(&batch, nil, true); err != nil {
-				return err
-			}
-			if err := sleep(n.ctx, wait); err != nil {
-				return err
-			}
+		if err := n.pace(&batch, len(p.bytes)); err != nil {
+			return err
 		}
 		batch = append(batch, p.head...)
 		if len(p.bytes) <= coalesce {
@@ -225,26 +258,45 @@ func (n *session) send(batch *[]byte, piece []byte, flush bool) error {
 	return nil
 }
 
-// delay returns how long the caps delay a piece of that length. It reserves the bytes: peers, and
-// the connections of a peer, take turns.
-func (n *session) delay(bytes int) time.Duration {
-	var wait time.Duration
-	now := time.Now()
-	for _, l := range [...]*rate.Limiter{n.server.rate, n.guest.peer.rate} {
-		if l != nil && bytes > 0 {
-			wait = max(wait, l.ReserveN(now, bytes).DelayFrom(now))
-		}
+// pace waits until the caps allow a piece of that length. The batch is flushed before. The
+// connections of a host share its cap; hosts have the cap of all by turns.
+func (n *session) pace(batch *[]byte, bytes int) error {
+	if bytes == 0 || n.guest.sent == nil && n.server.rate == nil {
+		return nil
 	}
-	return wait
+	if err := n.delay(batch, n.guest.sent, bytes); err != nil || n.server.rate == nil {
+		return err
+	}
+	if err := n.send(batch, nil, true); err != nil {
+		return err
+	}
+	turn, err := n.server.sending.wait(n.ctx, n.guest.from, n)
+	if err != nil {
+		return err
+	}
+	defer n.server.sending.done(turn, int64(bytes))
+	return n.delay(batch, n.server.rate, bytes)
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
+// delay waits until a cap, if there is one, allows a piece.
+func (n *session) delay(batch *[]byte, l *rate.Limiter, bytes int) error {
+	if l == nil {
+		return nil
+	}
+	now := time.Now()
+	wait := l.ReserveN(now, bytes).DelayFrom(now)
+	if wait == 0 {
+		return nil
+	}
+	if err := n.send(batch, nil, true); err != nil {
+		return err
+	}
+	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	case <-n.ctx.Done():
+		return n.ctx.Err()
 	}
 }

@@ -41,14 +41,20 @@ type Options struct {
 	// chain id. It refuses them all others.
 	OpenMethods []transport.Method
 
-	// Limits of a server.
+	// Cheap are methods that a server answers at once: they have a worker of their own.
+	Cheap []transport.Method
+	// Named are the peers that the operator named. Their connections to a server never make room
+	// for others.
+	Named []transport.ID
 
-	// MaxConns: 128. If all are taken, a host with fewer replaces a connection of the host that has
-	// most.
+	// Limits of a server. A host is an address of IPv4 or a /64 of IPv6.
+
+	// MaxConns: 128. If all are taken, a connection of the network that has most, or one that asks
+	// nothing, makes room for a newcomer.
 	MaxConns        int
-	MaxConnsPerHost int // per address, or /64 of IPv6; 16
-	Workers         int // handlers running at once over all connections; 8
-	// Rate and RatePerPeer cap the bytes of answers per second, to all peers together and to each;
+	MaxConnsPerHost int // 16
+	Workers         int // handlers running at once over all connections; hosts take turns; 8
+	// Rate and RatePerPeer cap the bytes of answers per second, to all hosts together and to each;
 	// 0: no cap.
 	Rate, RatePerPeer int64
 
@@ -62,25 +68,29 @@ type Options struct {
 
 // bounds are further limits, which only tests change.
 type bounds struct {
-	handshakeTimeout time.Duration // for TLS and the hellos together; 10 s
+	handshakeTimeout time.Duration // for TLS and the hellos together; 10 s; see firstTimeout
 	// idleTimeout ends a connection on which no frame arrives; 60 s. A dialer pings every 15 s, or
 	// four times in this time.
 	idleTimeout  time.Duration
 	stallTimeout time.Duration // for 64 KiB to be sent to a peer that does not read; 15 s
 
 	// Of a server.
-	maxPending int     // connections not authenticated yet; 64, at most half of them of one host
+	maxPending int     // connections not authenticated yet; 64, at most half of them of a host
 	acceptRate float64 // connections per second of a host, with a burst of four seconds; 16
 	// maxCalls is the limit of calls under way per connection, the answers of which may all be in
 	// memory; 16, at most maxWindow.
 	maxCalls int
-	// maxUnsent limits the answers that wait to be sent, in bytes over all connections; 256 MiB.
-	// Above it a connection gets one answer at a time, and ErrBusy for the rest.
+	// maxUnsent limits the answers that are being made or wait to be sent, in bytes over all
+	// connections; 256 MiB. A host that holds more than its share of them (see budget) gets one
+	// answer at a time, and ErrBusy for the rest.
 	maxUnsent int64
-	// maxBodies limits the request bodies in memory that are longer than shortBody, in bytes over
-	// all connections; 32 MiB. Above it requests get ErrBusy.
+	// maxBodies limits what has arrived of request bodies that are longer than shortBody, in bytes
+	// over all connections; 32 MiB. Above a host's share of it requests get ErrBusy.
 	maxBodies int64
 }
+
+// firstTimeout is the time for a peer's first message, the ClientHello.
+const firstTimeout = 2 * time.Second
 
 // Hooks are called for metrics and logs. Any may be nil. They are called concurrently and must not
 // block.

@@ -23,6 +23,7 @@ type wire struct {
 	net.Conn
 	hooks *Hooks
 	stall time.Duration
+	heard func() // of a server: called when the peer's ClientHello has come
 
 	in     *bufio.Reader // over socket; used by the goroutine that reads
 	budget int           // bytes that may still be read; < 0: no limit

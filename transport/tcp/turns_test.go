@@ -1,0 +1,187 @@
+package tcp
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+const cheapMethod transport.Method = 1
+
+// flood has a connection keep as many calls under way as it may, until it is closed.
+func flood(c *Conn, method transport.Method, body string) {
+	for range cap(c.slots) {
+		go func() {
+			for {
+				if _, err := c.Call(context.Background(), transport.Call{Method: method, Body: []byte(body), Max: 1 << 30}); err != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
+// sleeping is a handler that takes as long as the body says.
+var sleeping = transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) {
+	d, err := time.ParseDuration(string(r.Body))
+	<-time.NewTimer(d).C
+	return nil, err
+})
+
+// TestHostsTakeTurns has six hosts send as many requests as they may, on as many connections: who
+// has one request waits for those that run and one of each host, and not for its cheap one behind
+// costly ones.
+func TestHostsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		s := serve(t, p, 1, Options{Workers: 2, Handler: sleeping, Cheap: []transport.Method{cheapMethod}})
+		for n := range 6 {
+			for conn := range 4 {
+				c := p.dial(t, 10+n, fmt.Sprintf("10.0.0.%d", n))
+				method, body := someMethod, "10ms"
+				if conn == 0 {
+					method, body = cheapMethod, "1ms"
+				}
+				flood(c, method, body)
+			}
+		}
+		<-time.After(time.Second)
+		honest := p.dial(t, 2, "10.1.0.1")
+		for range 50 {
+			for method, most := range map[transport.Method]time.Duration{someMethod: 50 * time.Millisecond, cheapMethod: 8 * time.Millisecond} {
+				body := map[transport.Method]string{someMethod: "10ms", cheapMethod: "1ms"}[method]
+				began := time.Now()
+				_, err := honest.Call(context.Background(), transport.Call{Method: method, Body: []byte(body)})
+				require.NoError(t, err)
+				require.LessOrEqual(t, time.Since(began), most, "method %d", method)
+			}
+		}
+		s.Close()
+	})
+}
+
+// TestTurnsAreOfWork has six hosts send requests a hundred times as costly as an honest one's: the
+// honest host gets its seventh of the work, which is most of the requests.
+func TestTurnsAreOfWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		s := serve(t, p, 1, Options{Workers: 1, Handler: sleeping})
+		for n := range 6 {
+			flood(p.dial(t, 10+n, fmt.Sprintf("10.0.0.%d", n)), someMethod, "300ms")
+		}
+		honest := p.dial(t, 2, "10.1.0.1")
+		flood(honest, someMethod, "3ms")
+		served := 0
+		<-time.After(10 * time.Second)
+		for end := time.Now().Add(100 * time.Second); time.Now().Before(end); served++ {
+			_, err := honest.Call(context.Background(), transport.Call{Method: someMethod, Body: []byte("3ms")})
+			require.NoError(t, err)
+		}
+		served *= cap(honest.slots) + 1 // they all take turns on the connection
+		require.Greater(t, served, 3000, "of the 4,761 that take a seventh of 100 s")
+		s.Close()
+	})
+}
+
+// TestNetworksTakeTurns has a /48 of IPv6 flood a server from many hosts: they are one part.
+func TestNetworksTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var served, honest atomic.Int64
+		p := newPipes()
+		s := serve(t, p, 1, Options{Workers: 1, Handler: transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) {
+			if served.Add(1); r.Host == "10.1.0.1" {
+				honest.Add(1)
+			}
+			<-time.After(time.Millisecond)
+			return nil, nil
+		})})
+		for n := range 60 {
+			flood(p.dial(t, 10+n, fmt.Sprintf("2001:db8:0:%x::1", n)), someMethod, "")
+		}
+		flood(p.dial(t, 2, "10.1.0.1"), someMethod, "")
+		<-time.After(time.Second)
+		before := honest.Load()
+		<-time.After(10 * time.Second)
+		require.InDelta(t, 5000, honest.Load()-before, 100)
+		s.Close()
+	})
+}
+
+// TestSendingTakesTurns has five hosts fetch on many connections what a cap lets through: each gets
+// its part.
+func TestSendingTakesTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rate, size = 6 << 20, 1 << 20
+		p := newPipes()
+		s := serve(t, p, 1, Options{Rate: rate, Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
+			return make([]byte, size), nil
+		})})
+		for n := range 5 {
+			for range 8 {
+				flood(p.dial(t, 10+n, fmt.Sprintf("10.0.0.%d", n)), someMethod, "")
+			}
+		}
+		honest := p.dial(t, 2, "10.1.0.1")
+		var got atomic.Int64
+		for range 2 {
+			go func() {
+				for {
+					if _, err := honest.Call(context.Background(), transport.Call{Method: someMethod, Max: size, Received: &got}); err != nil {
+						return
+					}
+				}
+			}()
+		}
+		<-time.After(10 * time.Second)
+		before := got.Load()
+		<-time.After(20 * time.Second)
+		require.InDelta(t, 20*rate/6, got.Load()-before, 4*size)
+		s.Close()
+	})
+}
+
+// TestTurnsAtRandom has requests of some networks come, be done and be given up in any order: no
+// place is lost, none is given twice, and nothing is left behind.
+func TestTurnsAtRandom(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	synctest.Test(t, func(t *testing.T) {
+		const places = 3
+		turns := newTurns(places, 1)
+		var running atomic.Int64
+		var wg sync.WaitGroup
+		for worker := range 20 {
+			wg.Go(func() {
+				rnd := rand.New(rand.NewPCG(seed, uint64(worker))) //nolint:gosec // it is to be repeatable
+				for range 200 {
+					from := originOf(pipeAddr(fmt.Sprintf("[2001:db8:%x:%x::1]:1", rnd.IntN(3), rnd.IntN(3))))
+					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rnd.IntN(100))*time.Millisecond)
+					turn, err := turns.wait(ctx, from, rnd.IntN(2))
+					cancel()
+					if err != nil {
+						continue
+					}
+					if running.Add(1) > places {
+						t.Error("too many run")
+					}
+					<-time.After(time.Duration(rnd.IntN(20)) * time.Millisecond)
+					running.Add(-1)
+					turns.done(turn, int64(rnd.IntN(1000)))
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, places, turns.mu.free)
+		require.Equal(t, line{parts: turns.mu.all.parts}, turns.mu.all)
+		require.Empty(t, turns.mu.all.parts)
+	})
+}
