@@ -1,6 +1,7 @@
 package statesync
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -29,8 +30,12 @@ type source interface {
 	numChunks() uint32
 	appHash() avlstar.Hash
 	commitment() avlstar.Commitment
-	manifest() []byte                                 // encoded, not to be modified
-	chunk(k uint32) ([]byte, error)                   // k is below numChunks
+	manifest() []byte // encoded, not to be modified
+	// Below, k is below numChunks.
+	chunkBytes(k uint32) uint64
+	chunk(k uint32) ([]byte, error)
+	// chunkRange returns [from, to) of chunk k, which is within chunkBytes.
+	chunkRange(k uint32, from, to uint64) ([]byte, error)
 	cut(k uint32, limit uint64) (*avlstar.Cut, error) // of chunk k
 	retain()
 	release()
@@ -60,6 +65,12 @@ func (s *inMemory) appHash() avlstar.Hash          { return s.version.AppHash() 
 func (s *inMemory) manifest() []byte               { return s.encoded() }
 func (s *inMemory) chunk(k uint32) ([]byte, error) { return s.version.Chunk(k) }
 func (s *inMemory) commitment() avlstar.Commitment { return s.version.Commitment() }
+func (s *inMemory) chunkBytes(k uint32) uint64 {
+	return s.version.Manifest().Entries[k].Root.Bytes
+}
+func (s *inMemory) chunkRange(k uint32, from, to uint64) ([]byte, error) {
+	return s.version.ChunkRange(k, from, to)
+}
 func (s *inMemory) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
 	return s.version.CutChunk(k, limit)
 }
@@ -80,7 +91,7 @@ type Pin interface {
 var ErrDamagedPin = errors.New("the snapshot on disk is damaged")
 
 // onDisk serves from a stored pin, which it opens at the first chunk. What the disk says is not
-// believed: see chunk.
+// believed: a chunk is verified as a whole before a byte of it leaves.
 type onDisk struct {
 	*pinDescription
 	open func(height int64) (Pin, error)
@@ -90,6 +101,13 @@ type onDisk struct {
 		sync.Mutex
 		refs int
 		pin  Pin // nil: not opened yet
+		// last is the chunk that was cut, or of which a range was requested, most recently: whoever
+		// does so wants more of it.
+		last struct {
+			k     uint32
+			data  []byte
+			chunk *avlstar.Chunk // nil: there is none
+		}
 	}
 }
 
@@ -112,8 +130,36 @@ func (s *onDisk) chunk(k uint32) ([]byte, error) {
 	return data, err
 }
 
+func (s *onDisk) chunkBytes(k uint32) uint64 { return s.decoded.Entries[k].Root.Bytes }
+
+// chunkRange returns a copy: the whole chunk does not stay in memory for it.
+func (s *onDisk) chunkRange(k uint32, from, to uint64) ([]byte, error) {
+	data, _, err := s.remembered(k)
+	if err != nil {
+		return nil, err
+	}
+	return bytes.Clone(data[from:to]), nil
+}
+
+// remembered is verified, for those who do not need all of it.
+func (s *onDisk) remembered(k uint32) ([]byte, *avlstar.Chunk, error) {
+	s.mu.Lock()
+	last := s.mu.last
+	s.mu.Unlock()
+	if last.chunk != nil && last.k == k {
+		return last.data, last.chunk, nil
+	}
+	data, chunk, err := s.verified(k)
+	if err == nil {
+		s.mu.Lock()
+		s.mu.last.k, s.mu.last.data, s.mu.last.chunk = k, data, chunk
+		s.mu.Unlock()
+	}
+	return data, chunk, err
+}
+
 func (s *onDisk) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
-	_, chunk, err := s.verified(k)
+	_, chunk, err := s.remembered(k)
 	if err != nil {
 		return nil, err
 	}

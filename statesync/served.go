@@ -65,6 +65,33 @@ func (s *Served) Chunk(k uint32) ([]byte, error) {
 	return data, s.damaged(err)
 }
 
+// ChunkBytes returns the length of chunk k, and whether there is one.
+func (s *Served) ChunkBytes(k uint32) (n uint64, ok bool) {
+	if k >= s.p.numChunks() {
+		return 0, false
+	}
+	return s.p.chunkBytes(k), true
+}
+
+// ChunkRange returns the bytes [from, to) of chunk k, which are the caller's. A range that is not
+// there is an error; so is a damaged snapshot, as in Chunk. Of a snapshot in memory it costs what
+// the range costs; on disk the whole chunk is read and verified, unless it was the last.
+func (s *Served) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
+	n, ok := s.ChunkBytes(k)
+	switch {
+	case !ok || from > to || to > n:
+		return nil, fmt.Errorf("no range [%d, %d) of chunk %d", from, to, k)
+	case from == 0 && to == n:
+		return s.Chunk(k)
+	}
+	data, err := s.p.chunkRange(k, from, to)
+	if err == nil {
+		s.m.note(s.p)
+		s.m.opts.Metrics.chunkServed(len(data))
+	}
+	return data, s.damaged(err)
+}
+
 // SubManifest returns the encoded manifest of chunk k, cut into pieces of at most limit bytes.
 func (s *Served) SubManifest(k uint32, limit uint64) ([]byte, error) {
 	if err := s.check(k); err != nil {

@@ -21,8 +21,9 @@ import (
 
 // fakePins are snapshots on a disk in memory. It holds the Manager to the contract of Pin.
 type fakePins struct {
-	t  *testing.T
-	mu struct {
+	t     *testing.T
+	reads atomic.Int64 // calls of Range
+	mu    struct {
 		sync.Mutex
 		stored map[int64][]avlstar.Leaf // with the heights that they have in the whole tree
 		data   map[int64][]byte
@@ -98,6 +99,7 @@ type fakePin struct {
 func (p *fakePin) Range(first, after []byte, size uint64) ([]byte, error) {
 	p.pins.mu.Lock()
 	defer p.pins.mu.Unlock()
+	p.pins.reads.Add(1)
 	if p.pins.mu.open[p.height] == 0 {
 		p.pins.t.Error("Range of a closed pin")
 	}
@@ -551,4 +553,66 @@ func TestTargetThatBuilds(t *testing.T) {
 		v.Release()
 		target.requireRestored(10, want)
 	}
+}
+
+// A range of a chunk is the same from memory and from disk, where the chunk is read once for all of
+// its ranges.
+func TestRangesOfChunks(t *testing.T) {
+	rnd := newRNG(t, 23)
+	c := newChain(t, 23, Options{Interval: 10, Keep: 2})
+	c.commit(10)
+	check := func() {
+		t.Helper()
+		served, ok := c.m.Serve(10)
+		require.True(t, ok)
+		defer served.Release()
+		for k := range served.Commitment().Chunks {
+			n, ok := served.ChunkBytes(k)
+			require.True(t, ok)
+			whole, err := served.ChunkRange(k, 0, n)
+			require.NoError(t, err)
+			require.Len(t, whole, int(n))
+			for range 20 {
+				from := rnd.Uint64N(n + 1)
+				to := from + rnd.Uint64N(n-from+1)
+				part, err := served.ChunkRange(k, from, to)
+				require.NoError(t, err)
+				require.Equal(t, whole[from:to], part)
+				require.LessOrEqual(t, cap(part), int(to-from)+64, "the chunk is not kept for it")
+			}
+			for _, r := range [][2]uint64{{0, n + 1}, {2, 1}, {n + 1, n + 1}} {
+				_, err := served.ChunkRange(k, r[0], r[1])
+				require.Error(t, err)
+			}
+		}
+		_, ok = served.ChunkBytes(served.Commitment().Chunks)
+		require.False(t, ok)
+		_, err := served.ChunkRange(served.Commitment().Chunks, 0, 0)
+		require.Error(t, err)
+	}
+	check()
+	c.restart()
+	before := c.pins.reads.Load()
+	check()
+	served, ok := c.m.Serve(10)
+	require.True(t, ok)
+	defer served.Release()
+	require.LessOrEqual(t, c.pins.reads.Load()-before, 2*int64(served.Commitment().Chunks))
+}
+
+// What the disk has damaged is no more served in ranges than as a whole.
+func TestRangesOfADamagedSnapshot(t *testing.T) {
+	c := newChain(t, 24, Options{Interval: 10, Keep: 2})
+	c.commit(10)
+	c.restart()
+	served, ok := c.m.Serve(10)
+	require.True(t, ok)
+	defer served.Release()
+	last := len(c.pins.mu.stored[10]) - 1
+	c.pins.mu.stored[10][last].Value[0] ^= 1
+	k := served.Commitment().Chunks - 1
+	_, err := served.ChunkRange(k, 0, 1) // which is not what is damaged
+	require.ErrorIs(t, err, ErrDamagedPin)
+	_, ok = c.m.Serve(10)
+	require.False(t, ok)
 }

@@ -137,17 +137,16 @@ func (f *Field) check(e element, nth int) error {
 // Count returns how many elements are at the end of a path of field numbers: in a message that Walk
 // has accepted, Count(b, 1, 4) counts the fields 4 of all messages in fields 1. Of other bytes it
 // counts what comes before the first error.
-func Count(b []byte, path ...int) int {
-	n := 0
+func Count(b []byte, path ...int) (n int) {
+	if len(path) == 0 {
+		return 1
+	}
 	for len(b) > 0 {
 		e, err := next(&b)
-		switch {
-		case err != nil:
+		if err != nil {
 			return n
-		case e.number != path[0]:
-		case len(path) == 1:
-			n++
-		default:
+		}
+		if e.number == path[0] {
 			n += Count(e.content, path[1:]...)
 		}
 	}

@@ -1,6 +1,7 @@
 package fastsync
 
 import (
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -113,4 +114,27 @@ func TestServerRefuses(t *testing.T) {
 	list, err := ask(MethodPeers, nil)
 	require.NoError(t, err)
 	require.Equal(t, []byte{0, 0}, list)
+}
+
+// A byte of a chunk costs a byte, not the chunk, and the answer does not keep the chunk in memory.
+func TestServerMakesOnlyTheRange(t *testing.T) {
+	m := statesync.NewManager(statesync.Options{Interval: 10, Keep: 1})
+	defer m.Close()
+	v := stateOf(t, newRNG(t), 20_000, 1<<20)
+	m.Committed(10, v)
+	mux := new(transport.Mux)
+	NewServer(ServerOptions{Snapshots: m}).Register(mux)
+	length := uint32(v.Manifest().Entries[0].Root.Bytes)
+	require.Greater(t, length, uint32(256<<10))
+	const requests = 100
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range uint32(requests) {
+		answer, err := mux.Serve(t.Context(), transport.Request{Method: MethodChunk, Body: chunkRequest{10, 0, i * (length / requests), 1}.encode()})
+		require.NoError(t, err)
+		require.Len(t, answer, 1)
+		require.LessOrEqual(t, cap(answer), 64)
+	}
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(length), "a hundred ranges together take less than the chunk")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"sync"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
@@ -23,14 +22,9 @@ type ServerOptions struct {
 // a block, and no block waits for it.
 type Server struct {
 	o ServerOptions
-	// making has one element for each chunk that is being encoded. One CPU is left to blocks.
+	// making has one element for each chunk, or range of one, that is being encoded. One CPU is
+	// left to blocks.
 	making chan struct{}
-	last   struct { // the chunk that a range was last requested of: others will follow
-		sync.Mutex
-		height int64
-		k      uint32
-		data   []byte
-	}
 }
 
 // NewServer returns a Server.
@@ -108,39 +102,15 @@ func (s *Server) chunk(body []byte) ([]byte, error) {
 		return nil, err
 	}
 	defer served.Release()
-	if r.k >= served.Commitment().Chunks || r.length == 0 {
+	from, to := uint64(r.offset), uint64(r.offset)+uint64(r.length)
+	if n, ok := served.ChunkBytes(r.k); !ok || from == to || to > n {
 		return nil, transport.ErrRefused
 	}
-	data := s.remembered(r)
-	if data == nil {
-		if data, err = served.Chunk(r.k); err != nil {
-			return nil, notHere(err)
-		}
+	data, err := served.ChunkRange(r.k, from, to)
+	if err != nil {
+		return nil, notHere(err)
 	}
-	end := uint64(r.offset) + uint64(r.length)
-	if end > uint64(len(data)) {
-		return nil, transport.ErrRefused
-	}
-	if end-uint64(r.offset) < uint64(len(data)) {
-		s.remember(r, data)
-	}
-	return data[r.offset:end:end], nil
-}
-
-// remembered returns the chunk that a range was last requested of; nil if it is another one.
-func (s *Server) remembered(r chunkRequest) []byte {
-	s.last.Lock()
-	defer s.last.Unlock()
-	if s.last.height == r.height && s.last.k == r.k {
-		return s.last.data
-	}
-	return nil
-}
-
-func (s *Server) remember(r chunkRequest, data []byte) {
-	s.last.Lock()
-	defer s.last.Unlock()
-	s.last.height, s.last.k, s.last.data = r.height, r.k, data
+	return data, nil
 }
 
 func (s *Server) subManifest(body []byte) ([]byte, error) {

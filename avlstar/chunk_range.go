@@ -1,0 +1,70 @@
+package avlstar
+
+import "fmt"
+
+// ChunkRange returns the bytes [from, to) of the encoding of chunk k, as Chunk would. It costs what
+// those bytes cost, and a way down to each of their ends: the lengths in the nodes say where a
+// subtree's records lie.
+//
+//	        (n)            bytes of the left subtree: 300
+//	   ┌─────┴─────┐
+//	  (l)         (r)      [280, 310) is [280, 300) of l, whose first record keeps its height,
+//	[0, 300)  [300, 500)   and [0, 10) of r, whose first record has the height of n
+func (v *Version) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
+	v.inUse()
+	if k >= v.NumChunks() {
+		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
+	}
+	v.upperTree()
+	c := v.chunks[k]
+	if from > to || to > c.Bytes {
+		return nil, fmt.Errorf("avlstar: no range [%d, %d) of chunk %d, which has %d bytes", from, to, k, c.Bytes)
+	}
+	b, err := v.appendRange(make([]byte, 0, to-from), c, 0, from, to)
+	if err != nil {
+		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, err)
+	}
+	return b, nil
+}
+
+// appendRange appends the bytes [from, to) of the leaf records below c, of which the first has the
+// height first.
+func (v *Version) appendRange(b []byte, c chunkRoot, first uint8, from, to uint64) ([]byte, error) {
+	begin := len(b)
+	switch {
+	case from >= to:
+		return b, nil
+	case c.n == 0:
+		p, err := v.pageBelow(c.up, c.side)
+		if err != nil {
+			return nil, err
+		}
+		b = append(b, p.data[from:to]...)
+	case c.n.isLeaf():
+		if from == 0 {
+			b = append(b, 0)
+		}
+		b = append(b, v.body(c.n)[max(from, 1)-1:to-1]...)
+	case from == 0 && to == c.Bytes:
+		var err error
+		if b, _, err = v.appendRecords(b, c.n); err != nil {
+			return nil, err
+		}
+	default:
+		i := v.image(c.n)
+		middle := i.bytes(left)
+		b, err := v.appendRange(b, v.childRoot(c.n, left), first, from, min(to, middle))
+		if err != nil {
+			return nil, err
+		}
+		return v.appendRange(b, v.childRoot(c.n, right), i.ownHeight(), max(from, middle)-middle, max(to, middle)-middle)
+	}
+	if from == 0 {
+		b[begin] = first
+	}
+	return b, nil
+}
+
+func (v *Version) childRoot(n ref, side int) chunkRoot {
+	return chunkRoot{childOf(&v.view, n, side), n, side}
+}
