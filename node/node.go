@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/libs/log"
 	cometnode "github.com/cometbft/cometbft/node"
@@ -45,6 +47,13 @@ type options struct {
 	progress      func(join.Progress)
 	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
 	joinTimes     join.Times // of tests
+	faults        faults     // of tests
+}
+
+// faults are disks that fail.
+type faults struct {
+	state  vfs.FS                // of the state zone; nil: the operating system's
+	blocks func(*blocks.Options) // changes them; nil: not
 }
 
 // WithPrivValidator wraps the signer that config.toml and the home folder name, each time that the
@@ -100,9 +109,10 @@ type Node struct {
 		failure error                   // the first one, for Health
 	}
 
-	failed chan error // holds the first failure
-	ctx    context.Context
-	cancel context.CancelFunc // ends ctx
+	failed  chan error  // holds the first failure
+	started atomic.Bool // Start was called
+	ctx     context.Context
+	cancel  context.CancelFunc // ends ctx
 	// wg has the goroutines that end with ctx; Stop waits for them before anything is closed.
 	wg sync.WaitGroup
 }
@@ -128,12 +138,12 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	have, err := n.openDatabases()
+	have, err := n.openDatabases(o.faults)
 	if err != nil {
 		return err
 	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
-	if err := n.openApplication(have, onlyValidator); err != nil {
+	if err := n.openApplication(have, onlyValidator, o.faults.state); err != nil {
 		return err
 	}
 	n.serving = newServing(n.config, n.genesis, n.log)
@@ -210,7 +220,7 @@ func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, 
 
 // openDatabases opens CometBFT's databases, and checks the free disk space, now and until the node
 // stops.
-func (n *Node) openDatabases() (comet.Heights, error) {
+func (n *Node) openDatabases(f faults) (comet.Heights, error) {
 	c := n.config.App.Storage
 	watch := disk.NewWatch(c.MinFreeBytes, config.DataFolders(n.config.CometBFT)...)
 	if err := watch.Check(); err != nil {
@@ -218,15 +228,27 @@ func (n *Node) openDatabases() (comet.Heights, error) {
 	}
 	n.wg.Go(func() { watch.Run(n.ctx, n.fail) })
 	n.cache = sgc.New(c.CacheBytes())
-	n.databases = comet.NewDatabases(n.config.CometBFT, n.log.With("module", "databases"), blocks.Options{
-		Logger: n.log.With("module", "blocks"), Fatal: disk.EndProcess, Cache: n.cache, CacheBytes: c.DatabaseCache(),
-	})
+	zone := blocks.Options{
+		Logger: n.log.With("module", "blocks"), Fatal: disk.EndProcess, ReadFailed: n.readFailed, Cache: n.cache, CacheBytes: c.DatabaseCache(),
+	}
+	if f.blocks != nil {
+		f.blocks(&zone)
+	}
+	n.databases = comet.NewDatabases(n.config.CometBFT, n.log.With("module", "databases"), zone)
 	return n.databases.Open()
+}
+
+// readFailed ends the process when the block zone cannot be read: in some goroutines CometBFT would
+// end it without the reason, in others it would run on. During New, the error is returned instead.
+func (n *Node) readFailed(err error) {
+	if n.started.Load() {
+		disk.EndProcess(err)
+	}
 }
 
 // openApplication rebuilds the tree. The error is comet.ErrPastHalt if there is nothing to do
 // before halt_height.
-func (n *Node) openApplication(have comet.Heights, onlyValidator bool) (err error) {
+func (n *Node) openApplication(have comet.Heights, onlyValidator bool, fs vfs.FS) (err error) {
 	halt := n.config.App.HaltHeight
 	if have.State != halt { // else that block may have to be executed again, to become durable
 		if err := comet.CheckHalt(halt, have.State); err != nil {
@@ -236,7 +258,7 @@ func (n *Node) openApplication(have comet.Heights, onlyValidator bool) (err erro
 	o := ApplicationOptions{
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
 		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
-		KeepRestored: join.Allowed(n.config, onlyValidator),
+		KeepRestored: join.Allowed(n.config, onlyValidator), fs: fs,
 	}
 	if n.config.CometBFT.Instrumentation.Prometheus {
 		o.Metrics = prometheus.DefaultRegisterer
@@ -297,6 +319,7 @@ func isOnlyValidator(validator cmttypes.PrivValidator, genesis *cmttypes.Genesis
 // Start starts the node as a member of the network, after a join if one is needed. If the genesis
 // time is still to come, it waits for it. Ending ctx interrupts both.
 func (n *Node) Start(ctx context.Context) error {
+	n.started.Store(true)
 	if wait := time.Until(n.genesis.GenesisTime); wait > 0 {
 		n.log.Info("Waiting for the genesis time", "genesis_time", n.genesis.GenesisTime)
 		select {

@@ -288,6 +288,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, runUntilKilled(home))
 		os.Exit(1)
 	}
+	if home := os.Getenv(failingHome); home != "" {
+		runOnAFailingDisk(home, os.Getenv(failingHow))
+	}
 	os.Exit(m.Run())
 }
 

@@ -168,7 +168,9 @@ func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte,
 	}
 	g.mu.Unlock()
 	if !keep {
-		err = errors.Join(err, c.close())
+		if failed := c.close(); err == nil { // else it is the same error again
+			err = failed
+		}
 	}
 	return buf, err
 }

@@ -28,8 +28,8 @@ const (
 	exitUsage    = 2
 	exitRefused  = 3
 	exitAbsent   = 4
-	exitDiskFull = 5
-	exitDamaged  = 6
+	exitDiskFull = disk.ExitFull
+	exitDamaged  = disk.ExitDamaged
 	exitTooOld   = 7
 )
 

@@ -5,8 +5,9 @@
 // of its goroutines, or the process. So the node stops before:
 //
 //	free space, four times a second ── less than [storage] min_free_bytes ──┐
-//	the state zone, the block zone ── could not write ──────────────────────┼──► Failed ──► Stop ──► exit status 5
+//	the state zone ── could not write ──────────────────────────────────────┼──► Failed ──► Stop ──► exit status 5
 //	CometBFT's log ── consensus has ended because it could not write ───────┘
+//	the block zone ── could not write, and would hold up those that write ─────► EndProcess ───────► exit status 5
 //
 // Nothing is lost in any of these cases: what was not written is replayed, or comes from the other
 // nodes.
@@ -98,18 +99,32 @@ func (w Watch) Run(ctx context.Context, full func(error)) {
 	}
 }
 
-// EndProcess ends the process for a database that can neither continue nor close, because its log
-// or its list of files could not be written. The database has logged why. What was durable is there
-// after a restart, and the rest is executed again from the blocks.
+// EndProcess ends the process, with err as the reason on the standard error, for a database that
+// can neither continue nor close, because it cannot write its log, its tables or its list of files,
+// or cannot read them. What was durable is there after a restart, and the rest is executed again
+// from the blocks.
 func EndProcess(err error) {
-	if IsFull(err) {
-		os.Exit(exitDiskFull)
-	}
-	os.Exit(1)
+	fmt.Fprintf(os.Stderr, "starlingd: %v\n", err)
+	os.Exit(ExitStatus(err))
 }
 
-// exitDiskFull is starlingd's exit status for a full disk.
-const exitDiskFull = 5
+// ExitStatus returns starlingd's exit status for a failure of the disk.
+func ExitStatus(err error) int {
+	switch {
+	case IsFull(err):
+		return ExitFull
+	case errors.Is(err, storage.ErrCorrupt):
+		return ExitDamaged
+	default:
+		return 1
+	}
+}
+
+// Exit statuses of starlingd.
+const (
+	ExitFull    = 5 // there is no space
+	ExitDamaged = 6 // what is on the disk is not what was written
+)
 
 // LeastFree returns the free bytes of the folder that has least; known is false if no file system
 // tells.

@@ -59,7 +59,7 @@ func openOffline(conf *config.Config, readOnly bool) (_ *offline, err error) {
 	if !config.Exists(blocksPath(conf.CometBFT)) {
 		return d, nil
 	}
-	d.databases = comet.NewDatabases(conf.CometBFT, log.NewNopLogger(), blocks.Options{ReadOnly: readOnly})
+	d.databases = comet.NewDatabases(conf.CometBFT, log.NewNopLogger(), blocks.Options{ReadOnly: readOnly, Fatal: disk.EndProcess})
 	if d.blocks, err = d.databases.Blocks(); err != nil {
 		return d, err
 	}

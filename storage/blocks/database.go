@@ -74,9 +74,9 @@ func (d *database) Has(key []byte) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, d.z.folder.Err("read", err)
+		return false, d.z.readErr(err)
 	}
-	return true, d.z.folder.Err("read", closer.Close())
+	return true, d.z.readErr(closer.Close())
 }
 
 func (d *database) Set(key, value []byte) error     { return d.set(key, value, false) }

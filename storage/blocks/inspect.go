@@ -10,5 +10,5 @@ func (z *Zone) Bytes(id string) (uint64, error) {
 	defer release()
 	prefix := append([]byte{byte(len(id))}, id...)
 	bytes, err := z.db.EstimateDiskUsage(prefix, after(prefix))
-	return bytes, z.folder.Err("read", err)
+	return bytes, z.readErr(err)
 }

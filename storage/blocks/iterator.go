@@ -54,7 +54,7 @@ func (d *database) iterate(start, end []byte, reverse bool) (dbm.Iterator, error
 	}
 	source, err := d.z.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return nil, d.z.folder.Err("read", err)
+		return nil, d.z.readErr(err)
 	}
 	it.mu.source = source
 	if reverse {
@@ -74,7 +74,7 @@ func (it *iterator) settle(valid bool) {
 	if valid {
 		it.mu.key = bytes.Clone(it.mu.source.Key()[len(it.d.prefix):])
 	} else if err := it.mu.source.Error(); err != nil {
-		it.mu.err = it.d.z.folder.Err("read", err)
+		it.mu.err = it.d.z.readErr(err)
 	}
 }
 
@@ -126,7 +126,7 @@ func (it *iterator) load() {
 	}
 	value, err := it.mu.source.ValueAndErr()
 	if err != nil {
-		it.mu.key, it.mu.err = nil, it.d.z.folder.Err("read", err)
+		it.mu.key, it.mu.err = nil, it.d.z.readErr(err)
 		return
 	}
 	it.mu.value = append(make([]byte, 0, len(value)), value...)
@@ -172,5 +172,5 @@ func (it *iterator) closeSource() error {
 	}
 	source := it.mu.source
 	it.mu.source = nil
-	return it.d.z.folder.Err("read", source.Close())
+	return it.d.z.folder.Err("read", source.Close()) // an error that settle or load has met
 }

@@ -45,10 +45,14 @@ const maxID = 200
 type Options struct {
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
-	// Fatal is called, after the error was logged, when the database cannot continue (its log or
-	// its list of files cannot be written). It must not return. Default: end the process with exit
-	// status 1.
+	// Fatal is called, after the error was logged, when the database cannot continue: its log, its
+	// list of files or a table cannot be written, or what is to be written anew cannot be read. It
+	// must not return, and not call the zone. Default: end the process with exit status 1.
 	Fatal func(error)
+	// ReadFailed is called before a read returns an error, which names the file if it is damaged.
+	// What CometBFT makes of such an error depends on the goroutine: some end the process, some
+	// lose a peer, some only log. Default: nothing is called.
+	ReadFailed func(error)
 	// Get reads through its zone Blocks, which nobody else uses; Open clears it. nil: no cache
 	Cache      *sgc.Cache
 	CacheBytes int64 // of Pebble's cache of file blocks; default 8 MiB
@@ -66,6 +70,7 @@ type Zone struct {
 	db       *pebble.DB
 	cache    *coherentCache // nil: none
 	readOnly bool
+	failed   func(error)     // Options.ReadFailed
 	closing  context.Context // done when Close begins
 	close    context.CancelFunc
 
@@ -89,10 +94,21 @@ func Open(dir string, o Options) (*Zone, error) {
 	if o.MemTableBytes == 0 {
 		o.MemTableBytes = 32 << 20
 	}
-	z := &Zone{readOnly: o.ReadOnly, folder: engine.Folder{
+	if o.ReadFailed == nil {
+		o.ReadFailed = func(error) {}
+	}
+	z := &Zone{readOnly: o.ReadOnly, failed: o.ReadFailed, folder: engine.Folder{
 		Zone: "blocks", Dir: dir, FS: o.FS, Logger: o.Logger, Fatal: o.Fatal,
 		WayOut: "put back a copy of the folder, or remove the home's data and join again",
 	}.WithDefaults()}
+	// Pebble repeats what failed until it succeeds, and meanwhile holds up those that write, and
+	// its own opening, for ever. What was synced is in the log, so nothing is lost by an end here.
+	fatal := z.folder.Fatal
+	z.folder.Background = func(err error) {
+		if !errors.Is(err, pebble.ErrClosed) {
+			fatal(err)
+		}
+	}
 	z.closing, z.close = context.WithCancel(context.Background())
 	z.iterators.open = map[*iterator]struct{}{}
 	if o.Cache != nil {
@@ -183,10 +199,19 @@ func (z *Zone) read(key []byte) (value []byte, found bool, err error) {
 		return nil, false, nil
 	}
 	if err != nil {
-		return nil, false, z.folder.Err("read", err)
+		return nil, false, z.readErr(err)
 	}
 	value = append(make([]byte, 0, len(v)), v...)
-	return value, true, z.folder.Err("read", closer.Close())
+	return value, true, z.readErr(closer.Close())
+}
+
+// readErr is the error of a read, which it reports to Options.ReadFailed; nil if err is.
+func (z *Zone) readErr(err error) error {
+	if err != nil {
+		err = z.folder.Err("read", err)
+		z.failed(err)
+	}
+	return err
 }
 
 // commit writes batch, whose keys carry their prefixes.
@@ -242,7 +267,7 @@ func (z *Zone) IDs() ([]string, error) {
 	defer release()
 	it, err := z.db.NewIter(&pebble.IterOptions{LowerBound: []byte{1}})
 	if err != nil {
-		return nil, z.folder.Err("read", err)
+		return nil, z.readErr(err)
 	}
 	var ids []string
 	for ok := it.First(); ok; {
@@ -254,5 +279,5 @@ func (z *Zone) IDs() ([]string, error) {
 		ids = append(ids, string(key[1:1+n]))
 		ok = it.SeekGE(after(key[:1+n]))
 	}
-	return ids, z.folder.Err("read", errors.Join(it.Error(), it.Close()))
+	return ids, z.readErr(errors.Join(it.Error(), it.Close()))
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -563,32 +564,109 @@ func TestDiskFailureIsFatal(t *testing.T) {
 	}
 }
 
-// When a file cannot be read, that is an error, and no missing key.
+// Tables that cannot be written, while the log can: Pebble repeats the flush until it succeeds, so
+// that neither a write nor Open would ever return. The first failure is told.
+func TestTablesThatCannotBeWritten(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		is   error
+		says string
+	}{
+		"input/output error": {syscall.EIO, syscall.EIO, "check the disk"},
+		"quota":              {syscall.EDQUOT, ErrDiskFull, "make room on the disk"},
+		"full disk":          {syscall.ENOSPC, ErrDiskFull, "make room on the disk"},
+	} {
+		for _, when := range []string{"running", "opening"} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				var broken atomic.Bool
+				var failures atomic.Int64
+				repeated, fatal := make(chan struct{}), make(chan error, 1)
+				over := func(fs vfs.FS) vfs.FS {
+					return errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+						if !broken.Load() || op.Kind != errorfs.OpFileWrite || !strings.HasSuffix(op.Path, ".sst") {
+							return nil
+						}
+						if failures.Add(1) == 5 {
+							close(repeated)
+						}
+						return c.err
+					}))
+				}
+				at := vfs.NewCrashableMem()
+				// A real Fatal ends the process.
+				o := Options{FS: over(at), MemTableBytes: smallMemTable, Fatal: func(err error) { fatal <- err; select {} }}
+				z, err := Open("zone", o)
+				require.NoError(t, err)
+				set := func(i int) error {
+					return z.DB("state").SetSync(fmt.Appendf(nil, "%04d", i), bytes.Repeat([]byte{byte(i)}, 4<<10))
+				}
+				const before = 5
+				for i := range before {
+					require.NoError(t, set(i))
+				}
+				if when == "running" {
+					broken.Store(true)
+					go func() {
+						for i := range 1000 { // far beyond what memory takes
+							_ = set(before + i)
+						}
+					}()
+				} else {
+					at = at.CrashClone(vfs.CrashCloneCfg{}) // killed: what it has is in the log
+					broken.Store(true)
+					o.FS = over(at)
+					go func() { _, _ = Open("zone", o) }()
+				}
+				select {
+				case err = <-fatal:
+				case <-repeated:
+					t.Fatal("the flush is repeated, and nobody is told")
+				}
+				require.ErrorIs(t, err, c.is)
+				require.ErrorContains(t, err, "blocks folder zone")
+				require.ErrorContains(t, err, c.says)
+				got := content(t, openZone(t, at.CrashClone(vfs.CrashCloneCfg{}), Options{}).DB("state"))
+				for i := range before {
+					require.Equal(t, strings.Repeat(string([]byte{byte(i)}), 4<<10), got[fmt.Sprintf("%04d", i)])
+				}
+			})
+		}
+	}
+}
+
+// When a file cannot be read, that is an error, and no missing key, and ReadFailed hears of it
+// first.
 func TestReadFailure(t *testing.T) {
 	mem := vfs.NewMem()
 	z, err := Open("zone", Options{FS: mem})
 	require.NoError(t, err)
+	noise, value := rand.NewChaCha8([32]byte{6}), make([]byte, 1000) // nothing to compress
 	for i := range 1000 {
-		require.NoError(t, z.DB("state").Set(fmt.Appendf(nil, "%04d", i), bytes.Repeat([]byte("x"), 1000)))
+		_, _ = noise.Read(value)
+		require.NoError(t, z.DB("state").Set(fmt.Appendf(nil, "%04d", i), value))
 	}
 	require.NoError(t, z.Compact(context.Background(), nil))
 	require.NoError(t, z.Close())
 
 	var broken atomic.Bool
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if broken.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsRead && strings.HasSuffix(op.Path, ".sst") {
+		// What Pebble reads for itself lies at the end, the layout record at the beginning.
+		if broken.Load() && op.Kind == errorfs.OpFileReadAt && op.Offset > 0 && op.Offset < 500_000 && strings.HasSuffix(op.Path, ".sst") {
 			return errors.New("input/output error")
 		}
 		return nil
 	}))
-	z = openZone(t, fs, Options{Cache: sgc.New(1 << 20)})
+	var told []error
+	z = openZone(t, fs, Options{Cache: sgc.New(1 << 20), ReadFailed: func(err error) { told = append(told, err) }})
 	db := z.DB("state")
 	broken.Store(true)
-	_, err = db.Get([]byte("0500"))
+	_, err = db.Get([]byte("0250"))
 	require.ErrorContains(t, err, "input/output error")
-	_, err = db.Has([]byte("0500"))
+	require.Equal(t, []error{err}, told)
+	_, err = db.Has([]byte("0250"))
 	require.ErrorContains(t, err, "input/output error")
-	it, err := db.Iterator([]byte("0500"), nil)
+	require.Equal(t, err, told[1])
+	it, err := db.Iterator([]byte("0250"), nil)
 	if err == nil {
 		for it.Valid() {
 			it.Next()
@@ -596,8 +674,9 @@ func TestReadFailure(t *testing.T) {
 		err = errors.Join(it.Error(), it.Close())
 	}
 	require.ErrorContains(t, err, "input/output error")
+	require.Len(t, told, 3)
 	broken.Store(false)
-	value, err := db.Get([]byte("0500"))
+	value, err = db.Get([]byte("0250"))
 	require.NoError(t, err)
 	require.Len(t, value, 1000)
 }

@@ -67,9 +67,10 @@ type Folder struct {
 	// its list of files cannot be written). It must not return. Default: end the process with exit
 	// status 1.
 	Fatal func(error)
-	// Background is told of each failure of flushing or compacting, as Err returns it, and of what
-	// Fatal is told, before that. Pebble holds its locks meanwhile: it must neither block nor call
-	// the database. Default: nobody.
+	// Background is told of each failure of flushing or compacting, with what to do about it, and
+	// of what Fatal is told, before that. Pebble holds its locks meanwhile: it must neither block
+	// nor call the database. Unless it ends the process, Pebble tries again at once. Default:
+	// nobody.
 	Background func(error)
 }
 
@@ -100,7 +101,7 @@ func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	// with the way out.
 	listener := pebble.EventListener{
 		BackgroundError: func(err error) {
-			err = f.Err("background work", err)
+			err = advised(f.Err("background work", err))
 			f.Logger.Error("database", "zone", f.Zone, "folder", f.Dir, "err", err)
 			f.Background(err)
 		},
@@ -182,6 +183,8 @@ func (f Folder) Err(doing string, err error) error {
 		return fmt.Errorf("%s folder %s: %s: %w: %w: make room on the disk, then start again", f.Zone, f.Dir, doing, ErrDiskFull, err)
 	case pebble.IsCorruptionError(err), errors.Is(err, pebble.ErrCorruption):
 		return f.Corrupt(err)
+	case errors.Is(err, syscall.EIO):
+		return fmt.Errorf("%s folder %s: %s: %w: check the disk, then start again", f.Zone, f.Dir, doing, err)
 	}
 	return fmt.Errorf("%s folder %s: %s: %w", f.Zone, f.Dir, doing, err)
 }
@@ -192,6 +195,14 @@ func (f Folder) Corrupt(err error) error {
 		return fmt.Errorf("%s folder %s is %w: file %s: %w: %s", f.Zone, f.Dir, ErrCorrupt, info.Path, info.Details, f.WayOut)
 	}
 	return fmt.Errorf("%s folder %s is %w: %w: %s", f.Zone, f.Dir, ErrCorrupt, err, f.WayOut)
+}
+
+// advised says what to do about an error of Err that does not say so itself.
+func advised(err error) error {
+	if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrCorrupt) || errors.Is(err, syscall.EIO) {
+		return err
+	}
+	return fmt.Errorf("%w: check the disk (space, permissions), then start again", err)
 }
 
 // IsDiskFull tells the operating system's errors for lack of space.
@@ -210,10 +221,7 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 }
 
 func (l pebbleLogger) Fatalf(format string, args ...any) {
-	err := l.f.Err("the database cannot go on", fatalError{fmt.Sprintf(format, args...), args})
-	if !errors.Is(err, ErrDiskFull) && !errors.Is(err, ErrCorrupt) {
-		err = fmt.Errorf("%w: check the disk (space, permissions), then start again", err)
-	}
+	err := advised(l.f.Err("the database cannot go on", fatalError{fmt.Sprintf(format, args...), args}))
 	l.f.Logger.Error("database failed", "zone", l.f.Zone, "folder", l.f.Dir, "err", err)
 	l.f.Background(err)
 	l.f.Fatal(err)
