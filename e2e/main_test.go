@@ -114,9 +114,9 @@ func snapshotAfter(height int64) int64 {
 	return (height + joinInterval - 1) / joinInterval * joinInterval
 }
 
-func start(t *testing.T, p *runner.Processes, spec runner.Spec) {
+func start(t *testing.T, p *runner.Processes, spec runner.Spec) *runner.Process {
 	t.Helper()
-	_, err := p.Start(spec)
+	process, err := p.Start(spec)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -125,4 +125,5 @@ func start(t *testing.T, p *runner.Processes, spec runner.Spec) {
 			}
 		}
 	})
+	return process
 }

@@ -112,9 +112,11 @@ func startStock(t *testing.T, p *runner.Processes, ctx context.Context, home *ru
 		Args: []string{"abci", "--address", "unix://" + filepath.Join(home.Dir, "app.sock"), "--home", home.Dir, "--snapshots.keep", "10"},
 	})
 	home.Release()
-	start(t, p, runner.Spec{
+	end := start(t, p, runner.Spec{
 		Name: home.Name + "'s cometbft", Path: cometbft, Log: home.Log(), Args: []string{"start", "--home", home.Dir},
 	})
+	// Before its application, without which a stock cometbft may wait for ever.
+	t.Cleanup(func() { require.NoError(t, end.Stop(time.Minute)) })
 }
 
 func await(t *testing.T, ctx context.Context, home *runner.Home, height int64) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -285,6 +286,10 @@ const killedHome = "STARLING_TEST_KILLED_HOME"
 
 func TestMain(m *testing.M) {
 	if home := os.Getenv(killedHome); home != "" {
+		go func() { // a test that was killed leaves no node behind
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			os.Exit(1)
+		}()
 		fmt.Fprintln(os.Stderr, runUntilKilled(home))
 		os.Exit(1)
 	}
@@ -329,6 +334,8 @@ func TestKill(t *testing.T) {
 				process.Env = append(os.Environ(), killedHome+"="+home)
 				var output bytes.Buffer
 				process.Stdout, process.Stderr = &output, &output
+				_, err := process.StdinPipe() // open until the test ends, however it does
+				require.NoError(t, err)
 				require.NoError(t, process.Start())
 				client := nodetest.RPC(t, home)
 				nodetest.Until(t, "the node", func() bool { _, err := client.Status(t.Context()); return err == nil })
