@@ -41,15 +41,16 @@ type ServerOptions struct {
 	// accepts evidence of peers (evidence.Pool.AddEvidence); nil: all is refused
 	Evidence func(types.Evidence) error
 	Logger   log.Logger // nil: no logs
+	// Making has one element for each answer that takes long to compute, of whatever server: its
+	// capacity is how many processors all of them may use. nil: one processor.
+	Making chan struct{}
 }
 
 // Server answers peers from the node's own stores.
 type Server struct {
 	chainID string
 	logger  log.Logger
-	// reads limits concurrent reads: to rebuild an old validator set can take up to 100,000 rounds
-	// of CometBFT's rotation.
-	reads chan struct{}
+	reads   chan struct{} // limits concurrent reads
 	// reports limits concurrent reports of evidence, which is verified before it is refused.
 	reports chan struct{}
 
@@ -59,7 +60,8 @@ type Server struct {
 		states   States
 		evidence func(types.Evidence) error
 	}
-	cache answers
+	cache   answers
+	replays *replays
 }
 
 const (
@@ -74,6 +76,10 @@ func NewServer(opts ServerOptions) *Server {
 	if s.logger == nil {
 		s.logger = log.NewNopLogger()
 	}
+	if opts.Making == nil {
+		opts.Making = make(chan struct{}, 1)
+	}
+	s.replays = newReplays(opts.Making)
 	s.SetStores(opts.Blocks, opts.States, opts.Evidence)
 	return s
 }
@@ -86,6 +92,7 @@ func (s *Server) SetStores(blocks Blocks, states States, evidence func(types.Evi
 	defer s.stores.Unlock()
 	s.stores.blocks, s.stores.states, s.stores.evidence = blocks, states, evidence
 	s.cache.clear()
+	s.replays.clear()
 }
 
 // Register adds the methods for light blocks, headers, consensus parameters and evidence to m.
@@ -132,24 +139,22 @@ func (s *Server) reading(f func(Blocks, States) error) error {
 	return s.using(f)
 }
 
-func (s *Server) serveLightBlock(_ context.Context, r transport.Request) ([]byte, error) {
+func (s *Server) serveLightBlock(ctx context.Context, r transport.Request) ([]byte, error) {
 	height, err := decodeHeight(r.Body)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
 	}
 	var answer []byte
-	err = s.reading(func(blocks Blocks, states States) error {
+	err = s.using(func(blocks Blocks, states States) error {
 		var err error
-		answer, err = s.lightBlock(blocks, states, height)
+		answer, err = s.lightBlock(ctx, blocks, states, height)
 		return err
 	})
 	return answer, err
 }
 
-// lightBlock encodes the light block of a height; 0 is the newest height that has a commit. The
-// canonical commit of a block is in the next block. The top block has only the commit that this
-// node saw, which proves as much.
-func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte, error) {
+// lightBlock encodes the light block of a height; 0 is the newest height that has a commit.
+func (s *Server) lightBlock(ctx context.Context, blocks Blocks, states States, height int64) ([]byte, error) {
 	base, top := blocks.Base(), blocks.Height()
 	candidates := []int64{height}
 	if height == 0 {
@@ -162,41 +167,72 @@ func (s *Server) lightBlock(blocks Blocks, states States, height int64) ([]byte,
 		if answer := s.cache.get(h); answer != nil {
 			return answer, nil
 		}
-		meta := blocks.LoadBlockMeta(h)
-		commit := blocks.LoadBlockCommit(h)
-		seen := commit == nil && h == top
-		if seen {
-			commit = blocks.LoadSeenCommit(h)
-		}
-		if meta == nil || commit == nil {
-			continue // being written, or just pruned
-		}
-		validators, err := states.LoadValidators(h)
+		validators, err := s.validators(ctx, states, h)
 		if err != nil {
 			s.logger.Debug("no validators to serve", "height", h, "err", err)
 			continue
 		}
-		lb := &types.LightBlock{SignedHeader: &types.SignedHeader{Header: &meta.Header, Commit: commit}, ValidatorSet: validators}
-		if err := lightclient.CheckBasic(lb, s.chainID, h); err != nil {
-			// a damaged store must not make this node look like a liar
-			return nil, fmt.Errorf("own light block %d: %w", h, err)
+		answer, err := s.makeLightBlock(blocks, h, h == top, validators)
+		if answer != nil || err != nil {
+			return answer, err
 		}
-		if seen {
-			// After block sync it is the commit that a peer sent, and not every version of CometBFT
-			// checks all of its signatures.
-			if err := lightclient.CheckCommit(lb); err != nil {
-				s.logger.Info("the commit of the newest block is not served: it holds a wrong signature", "height", h, "err", err)
-				continue
-			}
-		}
-		answer, err := encodeLightBlock(lb)
-		if err != nil {
-			return nil, fmt.Errorf("encode light block %d: %w", h, err)
-		}
-		s.cache.put(h, answer)
-		return answer, nil
 	}
 	return nil, fmt.Errorf("light block %d: %w", height, transport.ErrGone)
+}
+
+// validators returns the set of a height. It takes no place of a reader: it may have to wait.
+func (s *Server) validators(ctx context.Context, states States, height int64) (*types.ValidatorSet, error) {
+	all, is := states.(Stored)
+	if !is {
+		return states.LoadValidators(height)
+	}
+	stored, err := all.ValidatorsStoredAt(height)
+	switch {
+	case err != nil:
+		return nil, err
+	case stored == height:
+		return states.LoadValidators(height)
+	}
+	return s.replays.validators(ctx, height, stored, func() (*types.ValidatorSet, error) { return states.LoadValidators(stored) })
+}
+
+// makeLightBlock reads the block of a height, and encodes it and its validators; nil: it is not
+// there. The canonical commit of a block is in the next block. The top block has only the commit
+// that this node saw, which proves as much.
+func (s *Server) makeLightBlock(blocks Blocks, h int64, top bool, validators *types.ValidatorSet) ([]byte, error) {
+	release, err := take(s.reads)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	meta := blocks.LoadBlockMeta(h)
+	commit := blocks.LoadBlockCommit(h)
+	seen := commit == nil && top
+	if seen {
+		commit = blocks.LoadSeenCommit(h)
+	}
+	if meta == nil || commit == nil {
+		return nil, nil // being written, or just pruned
+	}
+	lb := &types.LightBlock{SignedHeader: &types.SignedHeader{Header: &meta.Header, Commit: commit}, ValidatorSet: validators}
+	if err := lightclient.CheckBasic(lb, s.chainID, h); err != nil {
+		// a damaged store must not make this node look like a liar
+		return nil, fmt.Errorf("own light block %d: %w", h, err)
+	}
+	if seen {
+		// After block sync it is the commit that a peer sent, and not every version of CometBFT
+		// checks all of its signatures.
+		if err := lightclient.CheckCommit(lb); err != nil {
+			s.logger.Info("the commit of the newest block is not served: it holds a wrong signature", "height", h, "err", err)
+			return nil, nil
+		}
+	}
+	answer, err := encodeLightBlock(lb)
+	if err != nil {
+		return nil, fmt.Errorf("encode light block %d: %w", h, err)
+	}
+	s.cache.put(h, answer)
+	return answer, nil
 }
 
 // noEvidence is the EvidenceHash of a block without evidence.

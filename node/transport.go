@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"runtime"
 
 	"github.com/cometbft/cometbft/libs/log"
 	cometnode "github.com/cometbft/cometbft/node"
@@ -34,6 +35,7 @@ var cheapMethods = []transport.Method{
 type serving struct {
 	address string              // to listen on; "": nobody is served, and light and reactor are nil
 	wrong   error               // why there is no address
+	making  chan struct{}       // places of answers that take long: one processor is left to blocks
 	light   *lightblocks.Server // serves CometBFT's headers, once there are stores: see setStores
 	reactor *comet.AddressReactor
 	server  *tcp.Server // nil: it does not listen yet
@@ -45,9 +47,10 @@ func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Lo
 	if err != nil || address == "" {
 		return serving{wrong: err}
 	}
+	making := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
 	return serving{
-		address: address, reactor: comet.NewAddressReactor(),
-		light: lightblocks.NewServer(lightblocks.ServerOptions{ChainID: genesis.ChainID, Logger: logger.With("module", "transport")}),
+		address: address, reactor: comet.NewAddressReactor(), making: making,
+		light: lightblocks.NewServer(lightblocks.ServerOptions{ChainID: genesis.ChainID, Logger: logger.With("module", "transport"), Making: making}),
 	}
 }
 
@@ -82,7 +85,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	logger := n.log.With("module", "transport")
 	mux := new(transport.Mux)
 	fastsync.NewServer(fastsync.ServerOptions{
-		Snapshots: n.application.snapshots, Blocks: n.blockRange, Peers: n.serving.reactor.Known, Genesis: genesis,
+		Snapshots: n.application.snapshots, Blocks: n.blockRange, Peers: n.serving.reactor.Known, Genesis: genesis, Making: n.serving.making,
 	}).Register(mux)
 	n.serving.light.Register(mux)
 	var handler transport.Handler = mux

@@ -101,7 +101,7 @@ func saveAncestors(blockDB, stateDB, evidenceDB dbm.DB, found []lightblocks.Ance
 			}
 		}
 		info.LastHeightChanged = whole
-		if err := setProto(states, fmt.Sprintf("validatorsKey:%v", a.Height), info); err != nil {
+		if err := setProto(states, validatorsKey(a.Height), info); err != nil {
 			return err
 		}
 	}

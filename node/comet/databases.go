@@ -148,7 +148,7 @@ func (d *Databases) States() (sm.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sm.NewStore(db, sm.StoreOptions{DiscardABCIResponses: d.config.Storage.DiscardABCIResponses}), nil
+	return storedStates{sm.NewStore(db, sm.StoreOptions{DiscardABCIResponses: d.config.Storage.DiscardABCIResponses}), db}, nil
 }
 
 // OtherBackend returns a hint if blocks lie where another db_backend keeps them, for an error about

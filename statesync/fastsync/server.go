@@ -16,20 +16,21 @@ type ServerOptions struct {
 	Blocks    func() (base, height int64) // first and last block that this node has
 	Peers     func() []transport.Address  // other nodes that serve, best first
 	Genesis   []byte                      // the file; empty: it is not served
+	// Making has one element for each answer that takes long to make, of whatever server: its
+	// capacity is how many processors all of them may use. nil: all but one, for this server.
+	Making chan struct{}
 }
 
 // Server answers what joining nodes ask. It reads pinned snapshots only, so that it never waits for
 // a block, and no block waits for it.
-type Server struct {
-	o ServerOptions
-	// making has one element for each chunk, or range of one, that is being encoded. One CPU is
-	// left to blocks.
-	making chan struct{}
-}
+type Server struct{ o ServerOptions }
 
 // NewServer returns a Server.
 func NewServer(o ServerOptions) *Server {
-	return &Server{o: o, making: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))}
+	if o.Making == nil {
+		o.Making = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
+	}
+	return &Server{o}
 }
 
 // Register makes the server the handler of its methods.
@@ -40,8 +41,8 @@ func (s *Server) Register(mux *transport.Mux) {
 	costly := func(method transport.Method, f func(body []byte) ([]byte, error)) {
 		mux.Handle(method, transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
 			select {
-			case s.making <- struct{}{}:
-				defer func() { <-s.making }()
+			case s.o.Making <- struct{}{}:
+				defer func() { <-s.o.Making }()
 				return f(r.Body)
 			case <-ctx.Done():
 				return nil, ctx.Err()
