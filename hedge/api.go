@@ -34,8 +34,12 @@ type (
 		ID              ID
 		Prompt, Trusted bool
 	}
-	// Moved means that part of an answer arrived.
-	Moved struct{}
+	// Moved means that part of an answer arrived: Bytes in total, over all questions to the
+	// candidate.
+	Moved struct {
+		ID    ID
+		Bytes int64
+	}
 	// Stop abandons the search.
 	Stop struct{}
 	// Tick means only that time has passed, as every other event does too.
@@ -59,6 +63,9 @@ type Action interface{ action() }
 type (
 	// Ask asks a candidate. The caller reports Answered or Failed.
 	Ask struct{ ID ID }
+	// Park abandons a question: its candidate gives its place up to another. It is queued behind
+	// the others, and is asked again; what arrived until then is kept by the caller.
+	Park struct{ ID ID }
 	// Prove proves a candidate's answer. The caller reports Proved or Refuted.
 	Prove struct{ ID ID }
 	// Overdue comes at most once, when Policy.Compare has passed since the first proof. It names
@@ -73,6 +80,7 @@ type (
 )
 
 func (Ask) action()     {}
+func (Park) action()    {}
 func (Prove) action()   {}
 func (Overdue) action() {}
 func (Settled) action() {}

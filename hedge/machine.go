@@ -21,6 +21,9 @@ type candidate struct {
 	phase           phase
 	place           bool          // EachSlow: its question counts towards Policy.Start
 	slowAt          time.Duration // when that question gives up its place
+	since           time.Duration // when it was last asked
+	moved, before   int64         // ByRate: bytes that arrived in all, and until then
+	parked          int           // how often
 	group           *group        // of its answer
 	prompt, trusted bool          // see Standing
 }
@@ -46,8 +49,7 @@ type Machine struct {
 
 	allowed int           // questions that the pace allows now
 	asked   int           // questions asked in all
-	moved   bool          // part of an answer arrived since beat was set
-	beat    time.Duration // WhenQuiet, Doubling: when time allows the next question
+	beat    time.Duration // ByRate, Doubling: when time may allow the next question
 	second  time.Duration // next multiple of After, when a second proof of equal answers begins
 
 	won      *group        // the answer that was proved first, or given by Known
@@ -174,7 +176,9 @@ func (m *Machine) handle(e Event) {
 			c.prompt, c.trusted = e.Prompt, e.Trusted
 		}
 	case Moved:
-		m.moved = true
+		if c := m.candidates[e.ID]; c != nil {
+			c.moved = max(c.moved, e.Bytes)
+		}
 	case Stop:
 		m.end()
 	case Tick:

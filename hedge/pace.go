@@ -1,7 +1,16 @@
 package hedge
 
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
 // This file decides when another candidate is asked. Machine.allowed counts the questions that may
 // be asked now: onTime and onEnd add to it, and ask spends it.
+
+// maxDoublings keeps turns within what a time.Duration can hold.
+const maxDoublings = 16
 
 // onTime adds the questions that the passing of time allows.
 func (m *Machine) onTime() {
@@ -12,14 +21,15 @@ func (m *Machine) onTime() {
 				m.freePlace(c)
 			}
 		}
-	case WhenQuiet:
+	case ByRate:
 		if m.now < m.beat {
 			return
 		}
-		if !m.moved || len(m.out) == 0 {
+		m.beat = m.now + m.policy.After
+		if !slices.ContainsFunc(m.out, m.well) {
 			m.allowed++
+			m.makeRoom()
 		}
-		m.quietFrom()
 	case Doubling:
 		if m.now < m.beat {
 			return
@@ -39,8 +49,8 @@ func (m *Machine) onEnd(c *candidate, failed bool) {
 		m.freePlace(c)
 	case failed:
 		m.allowed++
-		if m.policy.Pace == WhenQuiet {
-			m.quietFrom()
+		if m.policy.Pace == ByRate {
+			m.beat = m.now + m.policy.After
 		}
 	}
 }
@@ -52,9 +62,37 @@ func (m *Machine) freePlace(c *candidate) {
 	}
 }
 
-func (m *Machine) quietFrom() {
-	m.moved = false
-	m.beat = m.now + m.policy.After
+// well reports whether a question is not slow, by rate. Half of After is left to the way to the
+// candidate and back.
+func (m *Machine) well(c *candidate) bool {
+	age := m.now - c.since
+	due := int64((age-m.policy.After/2)/time.Millisecond) * m.policy.Rate / 1000
+	return age < m.policy.After || c.moved-c.before >= max(due, 1)
+}
+
+// rate returns how many bytes a second have arrived since a question was asked.
+func (m *Machine) rate(c *candidate) int64 {
+	return (c.moved - c.before) * 1000 / max(int64((m.now-c.since)/time.Millisecond), 1)
+}
+
+// makeRoom parks a question if all places are taken and somebody waits for one.
+func (m *Machine) makeRoom() {
+	if len(m.queue) == 0 || len(m.out) < m.policy.Most {
+		return
+	}
+	byRate := func(a, b *candidate) int { return cmp.Compare(m.rate(a), m.rate(b)) }
+	fastest := slices.MaxFunc(m.out, byRate)
+	over := slices.DeleteFunc(slices.Clone(m.out), func(c *candidate) bool {
+		return c == fastest || m.now-c.since < m.policy.Turn<<min(c.parked, maxDoublings)
+	})
+	if len(over) == 0 {
+		return
+	}
+	c := m.take(slices.MinFunc(over, byRate).id, asked) // of equal ones, who was asked first
+	c.phase = queued
+	c.parked++
+	m.queue = append(m.queue, c)
+	m.act(Park{c.id})
 }
 
 // ask asks as many candidates as the pace and Policy.Most allow.
@@ -68,9 +106,10 @@ func (m *Machine) ask() {
 		m.allowed--
 		m.asked++
 		c.phase, c.place, c.slowAt = asked, true, m.now+m.policy.After
+		c.since, c.before = m.now, c.moved
 		m.out = append(m.out, c)
-		if m.policy.Pace == WhenQuiet {
-			m.quietFrom()
+		if m.policy.Pace == ByRate {
+			m.beat = m.now + m.policy.After
 		}
 		m.act(Ask{c.id})
 	}

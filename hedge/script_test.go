@@ -13,7 +13,8 @@ import (
 
 // script runs the files in testdata/scripts against one Machine:
 //
-//	new PACE [start=N] [most=N] [after=D] [compare=D] [linger]    a new one, at time 0; PACE is each-slow, when-quiet or doubling
+//	new PACE [start=N] [most=N] [after=D] [rate=BYTES] [turn=D] [compare=D] [linger]
+//	                                          a new one, at time 0; PACE is each-slow, by-rate or doubling; rate is a second's
 //	step                                      one event per line; prints the actions of each
 //	    +DURATION                             time passes, with a Tick whenever one is due
 //	    add I...                              I is a number or a range A-B
@@ -21,7 +22,9 @@ import (
 //	    answered I... [=ANSWER]               without ANSWER it is equal to no other
 //	    failed I...  proved I...  refuted I...
 //	    prompt I  slow I  trusted I  doubtful I    Standing: prompt or not, trusted or not
-//	    moved  stop
+//	    moved I BYTES                         so many more have arrived
+//	    drip DURATION I... BYTES              time passes, and each of these sends so many every 100 ms
+//	    stop
 //
 // watch checks every step.
 type script struct {
@@ -29,6 +32,7 @@ type script struct {
 	w     *watch
 	now   time.Duration
 	stand map[ID]Standing
+	moved map[ID]int64
 	out   strings.Builder
 }
 
@@ -41,6 +45,7 @@ func TestScripts(t *testing.T) {
 			switch d.Cmd {
 			case "new":
 				sc.w, sc.now, sc.stand = newWatch(sc.policy(d)), 0, map[ID]Standing{}
+				sc.moved = map[ID]int64{}
 			case "step":
 				for line := range strings.Lines(d.Input) {
 					sc.line(strings.TrimSpace(line))
@@ -54,14 +59,15 @@ func TestScripts(t *testing.T) {
 }
 
 func (sc *script) policy(d *datadriven.TestData) Policy {
-	p := Policy{Start: 1, Most: 3, After: 300 * time.Millisecond}
-	paces := map[string]Pace{"each-slow": EachSlow, "when-quiet": WhenQuiet, "doubling": Doubling}
+	p := Policy{Start: 1, Most: 3, After: 300 * time.Millisecond, Rate: 100_000, Turn: time.Second}
+	paces := map[string]Pace{"each-slow": EachSlow, "by-rate": ByRate, "doubling": Doubling}
 	var known bool
 	p.Pace, known = paces[d.CmdArgs[0].Key]
 	require.True(sc.t, known, d.CmdArgs[0].Key)
 	d.MaybeScanArgs(sc.t, "start", &p.Start)
 	d.MaybeScanArgs(sc.t, "most", &p.Most)
-	for name, at := range map[string]*time.Duration{"after": &p.After, "compare": &p.Compare} {
+	d.MaybeScanArgs(sc.t, "rate", &p.Rate)
+	for name, at := range map[string]*time.Duration{"after": &p.After, "turn": &p.Turn, "compare": &p.Compare} {
 		var text string
 		if d.MaybeScanArgs(sc.t, name, &text); text != "" {
 			var err error
@@ -76,14 +82,21 @@ func (sc *script) policy(d *datadriven.TestData) Policy {
 func (sc *script) line(line string) {
 	word, rest, _ := strings.Cut(line, " ")
 	if strings.HasPrefix(word, "+") {
-		d, err := time.ParseDuration(word[1:])
+		sc.pass(word[1:])
+		return
+	}
+	fields := strings.Fields(rest)
+	switch word {
+	case "moved":
+		sc.arrive(line, fields)
+		return
+	case "drip":
+		d, err := time.ParseDuration(fields[0])
 		require.NoError(sc.t, err)
-		until := sc.now + d
-		for at, ok := sc.w.Next(); ok && at <= until; at, ok = sc.w.Next() {
-			sc.now = max(sc.now, at)
-			sc.step(fmt.Sprintf("at %v", sc.now), Tick{})
+		for until := sc.now + d; sc.now < until; {
+			sc.pass("100ms")
+			sc.arrive(fmt.Sprintf("at %v", sc.now), fields[1:])
 		}
-		sc.now = until
 		return
 	}
 	rest, answer, _ := strings.Cut(rest, "=")
@@ -95,15 +108,35 @@ func (sc *script) line(line string) {
 	case "known":
 		sc.step(line, Known{answer})
 		return
-	case "moved":
-		sc.step(line, Moved{})
-		return
 	case "stop":
 		sc.step(line, Stop{})
 		return
 	}
 	for _, id := range ids {
 		sc.step(line, sc.about(word, id, answer))
+	}
+}
+
+// pass lets time pass, with a Tick whenever one is due.
+func (sc *script) pass(duration string) {
+	d, err := time.ParseDuration(duration)
+	require.NoError(sc.t, err)
+	until := sc.now + d
+	for at, ok := sc.w.Next(); ok && at <= until; at, ok = sc.w.Next() {
+		sc.now = max(sc.now, at)
+		sc.step(fmt.Sprintf("at %v", sc.now), Tick{})
+	}
+	sc.now = until
+}
+
+// arrive adds bytes, the last field, to the answers of candidates, the others.
+func (sc *script) arrive(line string, fields []string) {
+	last := len(fields) - 1
+	n, err := strconv.Atoi(fields[last])
+	require.NoError(sc.t, err)
+	for _, id := range sc.ids(fields[:last]) {
+		sc.moved[id] += int64(n)
+		sc.step(line, Moved{id, sc.moved[id]})
 	}
 }
 
@@ -149,6 +182,8 @@ func (sc *script) step(line string, e Event) {
 		switch a := a.(type) {
 		case Ask:
 			fmt.Fprintf(&sc.out, "  %d: ask\n", a.ID)
+		case Park:
+			fmt.Fprintf(&sc.out, "  %d: park\n", a.ID)
 		case Prove:
 			fmt.Fprintf(&sc.out, "  %d: prove\n", a.ID)
 		case Cancel:

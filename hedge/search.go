@@ -17,7 +17,9 @@ type Search[C, A any] struct {
 	// there may be others (nil: there will be none). Run calls it at the start, and again when the
 	// channel is closed.
 	More func() (candidates []C, again <-chan struct{})
-	Ask  func(ctx context.Context, c C) (A, error)
+	// Ask puts the question. By rate, it may be abandoned by its context and put again, and may be
+	// called before it has returned from there.
+	Ask func(ctx context.Context, c C) (A, error)
 	// Key returns the same string for equal answers. Optional: without it all answers differ.
 	Key func(A) string
 	// Prove returns nil if an answer is proved. Optional: without it every answer counts as proved.
@@ -26,8 +28,9 @@ type Search[C, A any] struct {
 	Known string
 	// Standing returns the fields of the event of that name. Optional: without it both are true.
 	Standing func(C) (prompt, trusted bool)
-	// Received returns the number of bytes of answers received so far. Optional, for WhenQuiet.
-	Received func() int64
+	// Received returns the number of bytes received so far of the answers of a candidate, over all
+	// questions to it. It must be set with ByRate.
+	Received func(C) int64
 
 	// The functions below are notifications. All are optional.
 
@@ -80,7 +83,6 @@ type run[C, A any] struct {
 	states  []state[C, A] // by ID
 	again   <-chan struct{}
 	results chan result[A]
-	seen    int64   // what Received returned last
 	inbox   []Event // for the Machine, in order
 	ended   bool
 }
@@ -91,6 +93,8 @@ type state[C, A any] struct {
 	answer          A
 	since           time.Duration // when it was asked
 	out             bool          // its question is in flight
+	asked           int           // how often: by rate, a question may be abandoned and put again
+	received        int64         // what Received returned last
 	cancel          context.CancelFunc
 	prompt, trusted bool // as last told to the Machine
 }
@@ -98,6 +102,7 @@ type state[C, A any] struct {
 // result is the outcome of a question or, if proof is set, of the proof of its answer.
 type result[A any] struct {
 	id     ID
+	asked  int // which of the questions to a candidate it belongs to
 	proof  bool
 	answer A
 	err    error
@@ -124,6 +129,9 @@ func (r *run[C, A]) more() {
 // took turns a result into an event.
 func (r *run[C, A]) took(got result[A]) {
 	st := &r.states[got.id]
+	if got.asked != st.asked || !got.proof && !st.out {
+		return // the end of a question that was abandoned
+	}
 	st.cancel()
 	failed, event := r.Failed, Event(Failed{got.id})
 	switch {
@@ -166,9 +174,12 @@ func (r *run[C, A]) step(e Event) {
 func (r *run[C, A]) observe(next Event) {
 	answer, answers := next.(Answered)
 	if r.Received != nil {
-		if n := r.Received(); n > r.seen {
-			r.seen = n
-			r.do(Moved{})
+		for id := range r.states {
+			st := &r.states[id]
+			if n := r.Received(st.candidate); n > st.received {
+				st.received = n
+				r.do(Moved{ID(id), n})
+			}
 		}
 	}
 	if r.Standing != nil {
@@ -199,6 +210,10 @@ func (r *run[C, A]) act(actions []Action) {
 		switch a := a.(type) {
 		case Ask:
 			r.ask(a.ID)
+		case Park:
+			st := &r.states[a.ID]
+			st.out = false
+			st.cancel()
 		case Prove:
 			r.prove(a.ID)
 		case Overdue:
@@ -231,6 +246,7 @@ func (r *run[C, A]) those(ids []ID) (candidates []C) {
 func (r *run[C, A]) ask(id ID) {
 	st := &r.states[id]
 	st.out, st.since = true, r.now()
+	st.asked++
 	c := st.candidate
 	r.spawn(id, func(ctx context.Context) result[A] {
 		answer, err := r.Ask(ctx, c)
@@ -257,9 +273,11 @@ func (r *run[C, A]) prove(id ID) {
 func (r *run[C, A]) spawn(id ID, f func(context.Context) result[A]) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	r.states[id].cancel = cancel
+	asked := r.states[id].asked
 	r.Go(func() {
 		defer cancel()
 		got := f(ctx)
+		got.asked = asked
 		select {
 		case r.results <- got:
 		case <-r.ctx.Done():

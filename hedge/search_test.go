@@ -23,6 +23,9 @@ type fakePeer struct {
 	canceled bool
 }
 
+// manifests is a policy for large answers.
+var manifests = Policy{Pace: ByRate, Start: 1, Most: 3, After: 300 * time.Millisecond, Rate: 1000, Turn: time.Second}
+
 var errUseless = errors.New("useless")
 
 // searching returns a Search among peers, and the group of its goroutines.
@@ -51,8 +54,9 @@ func TestSearchTakesTheFirstGoodAnswer(t *testing.T) {
 			{name: "slow", after: time.Minute, answer: "late"}, {name: "good", after: 50 * time.Millisecond, answer: "right"},
 			{name: "never asked", answer: "?"},
 		}
-		s, wg := searching(Policy{Pace: WhenQuiet, Start: 1, Most: 3, After: 300 * time.Millisecond}, peers...)
+		s, wg := searching(manifests, peers...)
 		var got, events []string
+		s.Received = func(*fakePeer) int64 { return 0 }
 		s.Failed = func(p *fakePeer, err error) bool {
 			require.ErrorIs(t, err, errUseless)
 			events = append(events, p.name)
@@ -72,17 +76,66 @@ func TestSearchTakesTheFirstGoodAnswer(t *testing.T) {
 	})
 }
 
-func TestSearchWaitsWhileSomethingComes(t *testing.T) {
+func TestSearchWaitsWhileEnoughComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		large, other := &fakePeer{after: 2 * time.Second, answer: "large"}, &fakePeer{answer: "other"}
-		s, wg := searching(Policy{Pace: WhenQuiet, Start: 1, Most: 3, After: 300 * time.Millisecond}, large, other)
+		s, wg := searching(manifests, large, other)
 		began := time.Now()
-		s.Received = func() int64 { return int64(time.Since(began)) }
+		s.Received = func(*fakePeer) int64 { return time.Since(began).Milliseconds() }
 		var got string
 		s.Proved = func(_ *fakePeer, answer string) { got = answer }
 		require.NoError(t, s.Run(t.Context()))
 		wg.Wait()
 		require.Equal(t, "large", got)
+	})
+}
+
+// Forty send a byte at a time, and the last one has it all: it is asked within seconds.
+func TestSearchAmongThoseThatSendAByteAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var peers []*fakePeer
+		for range 40 {
+			peers = append(peers, &fakePeer{name: "drips", after: 3 * time.Hour, answer: "after hours"})
+		}
+		peers = append(peers, &fakePeer{name: "good", after: 100 * time.Millisecond, answer: "right"})
+		s, wg := searching(manifests, peers...)
+		began := time.Now()
+		s.Received = func(*fakePeer) int64 { return int64(4 * time.Since(began).Seconds()) }
+		var got string
+		s.Proved = func(_ *fakePeer, answer string) { got = answer }
+		require.NoError(t, s.Run(t.Context()))
+		wg.Wait()
+		require.Equal(t, "right", got)
+		require.Less(t, time.Since(began), 30*time.Second)
+	})
+}
+
+// A question that was parked is put again, and what its first one brings is not taken for an answer
+// to the second.
+func TestSearchAsksThoseAgainThatWereParked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := &fakePeer{name: "slow", after: 3 * time.Second, answer: "right"}
+		peers := []*fakePeer{{name: "silent", after: time.Hour}, slow, {name: "silent", after: time.Hour}, {name: "silent", after: time.Hour}}
+		s, wg := searching(manifests, peers...)
+		s.Received = func(*fakePeer) int64 { return 0 }
+		asked := map[string]int{}
+		ask := s.Ask
+		s.Ask = func(ctx context.Context, p *fakePeer) (string, error) {
+			asked[p.name]++
+			return ask(ctx, p)
+		}
+		s.Failed = func(p *fakePeer, err error) bool {
+			t.Error("failed", p.name, err)
+			return false
+		}
+		var got string
+		s.Proved = func(_ *fakePeer, answer string) { got = answer }
+		began := time.Now()
+		require.NoError(t, s.Run(t.Context()))
+		wg.Wait()
+		require.Equal(t, "right", got)
+		require.Greater(t, asked["slow"], 1)
+		require.Less(t, time.Since(began), 30*time.Second)
 	})
 }
 

@@ -57,8 +57,11 @@ type world struct {
 
 type simPeer struct {
 	answer  string // "": it fails
+	asked   int    // how often; a question that was parked has no end
+	moved   int64
 	proves  bool
 	silent  bool // does not answer until giveUp
+	drips   bool // sends a byte at a time, and never all
 	latency time.Duration
 }
 
@@ -66,6 +69,8 @@ type timed struct {
 	at    time.Duration
 	order int
 	event Event
+	id    ID  // whose question it ends
+	asked int // which one; 0: none
 }
 
 type queue []timed
@@ -85,10 +90,13 @@ func (q *queue) Pop() any {
 func newWorld(seed uint64) *world {
 	rng := rand.New(rand.NewPCG(seed, 12))
 	p := Policy{
-		Pace: Pace(rng.IntN(3)), Start: 1 + rng.IntN(5), After: time.Duration(1+rng.IntN(1000)) * time.Millisecond,
-		Linger: rng.IntN(2) == 0,
+		Pace: Pace(rng.IntN(3)), Start: 1 + rng.IntN(5), After: time.Duration(20+rng.IntN(1000)) * time.Millisecond,
+		Linger: rng.IntN(2) == 0, Rate: 1 + rng.Int64N(100_000), Turn: time.Duration(1+rng.IntN(3000)) * time.Millisecond,
 	}
 	p.Most = p.Start + rng.IntN(10)
+	if p.Pace == ByRate {
+		p.Most = max(p.Most, 2)
+	}
 	if rng.IntN(3) > 0 {
 		p.Compare = time.Duration(1+rng.IntN(3000)) * time.Millisecond
 	}
@@ -97,7 +105,7 @@ func newWorld(seed uint64) *world {
 	helpful := rng.IntN(4) > 0
 	var added []ID
 	for id := range ID(1 + rng.IntN(40)) {
-		peer := simPeer{silent: rng.IntN(4) == 0, latency: time.Duration(rng.IntN(2_000_000)) * time.Microsecond}
+		peer := simPeer{silent: rng.IntN(4) == 0, drips: p.Pace == ByRate && rng.IntN(3) == 0, latency: time.Duration(rng.IntN(2_000_000)) * time.Microsecond}
 		if rng.IntN(3) > 0 {
 			peer.answer = answers[rng.IntN(len(answers))]
 			if rng.IntN(5) == 0 {
@@ -130,7 +138,12 @@ func newWorld(seed uint64) *world {
 }
 
 func (w *world) at(at time.Duration, e Event) {
-	heap.Push(&w.events, timed{at, w.steps + len(w.events), e})
+	heap.Push(&w.events, timed{at: at, order: w.steps + len(w.events), event: e})
+}
+
+// end is at for the end of a question to a candidate: nothing comes of it once that is parked.
+func (w *world) end(at time.Duration, id ID, e Event) {
+	heap.Push(&w.events, timed{at, w.steps + len(w.events), e, id, w.peers[id].asked})
 }
 
 func (w *world) run(trace func(string, ...any)) error {
@@ -140,6 +153,9 @@ func (w *world) run(trace func(string, ...any)) error {
 		switch {
 		case len(w.events) > 0 && (!has || w.events[0].at <= next):
 			got := heap.Pop(&w.events).(timed)
+			if got.asked != 0 && got.asked != w.peers[got.id].asked {
+				continue
+			}
 			w.now, e = max(w.now, got.at), got.event
 		case has:
 			w.now = max(w.now, next)
@@ -163,7 +179,7 @@ func (w *world) run(trace func(string, ...any)) error {
 	}
 	if !w.won && !w.stopped {
 		for id, p := range w.peers {
-			if _, asked := w.asked[ID(id)]; asked && p.proves && !p.silent {
+			if _, asked := w.asked[ID(id)]; asked && p.proves && !p.silent && !p.drips {
 				return fmt.Errorf("%d could prove its answer, and nothing was proved", id)
 			}
 		}
@@ -174,21 +190,31 @@ func (w *world) run(trace func(string, ...any)) error {
 // perform simulates a candidate's part of an action.
 func (w *world) perform(a Action) {
 	switch a := a.(type) {
+	case Park:
+		w.peers[a.ID].asked++
 	case Ask:
-		p := w.peers[a.ID]
+		p := &w.peers[a.ID]
+		p.asked++
 		switch {
 		case p.silent:
-			w.at(w.now+giveUp, Failed{a.ID})
+			w.end(w.now+giveUp, a.ID, Failed{a.ID})
+		case p.drips:
+			for after := time.Duration(0); after < 6*giveUp; after += giveUp / 10 {
+				p.moved++
+				w.end(w.now+after, a.ID, Moved{a.ID, p.moved})
+			}
+			w.end(w.now+6*giveUp, a.ID, Failed{a.ID})
 		case p.answer == "":
-			w.at(w.now+p.latency, Failed{a.ID})
+			w.end(w.now+p.latency, a.ID, Failed{a.ID})
 		default:
 			for range w.rng.IntN(3) {
-				w.at(w.now+time.Duration(w.rng.Int64N(int64(p.latency)+1)), Moved{})
+				p.moved += w.rng.Int64N(100_000)
+				w.end(w.now+time.Duration(w.rng.Int64N(int64(p.latency)+1)), a.ID, Moved{a.ID, p.moved})
 			}
-			w.at(w.now+p.latency, Answered{a.ID, p.answer})
+			w.end(w.now+p.latency, a.ID, Answered{a.ID, p.answer})
 		}
 		if w.rng.IntN(10) == 0 {
-			w.at(w.now+p.latency, Failed{a.ID}) // a duplicate, which must be ignored
+			w.end(w.now+p.latency, a.ID, Failed{a.ID}) // a duplicate, which must be ignored
 		}
 	case Prove:
 		p := w.peers[a.ID]

@@ -13,7 +13,10 @@ type watch struct {
 	*Machine
 	p       Policy
 	named   map[ID]bool
-	asked   map[ID]time.Duration // when
+	asked   map[ID]time.Duration // when, last
+	moved   map[ID]int64         // bytes that arrived
+	before  map[ID]int64         // until it was last asked
+	parked  map[ID]int           // how often
 	out     map[ID]bool
 	answers map[ID]string // "" is unique
 	proofs  map[ID]bool   // begun
@@ -32,7 +35,8 @@ type watch struct {
 }
 
 func newWatch(p Policy) *watch {
-	return &watch{Machine: New(p), p: p, named: map[ID]bool{}, asked: map[ID]time.Duration{}, out: map[ID]bool{}, answers: map[ID]string{},
+	return &watch{Machine: New(p), p: p, named: map[ID]bool{}, asked: map[ID]time.Duration{}, moved: map[ID]int64{},
+		before: map[ID]int64{}, parked: map[ID]int{}, out: map[ID]bool{}, answers: map[ID]string{},
 		proofs: map[ID]bool{}, proving: map[ID]bool{}, useless: map[ID]bool{}, agreed: map[ID]bool{}, canceled: map[ID]bool{}}
 }
 
@@ -88,6 +92,8 @@ func (w *watch) event(now time.Duration, e Event) {
 			delete(w.proving, e.ID)
 			w.useless[e.ID] = true
 		}
+	case Moved:
+		w.moved[e.ID] = max(w.moved[e.ID], e.Bytes)
 	case Stop:
 		w.stopped = true
 	}
@@ -108,7 +114,9 @@ func (w *watch) action(now time.Duration, a Action) error {
 		if again || !w.named[a.ID] {
 			return fmt.Errorf("asked twice, or unknown")
 		}
-		w.asked[a.ID], w.out[a.ID] = now, true
+		w.asked[a.ID], w.before[a.ID], w.out[a.ID] = now, w.moved[a.ID], true
+	case Park:
+		return w.park(now, a.ID)
 	case Prove:
 		if _, answered := w.answers[a.ID]; !answered || w.proofs[a.ID] || w.agreed[a.ID] {
 			return fmt.Errorf("it has no answer to prove, was proved before, or confirms the winner")
@@ -140,6 +148,40 @@ func (w *watch) action(now time.Duration, a Action) error {
 		}
 		w.ended = true
 	}
+	return nil
+}
+
+// park checks that a candidate gives its place up only by rate, after its turn, to one that waits,
+// while no question is well and another is at least as fast.
+func (w *watch) park(now time.Duration, id ID) error {
+	rate := func(id ID) float64 { return float64(w.moved[id]-w.before[id]) / (now - w.asked[id]).Seconds() }
+	waiting := 0
+	for id := range w.named {
+		if _, asked := w.asked[id]; !asked {
+			waiting++
+		}
+	}
+	faster := false
+	for other := range w.out {
+		age := now - w.asked[other]
+		if age < w.p.After || rate(other)*age.Seconds() > float64(w.p.Rate)*(age-w.p.After/2).Seconds()+1 {
+			return fmt.Errorf("%d is not slow", other)
+		}
+		faster = faster || other != id && rate(other) >= rate(id)-1
+	}
+	switch {
+	case w.p.Pace != ByRate || !w.out[id]:
+		return fmt.Errorf("another pace, or it is not in flight")
+	case waiting == 0 || len(w.out) < w.p.Most:
+		return fmt.Errorf("none is queued for its place")
+	case !faster:
+		return fmt.Errorf("nobody is faster")
+	case now-w.asked[id] < w.p.Turn<<min(w.parked[id], 16):
+		return fmt.Errorf("its turn is not over")
+	}
+	w.parked[id]++
+	delete(w.out, id)
+	delete(w.asked, id)
 	return nil
 }
 

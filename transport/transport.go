@@ -99,7 +99,8 @@ type Call struct {
 	// arrive and never ahead of them, up to Max bytes.
 	Into []byte
 	Max  int
-	// Received, if not nil, counts the bytes of the answer as they arrive.
+	// Received, if not nil, counts the bytes of the answer as they arrive. They are then in Into,
+	// from its beginning, even if Call returns an error.
 	Received *atomic.Int64
 }
 

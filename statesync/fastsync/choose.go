@@ -1,13 +1,14 @@
 package fastsync
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,16 +20,19 @@ import (
 
 // How eagerly peers are asked. See hedge.Policy for the paces.
 var (
-	// A manifest: one peer after another, and the next one beside it when nothing arrives for a
-	// moment.
-	manifestPolicy = hedge.Policy{Pace: hedge.WhenQuiet, Start: 1, Most: 3, After: hedgeAfter}
-	// Heights: the next one when the one before takes long, because a lying peer can claim any
-	// height and serve none.
-	heightsPolicy = hedge.Policy{Pace: hedge.WhenQuiet, Start: 1, Most: 4, After: 3 * time.Second}
+	// A manifest: one peer after another, and the next one beside it while nobody sends at a modest
+	// rate. Who is slow gives its place up to another, and continues later.
+	manifestPolicy = hedge.Policy{Pace: hedge.ByRate, Start: 1, Most: 5, After: hedgeAfter, Rate: modestRate, Turn: 3 * hedgeAfter}
+	// Heights: the same, because a lying peer can claim any height and serve none.
+	heightsPolicy = hedge.Policy{Pace: hedge.ByRate, Start: 1, Most: 4, After: 3 * time.Second, Rate: modestRate, Turn: 3 * time.Second}
 )
 
 const (
 	hedgeAfter = 300 * time.Millisecond
+	// modestRate, in bytes a second, is what a peer may send a manifest at without another being
+	// asked beside it. So 70·m bytes take one peer 70·m / modestRate seconds, and nobody who is
+	// faster is ever replaced; slower ones are, and what they sent is kept.
+	modestRate = 256 << 10
 	// manifestStall is how long a call may receive nothing before it is abandoned.
 	manifestStall  = 5 * time.Second
 	headersTimeout = 10 * time.Second
@@ -39,6 +43,10 @@ const (
 	settle        = 1500 * time.Millisecond
 	patient       = 10 * time.Second
 	lateIntervals = 4
+	// firstTry is how long heights are tried before it is looked who is there by now, and what they
+	// have. It doubles up to lastTry.
+	firstTry = 30 * time.Second
+	lastTry  = 5 * time.Minute
 )
 
 // Headers gives what is trusted: the chain's headers, which package lightblocks proves. The methods
@@ -61,6 +69,8 @@ var (
 
 	errNoPeers     = errors.New("no peer of the transport can be reached")
 	errNoSnapshots = errors.New("no peer offers a usable snapshot yet")
+	errCommitment  = errors.New("its commitment does not have the app hash after block")
+	errSlow        = errors.New("no peer sends a manifest fast enough")
 )
 
 // choice is a snapshot to fetch: its manifest is proved, and a peer claims to have it.
@@ -74,8 +84,10 @@ type choice struct {
 func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*choice, error) {
 	began, said := time.Now(), time.Now()
 	heard := make(chan struct{}, 1) // a peer reported its snapshots: look again at once
+	fresh := newNews()
 	stop := j.o.Peers.Watch(Watcher{
-		Status: func(transport.ID, Status) {
+		Status: func(id transport.ID, s Status) {
+			fresh.heard(id, s)
 			select {
 			case heard <- struct{}{}:
 			default:
@@ -83,17 +95,26 @@ func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*cho
 		},
 	})
 	defer stop()
-	for {
-		c, why := j.tryChoose(ctx, avoid, time.Since(began))
+	outer, cancel := ctx, func() {}
+	if j.o.ChooseTimeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, j.o.ChooseTimeout)
+	}
+	defer cancel()
+	for limit := firstTry; ; {
+		try, cancel := context.WithTimeout(ctx, limit)
+		c, why := j.tryChoose(try, avoid, time.Since(began), fresh)
+		cancel()
 		switch {
 		case c != nil:
 			return c, nil
 		case errors.Is(why, ErrHopeless):
 			return nil, why
+		case outer.Err() != nil:
+			return nil, fmt.Errorf("%w (%w)", outer.Err(), why)
 		case ctx.Err() != nil:
-			return nil, fmt.Errorf("%w (%w)", ctx.Err(), why)
-		case j.o.ChooseTimeout > 0 && time.Since(began) > j.o.ChooseTimeout:
 			return nil, fmt.Errorf("%w: %w", ErrNothing, why)
+		case errors.Is(why, errSlow):
+			limit = min(2*limit, lastTry)
 		}
 		if err := j.o.Headers.Conflict(); err != nil {
 			return nil, err
@@ -115,29 +136,56 @@ func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*cho
 	}
 }
 
-// offer is a height, and the peers that claim to have its snapshot.
-type offer struct {
-	height int64
-	conns  []transport.Conn
+// news tells searches that are under way of snapshots that a peer has not claimed before.
+type news struct {
+	mu    sync.Mutex
+	has   map[transport.ID][]int64
+	again chan struct{} // closed with the next news
 }
 
-// tryChoose returns a choice, or the reason that there is none yet. waited is the time since choose
-// began.
-func (j *joiner) tryChoose(ctx context.Context, avoid func(int64) int, waited time.Duration) (*choice, error) {
-	peers := j.o.Peers.conns()
-	if len(peers) == 0 {
-		return nil, errNoPeers
+func newNews() *news { return &news{has: map[transport.ID][]int64{}, again: make(chan struct{})} }
+
+func (n *news) heard(id transport.ID, s Status) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.Equal(n.has[id], s.Snapshots) {
+		n.has[id] = s.Snapshots
+		close(n.again)
+		n.again = make(chan struct{})
 	}
-	by := map[int64][]transport.Conn{}
-	for _, p := range peers {
-		if !p.known && waited < settle {
-			return nil, errNoSnapshots
-		}
+}
+
+// next returns a channel that is closed with the next news.
+func (n *news) next() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.again
+}
+
+// claimed returns, by height, the connected peers that claim to have its snapshot. unknown reports
+// that a peer is connected of which nothing is known yet.
+func (j *joiner) claimed() (by map[int64][]transport.Conn, unknown bool) {
+	by = map[int64][]transport.Conn{}
+	for _, p := range j.o.Peers.conns() {
+		unknown = unknown || !p.known
 		for _, h := range p.status.Snapshots {
 			by[h] = append(by[h], p.Conn)
 		}
 	}
-	if len(by) == 0 {
+	return by, unknown
+}
+
+// tryChoose returns a choice, or the reason that there is none yet. waited is the time since choose
+// began.
+func (j *joiner) tryChoose(ctx context.Context, avoid func(int64) int, waited time.Duration, fresh *news) (*choice, error) {
+	by, unknown := j.claimed()
+	switch {
+	case len(by) == 0 && !unknown:
+		if connected, _ := j.o.Peers.Count(); connected == 0 {
+			return nil, errNoPeers
+		}
+		return nil, errNoSnapshots
+	case len(by) == 0, unknown && waited < settle:
 		return nil, errNoSnapshots
 	}
 	timed, cancel := context.WithTimeout(ctx, headersTimeout)
@@ -150,21 +198,19 @@ func (j *joiner) tryChoose(ctx context.Context, avoid func(int64) int, waited ti
 	if avoid == nil && waited < patient && j.o.Interval > 0 {
 		least = max(least, newest-lateIntervals*j.o.Interval)
 	}
-	return j.firstOf(ctx, j.ranked(by, least, newest, avoid))
+	return j.firstOf(ctx, fresh, func() []int64 {
+		by, _ := j.claimed()
+		return j.ranked(slices.Collect(maps.Keys(by)), least, newest, avoid)
+	})
 }
 
-// ranked returns the usable heights in order of preference: by failed attempts to get the manifest,
-// then by avoid (without avoid, the height of an unfinished restore comes first), then the newest
+// ranked returns the usable heights in order of preference: by attempts to get the manifest, then
+// by avoid (without avoid, the height of an unfinished restore comes first), then the newest
 // first. Heights are usable up to newest-2, because a node starts at H with the headers up to H+2.
-func (j *joiner) ranked(by map[int64][]transport.Conn, least, newest int64, avoid func(int64) int) []offer {
-	var offers []offer
-	for h, conns := range by {
-		if h >= least && h <= newest-2 && (j.o.Interval <= 0 || h%j.o.Interval == 0) {
-			// Peers choose their IDs, so an order by ID would let them be first.
-			rand.Shuffle(len(conns), func(a, b int) { conns[a], conns[b] = conns[b], conns[a] })
-			offers = append(offers, offer{h, conns})
-		}
-	}
+func (j *joiner) ranked(heights []int64, least, newest int64, avoid func(int64) int) []int64 {
+	heights = slices.DeleteFunc(heights, func(h int64) bool {
+		return h < least || h > newest-2 || j.o.Interval > 0 && h%j.o.Interval != 0
+	})
 	j.attempts.Lock()
 	defer j.attempts.Unlock()
 	rank := func(h int64) int {
@@ -176,38 +222,47 @@ func (j *joiner) ranked(by map[int64][]transport.Conn, least, newest int64, avoi
 		}
 		return 0
 	}
-	slices.SortFunc(offers, func(a, b offer) int {
-		return cmp.Or(cmp.Compare(j.attempts.failed[a.height], j.attempts.failed[b.height]), cmp.Compare(rank(a.height), rank(b.height)),
-			cmp.Compare(b.height, a.height))
+	slices.SortFunc(heights, func(a, b int64) int {
+		return cmp.Or(cmp.Compare(j.attempts.failed[a], j.attempts.failed[b]), cmp.Compare(rank(a), rank(b)), cmp.Compare(b, a))
 	})
-	return offers
+	return heights
 }
 
-// firstOf returns the first choice that is proved, of offers that are tried side by side.
-func (j *joiner) firstOf(ctx context.Context, offers []offer) (*choice, error) {
+// firstOf returns the first choice that is proved, of heights that are tried side by side.
+func (j *joiner) firstOf(ctx context.Context, fresh *news, heights func() []int64) (*choice, error) {
 	var found *choice
 	why := errNoSnapshots
-	s := hedge.Search[offer, *avlstar.Manifest]{
+	asked := map[int64]bool{} // guarded by j.attempts
+	s := hedge.Search[int64, *avlstar.Manifest]{
 		Policy: heightsPolicy,
 		Go:     j.wg.Go,
-		More:   func() ([]offer, <-chan struct{}) { return offers, nil },
-		Ask: func(ctx context.Context, o offer) (*avlstar.Manifest, error) {
-			return j.provedManifest(ctx, o.height, o.conns)
+		More:   unseen(fresh, heights),
+		Ask: func(ctx context.Context, height int64) (*avlstar.Manifest, error) {
+			j.attempts.Lock()
+			asked[height] = true
+			j.attempts.Unlock()
+			return j.provedManifest(ctx, height, fresh)
 		},
-		Failed: func(o offer, err error) bool {
+		Received: j.sketches.received,
+		Failed: func(height int64, err error) bool {
 			why = err
 			if errors.Is(err, ErrHopeless) {
 				return true
 			}
 			j.attempts.Lock()
 			defer j.attempts.Unlock()
-			j.attempts.failed[o.height]++
+			j.attempts.failed[height]++
 			return false
 		},
-		Proved: func(o offer, m *avlstar.Manifest) { found = &choice{o.height, m} },
+		Proved: func(height int64, m *avlstar.Manifest) { found = &choice{height, m} },
 	}
 	if err := s.Run(ctx); err != nil {
-		return nil, err
+		j.attempts.Lock()
+		defer j.attempts.Unlock()
+		for height := range asked { // the others come first next time
+			j.attempts.failed[height]++
+		}
+		return nil, fmt.Errorf("%w (%w)", errSlow, err)
 	}
 	if found == nil {
 		return nil, why
@@ -215,8 +270,22 @@ func (j *joiner) firstOf(ctx context.Context, offers []offer) (*choice, error) {
 	return found, nil
 }
 
+// unseen makes a hedge.Search's More of a function that lists candidates: it returns each once, and
+// looks again with the news.
+func unseen[C comparable](fresh *news, list func() []C) func() ([]C, <-chan struct{}) {
+	seen := map[C]bool{}
+	return func() ([]C, <-chan struct{}) {
+		again := fresh.next() // before the list: what comes between is listed twice, not missed
+		more := slices.DeleteFunc(list(), func(c C) bool { return seen[c] })
+		for _, c := range more {
+			seen[c] = true
+		}
+		return more, again
+	}
+}
+
 // provedManifest returns the manifest of the snapshot at height, proved by the header.
-func (j *joiner) provedManifest(ctx context.Context, height int64, conns []transport.Conn) (*avlstar.Manifest, error) {
+func (j *joiner) provedManifest(ctx context.Context, height int64, fresh *news) (*avlstar.Manifest, error) {
 	timed, cancel := context.WithTimeout(ctx, headersTimeout)
 	defer cancel()
 	raw, err := j.o.Headers.AppHash(timed, height)
@@ -233,22 +302,27 @@ func (j *joiner) provedManifest(ctx context.Context, height int64, conns []trans
 			return u.manifest, nil
 		}
 	}
-	return j.fetchManifest(ctx, height, appHash, conns)
+	return j.fetchManifest(ctx, j.sketches.at(height, appHash), fresh)
 }
 
-// fetchManifest gets a manifest from the first peer that has one with that app hash.
-func (j *joiner) fetchManifest(ctx context.Context, height int64, appHash avlstar.Hash, conns []transport.Conn) (*avlstar.Manifest, error) {
-	var received atomic.Int64 // bytes, of all attempts
+// fetchManifest gets a manifest from the peers that have it.
+func (j *joiner) fetchManifest(ctx context.Context, k *sketch, fresh *news) (*avlstar.Manifest, error) {
 	var found *avlstar.Manifest
 	var why error
 	s := hedge.Search[transport.Conn, *avlstar.Manifest]{
 		Policy: manifestPolicy,
 		Go:     j.wg.Go,
-		More:   func() ([]transport.Conn, <-chan struct{}) { return conns, nil },
+		More: unseen(fresh, func() []transport.Conn {
+			by, _ := j.claimed()
+			conns := by[k.height]
+			// Peers choose their IDs, so an order by ID would let them be first.
+			rand.Shuffle(len(conns), func(a, b int) { conns[a], conns[b] = conns[b], conns[a] })
+			return conns
+		}),
 		Ask: func(ctx context.Context, conn transport.Conn) (*avlstar.Manifest, error) {
-			return j.manifestFrom(ctx, height, appHash, conn, &received)
+			return j.manifestFrom(ctx, k, conn)
 		},
-		Received: received.Load,
+		Received: func(conn transport.Conn) int64 { return k.receivedFrom(conn.Remote().ID) },
 		Failed: func(_ transport.Conn, err error) bool {
 			why = err
 			return false
@@ -259,71 +333,97 @@ func (j *joiner) fetchManifest(ctx context.Context, height int64, appHash avlsta
 		return nil, err
 	}
 	if found == nil {
-		return nil, fmt.Errorf("the manifest of the snapshot at height %d: %w", height, why)
+		return nil, fmt.Errorf("the manifest of the snapshot at height %d: %w", k.height, why)
 	}
 	return found, nil
 }
 
-// manifestFrom asks one peer. An answer that does not lead to the app hash proves that it lied.
-func (j *joiner) manifestFrom(ctx context.Context, height int64, appHash avlstar.Hash, conn transport.Conn, received *atomic.Int64) (*avlstar.Manifest, error) {
+// manifestFrom asks one peer, and continues from what it gave before. Bytes of its own that do not
+// lead to the app hash prove that it lied.
+func (j *joiner) manifestFrom(ctx context.Context, k *sketch, conn transport.Conn) (*avlstar.Manifest, error) {
 	lied := func(err error) error {
+		k.forget(conn.Remote().ID)
 		j.o.Peers.Ban(conn.Remote().ID, statesync.BanManifest, err.Error())
 		return err
 	}
-	b, err := call(ctx, conn, transport.Call{Method: MethodCommitment, Body: heightBody(height), Max: avlstar.CommitmentBytes})
-	if err != nil {
-		if isLie(err) {
+	if err := j.commitmentFrom(ctx, k, conn); err != nil {
+		if isLie(err) || errors.Is(err, errCommitment) {
 			return nil, lied(err)
 		}
 		return nil, err
 	}
-	c, err := avlstar.DecodeCommitment(b)
-	if err != nil || c.AppHash() != appHash {
-		return nil, lied(fmt.Errorf("its commitment does not have the app hash after block %d", height))
-	}
-	limit := max(entryBytes*int(c.Chunks), 16)
-	b, err = moving(ctx, conn, transport.Call{Method: MethodManifest, Body: heightBody(height), Max: limit}, received)
+	d, err := k.draft(ctx, conn.Remote().ID)
 	if err != nil {
-		if isLie(err) {
-			return nil, lied(err)
-		}
 		return nil, err
 	}
-	m, err := avlstar.VerifyManifest(b, appHash)
-	if err != nil {
-		return nil, lied(err)
+	defer k.rest(d)
+	for k.proved() == nil {
+		if b := k.whole(d); b != nil {
+			if err := k.prove(b); err != nil && k.refuted(d) {
+				return nil, lied(err)
+			}
+			continue
+		}
+		r := k.next(d)
+		if r.length == 0 {
+			return nil, lied(fmt.Errorf("%w: it is longer than its chunks allow", avlstar.ErrInvalidManifest))
+		}
+		b, err := moving(ctx, conn, transport.Call{Method: MethodManifest, Body: k.body(d, r), Into: make([]byte, r.length), Received: &d.received})
+		k.took(d, r, b, err == nil)
+		switch {
+		case errors.Is(err, transport.ErrRefused) && k.refused(d):
+		case err != nil && isLie(err):
+			return nil, lied(err)
+		case err != nil:
+			return nil, err
+		}
 	}
-	if !bytes.Equal(m.Encode(), b) {
-		return nil, lied(avlstar.ErrInvalidManifest)
-	}
+	m := k.proved()
 	if j.o.Local != nil {
-		if err := j.probe(ctx, height, m, conn); err != nil {
+		if err := j.probe(ctx, k, m, conn, &d.received); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
 }
 
-// moving makes a call that may take long, provided that bytes keep arriving. It adds them to all.
-func moving(ctx context.Context, conn transport.Conn, c transport.Call, all *atomic.Int64) ([]byte, error) {
+// commitmentFrom learns how long the manifest can be, unless that is known. An error that is
+// errCommitment proves a lie.
+func (j *joiner) commitmentFrom(ctx context.Context, k *sketch, conn transport.Conn) error {
+	if k.bounded() {
+		return nil
+	}
+	b, err := call(ctx, conn, transport.Call{Method: MethodCommitment, Body: heightBody(k.height), Max: avlstar.CommitmentBytes})
+	if err != nil {
+		return err
+	}
+	c, err := avlstar.DecodeCommitment(b)
+	if err != nil || c.AppHash() != k.appHash {
+		return fmt.Errorf("%w %d", errCommitment, k.height)
+	}
+	k.bound(c)
+	return nil
+}
+
+// moving makes a call that may take long, provided that bytes keep arriving in c.Into, which
+// c.Received counts. With an error it returns what arrived until then.
+func moving(ctx context.Context, conn transport.Conn, c transport.Call) ([]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var received atomic.Int64
-	c.Received = &received
+	before := c.Received.Load()
 	done := make(chan struct{})
 	defer close(done)
 	go func() {
 		ticker := time.NewTicker(hedgeAfter)
 		defer ticker.Stop()
-		seen, since := int64(0), time.Now()
+		seen, since := before, time.Now()
 		for {
 			select {
 			case <-done:
 				return
 			case <-ticker.C:
 			}
-			if n := received.Load(); n > seen {
-				all.Add(n - seen)
+			if n := c.Received.Load(); n > seen {
 				seen, since = n, time.Now()
 			} else if time.Since(since) > manifestStall {
 				cancel(errors.New("no bytes arrive"))
@@ -332,15 +432,18 @@ func moving(ctx context.Context, conn transport.Conn, c transport.Call, all *ato
 		}
 	}()
 	b, err := conn.Call(ctx, c)
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+	if err != nil {
+		b = c.Into[:min(int(c.Received.Load()-before), len(c.Into))]
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 	}
 	return b, err
 }
 
 // probe fetches one chunk, the smallest. A node gives up its own state only for one that some peer
 // really has.
-func (j *joiner) probe(ctx context.Context, height int64, m *avlstar.Manifest, conn transport.Conn) error {
+func (j *joiner) probe(ctx context.Context, k *sketch, m *avlstar.Manifest, conn transport.Conn, received *atomic.Int64) error {
 	least := 0
 	for k := range m.Entries {
 		if m.Entries[k].Root.Bytes < m.Entries[least].Root.Bytes {
@@ -352,8 +455,8 @@ func (j *joiner) probe(ctx context.Context, height int64, m *avlstar.Manifest, c
 	}
 	n := uint32(m.Entries[least].Root.Bytes)
 	data, err := moving(ctx, conn, transport.Call{
-		Method: MethodChunk, Body: chunkRequest{height, uint32(least), 0, n}.encode(), Into: make([]byte, n),
-	}, new(atomic.Int64))
+		Method: MethodChunk, Body: chunkRequest{k.height, uint32(least), 0, n}.encode(), Into: make([]byte, n), Received: received,
+	})
 	if err == nil {
 		_, err = m.VerifyChunk(uint32(least), data)
 	}

@@ -81,6 +81,7 @@ type joiner struct {
 		sync.Mutex
 		failed map[int64]int // attempts to get a height's manifest
 	}
+	sketches sketches
 
 	// Used by the loop only.
 	sched    *scheduler.Scheduler

@@ -90,6 +90,33 @@ func decodeHeight(b []byte) (int64, error) {
 	return int64(binary.BigEndian.Uint64(b)), nil
 }
 
+// manifestRequest asks for the range [offset, offset+length) of a manifest, or for what there is of
+// it: only a range that reaches beyond the end has a shorter answer.
+//
+//	height:u64be ‖ offset:u64be ‖ length:u32be
+//
+// A body of the height alone asks for the whole manifest. A node of an older version answers that
+// form only, and refuses a range.
+type manifestRequest struct {
+	height int64
+	offset uint64
+	length uint32
+}
+
+func (r manifestRequest) encode() []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(heightBody(r.height), r.offset), r.length)
+}
+
+func decodeManifestRequest(b []byte) (r manifestRequest, err error) {
+	r.length = math.MaxUint32
+	if len(b) == 8+8+4 {
+		r.offset, r.length = binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint32(b[16:])
+		b = b[:8]
+	}
+	r.height, err = decodeHeight(b)
+	return r, err
+}
+
 // chunkRequest asks for the range [offset, offset+length) of the encoding of chunk k.
 //
 //	height:u64be ‖ k:u32be ‖ offset:u32be ‖ length:u32be

@@ -31,6 +31,13 @@ func TestMessagesRoundTrip(t *testing.T) {
 	back, err := decodeChunkRequest(c.encode())
 	require.NoError(t, err)
 	require.Equal(t, c, back)
+	m := manifestRequest{height: 7, offset: 1 << 40, length: 1 << 20}
+	gotManifest, err := decodeManifestRequest(m.encode())
+	require.NoError(t, err)
+	require.Equal(t, m, gotManifest)
+	gotManifest, err = decodeManifestRequest(heightBody(7))
+	require.NoError(t, err)
+	require.Equal(t, manifestRequest{height: 7, length: 1<<32 - 1}, gotManifest, "all of it")
 	sub := subManifestRequest{height: 7, k: 9, limit: 16384}
 	gotSub, err := decodeSubManifestRequest(sub.encode())
 	require.NoError(t, err)
@@ -57,6 +64,9 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if s, err := decodeStatus(b); err == nil {
 			require.Equal(t, b, s.encode())
+		}
+		if r, err := decodeManifestRequest(b); err == nil && len(b) > 8 {
+			require.Equal(t, b, r.encode())
 		}
 		if r, err := decodeChunkRequest(b); err == nil {
 			require.Equal(t, b, r.encode())
@@ -91,6 +101,8 @@ func TestServerRefuses(t *testing.T) {
 		{MethodCommitment, heightBody(11), transport.ErrGone},
 		{MethodManifest, heightBody(0), transport.ErrGone},
 		{MethodManifest, heightBody(-1), transport.ErrRefused},
+		{MethodManifest, append(heightBody(10), 0), transport.ErrRefused},
+		{MethodManifest, manifestRequest{11, 0, 1}.encode(), transport.ErrGone},
 		{MethodChunk, chunkRequest{20, 0, 0, 1}.encode(), transport.ErrGone},
 		{MethodChunk, chunkRequest{10, v.NumChunks(), 0, 1}.encode(), transport.ErrRefused},
 		{MethodChunk, chunkRequest{10, 0, 0, 0}.encode(), transport.ErrRefused},
@@ -111,6 +123,16 @@ func TestServerRefuses(t *testing.T) {
 	part, err := ask(MethodChunk, chunkRequest{10, 0, 7, 9}.encode())
 	require.NoError(t, err)
 	require.Equal(t, whole[7:16], part)
+	whole, err = ask(MethodManifest, heightBody(10))
+	require.NoError(t, err)
+	require.Equal(t, v.Manifest().Encode(), whole)
+	for _, r := range []manifestRequest{{10, 0, 1 << 20}, {10, 3, 5}, {10, 3, 1 << 31}, {10, uint64(len(whole)), 1}, {10, 1<<64 - 1, 1<<32 - 1}} {
+		from := min(r.offset, uint64(len(whole)))
+		to := min(from+uint64(r.length), uint64(len(whole)))
+		part, err = ask(MethodManifest, r.encode())
+		require.NoError(t, err)
+		require.Equal(t, whole[from:to], part, "%+v", r)
+	}
 	list, err := ask(MethodPeers, nil)
 	require.NoError(t, err)
 	require.Equal(t, []byte{0, 0}, list)

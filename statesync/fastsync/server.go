@@ -50,8 +50,8 @@ func (s *Server) Register(mux *transport.Mux) {
 		}))
 	}
 	handle(MethodStatus, s.status)
-	handle(MethodCommitment, s.ofHeight(func(served *statesync.Served) []byte { return served.Commitment().Encode() }))
-	handle(MethodManifest, s.ofHeight((*statesync.Served).Manifest))
+	handle(MethodCommitment, s.commitment)
+	handle(MethodManifest, s.manifest)
 	costly(MethodChunk, s.chunk)
 	costly(MethodSubManifest, s.subManifest)
 	handle(MethodPeers, s.peers)
@@ -76,21 +76,33 @@ func (s *Server) find(height int64) (*statesync.Served, error) {
 	return served, nil
 }
 
-// ofHeight returns a handler whose answer is what a function returns for the snapshot of the
-// requested height.
-func (s *Server) ofHeight(of func(*statesync.Served) []byte) func(body []byte) ([]byte, error) {
-	return func(body []byte) ([]byte, error) {
-		height, err := decodeHeight(body)
-		if err != nil {
-			return nil, errors.Join(transport.ErrRefused, err)
-		}
-		served, err := s.find(height)
-		if err != nil {
-			return nil, err
-		}
-		defer served.Release()
-		return of(served), nil
+func (s *Server) commitment(body []byte) ([]byte, error) {
+	height, err := decodeHeight(body)
+	if err != nil {
+		return nil, errors.Join(transport.ErrRefused, err)
 	}
+	served, err := s.find(height)
+	if err != nil {
+		return nil, err
+	}
+	defer served.Release()
+	return served.Commitment().Encode(), nil
+}
+
+func (s *Server) manifest(body []byte) ([]byte, error) {
+	r, err := decodeManifestRequest(body)
+	if err != nil {
+		return nil, errors.Join(transport.ErrRefused, err)
+	}
+	served, err := s.find(r.height)
+	if err != nil {
+		return nil, err
+	}
+	defer served.Release()
+	all := served.Manifest()
+	rest := all[min(r.offset, uint64(len(all))):]
+	n := min(uint64(r.length), uint64(len(rest)))
+	return rest[:n:n], nil
 }
 
 func (s *Server) chunk(body []byte) ([]byte, error) {

@@ -460,6 +460,8 @@ func testLentBuffers(t *testing.T, tr Transport) {
 				switch {
 				case err == nil && !bytes.Equal(got, noise(body, size)):
 					t.Error("a wrong answer")
+				case !bytes.Equal(into[:received.Load()], noise(body, size)[:received.Load()]):
+					t.Error("what was received is not in the buffer")
 				case err != nil && !errors.Is(err, context.Canceled):
 					t.Error(err)
 				}

@@ -1,0 +1,202 @@
+package fastsync
+
+import (
+	"bytes"
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/transport"
+)
+
+// speaker is a peer as a sketch sees it: what it says of a manifest, and where it falls silent.
+type speaker struct {
+	says  []byte
+	stops int // the most bytes that it says in one question
+}
+
+// ask asks a speaker until it falls silent, the manifest is proved, or it is caught.
+func (s *speaker) ask(t *testing.T, k *sketch, id transport.ID) (lied bool) {
+	t.Helper()
+	d, err := k.draft(t.Context(), id)
+	require.NoError(t, err)
+	defer k.rest(d)
+	left := s.stops
+	for k.proved() == nil {
+		if b := k.whole(d); b != nil {
+			if k.prove(b) != nil && k.refuted(d) {
+				k.forget(id)
+				return true
+			}
+			continue
+		}
+		r := k.next(d)
+		if r.length == 0 {
+			return true
+		}
+		from := min(r.offset, uint64(len(s.says)))
+		b := s.says[from:min(from+uint64(r.length), uint64(len(s.says)))]
+		if len(b) > left {
+			k.took(d, r, b[:left], false)
+			return false
+		}
+		left -= len(b)
+		k.took(d, r, b, true)
+	}
+	return false
+}
+
+func newSketch(t *testing.T, v *avlstar.Version) *sketch {
+	t.Helper()
+	k := new(sketches).at(10, v.AppHash())
+	k.bound(v.Commitment())
+	return k
+}
+
+const endless = 1 << 30
+
+// What one peer gave, the next continues, and what comes at last is the manifest.
+func TestManifestOfSeveralPeers(t *testing.T) {
+	v := stateOf(t, newRNG(t), 2000, 1000)
+	truth := v.Manifest().Encode()
+	k := newSketch(t, v)
+	said := 0
+	for _, id := range []transport.ID{"a", "b", "c", "a", "d", "b"} {
+		require.False(t, (&speaker{truth, 5000}).ask(t, k, id))
+		if said += 5000; said < len(truth) {
+			require.Equal(t, said, k.mu.of[id].length(), "nothing is asked for twice")
+			require.Nil(t, k.proved())
+		}
+	}
+	require.Less(t, said, len(truth), "the test is about parts")
+	require.False(t, (&speaker{truth, len(truth) - said}).ask(t, k, "e"))
+	require.Equal(t, truth, k.proved().Encode())
+}
+
+// A liar begins the manifest, and an honest peer continues: it is asked for the beginning too, and
+// is not banned. Nor is who continued a liar's beginning and then its own.
+func TestManifestThatALiarBegan(t *testing.T) {
+	v := stateOf(t, newRNG(t), 2000, 1000)
+	truth := v.Manifest().Encode()
+	lie := bytes.Clone(truth)
+	lie[100] ^= 1
+	for name, began := range map[string][]byte{
+		"altered": lie, "longer": append(bytes.Clone(lie), make([]byte, 500)...), "cut": truth[:len(truth)/2],
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newSketch(t, v)
+			liar := &speaker{began, len(began) - 1}
+			require.False(t, liar.ask(t, k, "liar"), "nothing is proved yet")
+			other := &speaker{truth, 0}
+			require.False(t, other.ask(t, k, "other"))
+			require.False(t, (&speaker{truth, endless}).ask(t, k, "honest"))
+			require.Equal(t, truth, k.proved().Encode())
+		})
+	}
+	t.Run("who lies alone is caught", func(t *testing.T) {
+		for _, lie := range [][]byte{lie, truth[:len(truth)-1], append(bytes.Clone(truth), 0), nil, make([]byte, 1<<20)} {
+			k := newSketch(t, v)
+			require.True(t, (&speaker{lie, endless}).ask(t, k, "liar"))
+			require.Nil(t, k.proved())
+		}
+	})
+	t.Run("who ends another's beginning falsely is caught", func(t *testing.T) {
+		k := newSketch(t, v)
+		require.False(t, (&speaker{truth, 10_000}).ask(t, k, "honest"))
+		require.True(t, (&speaker{append(bytes.Clone(truth), 0), endless}).ask(t, k, "liar"))
+		require.False(t, k.mu.of["honest"].doubtful, "the liar's word is worth nothing")
+		require.False(t, (&speaker{truth, len(truth) - 10_000}).ask(t, k, "honest"))
+		require.Equal(t, truth, k.proved().Encode())
+	})
+}
+
+// Few drafts are kept beside those that grow: the longest. The same of heights: the latest.
+func TestDraftsAreFew(t *testing.T) {
+	v := stateOf(t, newRNG(t), 2000, 1000)
+	truth := v.Manifest().Encode()
+	s := new(sketches)
+	k := s.at(10, v.AppHash())
+	k.bound(v.Commitment())
+	for i := range 50 {
+		id := transport.ID(rune('A' + i))
+		(&speaker{bytes.Repeat([]byte{byte(i)}, len(truth)), 100 - i}).ask(t, k, id)
+		require.LessOrEqual(t, len(k.mu.of), idleDrafts)
+	}
+	require.Contains(t, k.mu.of, transport.ID("A"))
+	for h := range int64(50) {
+		s.at(20+h, v.AppHash())
+	}
+	require.Len(t, s.of, idleSketches)
+	require.Contains(t, s.of, int64(69))
+	require.NotContains(t, s.of, int64(10))
+}
+
+// A node of an older version refuses ranges, and gives the manifest at once.
+func TestManifestOfAnOlderVersion(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(2000, 1000, 10)
+		n := w.add(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+			if r.Method == MethodManifest && len(r.Body) != 8 {
+				return nil, transport.ErrRefused
+			}
+			return answer, err
+		}, 10)
+		w.join(time.Minute, w.options(w.peers(), newDisk()), 10)
+		require.Equal(t, 2, n.count(MethodManifest))
+	})
+}
+
+// A commitment that does not have the app hash, or a manifest without an end, proves a lie; and no
+// more of a manifest is asked for than its chunks allow.
+func TestHostileLengthsOfManifests(t *testing.T) {
+	for name, meddle := range map[string]func(v *avlstar.Version, most *atomic.Uint64) meddler{
+		"a commitment to more chunks": func(v *avlstar.Version, _ *atomic.Uint64) meddler {
+			return instead(MethodCommitment, func() ([]byte, error) {
+				c := v.Commitment()
+				c.Chunks = 1 << 30
+				return c.Encode(), nil
+			})
+		},
+		"a manifest without an end": func(_ *avlstar.Version, most *atomic.Uint64) meddler {
+			return func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+				if r.Method != MethodManifest {
+					return answer, err
+				}
+				m, err := decodeManifestRequest(r.Body)
+				most.Store(max(most.Load(), m.offset+uint64(m.length)))
+				return make([]byte, m.length), err
+			}
+		},
+		"a range that is too long": func(*avlstar.Version, *atomic.Uint64) meddler {
+			return func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+				if r.Method == MethodManifest {
+					answer = make([]byte, manifestRange+1)
+				}
+				return answer, err
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				v := w.state(2000, 1000, 10)
+				var most atomic.Uint64
+				liar := w.add(meddle(v, &most), 10)
+				p := w.peersOver(w.dialer(), 0)
+				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+				defer cancel()
+				_, err := Join(ctx, w.options(p, newDisk()))
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				_, banned := p.addresses()
+				require.Contains(t, banned, liar.listener.Address().ID)
+				require.LessOrEqual(t, most.Load(), uint64(entryBytes*v.NumChunks()))
+				if name == "a commitment to more chunks" {
+					require.Zero(t, liar.count(MethodManifest))
+				}
+			})
+		})
+	}
+}

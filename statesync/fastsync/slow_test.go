@@ -1,0 +1,223 @@
+package fastsync
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+// A dripper sends what it has, all of it true, a byte at a time.
+const (
+	dripPause = 250 * time.Millisecond
+	dripRate  = int64(time.Second / dripPause)
+)
+
+// line carries answers at a rate, in the order in which they are asked for and a part at a time. It
+// may be shared by several peers.
+type line struct {
+	rate int64 // bytes a second
+	part int
+
+	mu   sync.Mutex
+	free time.Time // when it will have sent what it was given
+	sent int64
+}
+
+func newLine(rate int64, part int) *line { return &line{rate: rate, part: part} }
+
+// slowDialer dials peers over lines: of a method of a peer; nil: at once.
+type slowDialer struct {
+	transport.Dialer
+	of func(transport.Address, transport.Method) *line
+}
+
+func (d slowDialer) Dial(ctx context.Context, a transport.Address) (transport.Conn, error) {
+	c, err := d.Dialer.Dial(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return &slowConn{c, d.of}, nil
+}
+
+type slowConn struct {
+	transport.Conn
+	of func(transport.Address, transport.Method) *line
+}
+
+// Call delivers an answer as the line does. Bytes that arrived before ctx ended are in c.Into.
+func (s *slowConn) Call(ctx context.Context, c transport.Call) ([]byte, error) {
+	l := s.of(s.Remote(), c.Method)
+	if l == nil {
+		return s.Conn.Call(ctx, c)
+	}
+	into := c.Into
+	if into == nil {
+		into = make([]byte, c.Max)
+	}
+	inner := c
+	inner.Into, inner.Received = make([]byte, len(into)), nil
+	answer, err := s.Conn.Call(ctx, inner)
+	if err != nil {
+		return nil, err
+	}
+	for at := 0; at < len(answer); {
+		n := min(l.part, len(answer)-at)
+		select {
+		case <-bubble.After(l.reserve(n)):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.Done():
+			return nil, s.Err()
+		}
+		at += copy(into[at:], answer[at:at+n])
+		if c.Received != nil {
+			c.Received.Add(int64(n))
+		}
+	}
+	return into[:len(answer)], nil
+}
+
+// reserve returns how long it takes until the line has sent n more bytes.
+func (l *line) reserve(n int) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if l.free.Before(now) {
+		l.free = now
+	}
+	l.free = l.free.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
+	l.sent += int64(n)
+	return l.free.Sub(now)
+}
+
+// drip is a dialer over which all peers but one drip the answers to some methods.
+func (w *world) drip(honest int, methods ...transport.Method) transport.Dialer {
+	return slowDialer{w.dialer(), func(a transport.Address, m transport.Method) *line {
+		for _, method := range methods {
+			if m == method && a.ID != transporttest.ID(honest) {
+				return newLine(dripRate, 1)
+			}
+		}
+		return nil
+	}}
+}
+
+// all are the numbers of the nodes.
+func (w *world) all() (nodes []int) {
+	for i := range w.nodes {
+		nodes = append(nodes, i)
+	}
+	return nodes
+}
+
+// Liars send the true manifest a byte at a time, which takes hours. The honest peer is asked beside
+// them all the same, and nobody is banned.
+func TestHostileManifestsAByteAtATime(t *testing.T) {
+	for name, c := range map[string]struct {
+		liars   int
+		methods []transport.Method
+	}{
+		"12 liars":                   {12, []transport.Method{MethodManifest}},
+		"40 liars":                   {40, []transport.Method{MethodManifest}},
+		"40 liars drip all they say": {40, []transport.Method{MethodCommitment, MethodManifest, MethodChunk}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				v := w.state(2000, 1000, 10)
+				require.Greater(t, len(v.Manifest().Encode()), 30_000)
+				for range c.liars + 1 {
+					w.add(nil, 10)
+				}
+				p := w.peersOver(w.drip(c.liars, c.methods...), w.all()...)
+				began := time.Now()
+				w.join(24*time.Hour, w.options(p, newDisk()), 10)
+				t.Logf("joined after %v", time.Since(began))
+				require.Less(t, time.Since(began), 30*time.Second)
+				_, banned := p.Count()
+				require.Zero(t, banned)
+			})
+		})
+	}
+}
+
+// The same, and each liar claims a height of its own that is newer than the honest peer's.
+func TestHostileHeightsAByteAtATime(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		const liars = 40
+		w.state(2000, 1000, every(10, 10*(liars+1))...)
+		for i := range liars {
+			w.add(nil, int64(10*(i+2)))
+		}
+		w.add(nil, 10)
+		p := w.peersOver(w.drip(liars, MethodManifest), w.all()...)
+		pass(5 * time.Second) // all are known
+		o := w.options(p, newDisk())
+		o.Interval = 0 // else heights are too old for patient
+		began := time.Now()
+		w.join(24*time.Hour, o, 10)
+		t.Logf("joined after %v", time.Since(began))
+		require.Less(t, time.Since(began), 5*time.Minute)
+	})
+}
+
+// Where blocks are a way too, choosing ends after ChooseTimeout, whatever arrives meanwhile.
+func TestChoosingEndsWhereThereIsAnotherWay(t *testing.T) {
+	for name, methods := range map[string][]transport.Method{
+		"manifests": {MethodManifest}, "chunks": {MethodChunk},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				old := stateOf(t, w.rng, 2000, 1000)
+				w.state(2000, 1000, 30)
+				w.add(nil, 30)
+				o := w.options(w.peersOver(w.drip(-1, methods...), 0), newDisk())
+				o.Local, o.LocalHeight, o.ChooseTimeout = old, 20, 30*time.Second
+				began := time.Now()
+				_, err := w.try(24*time.Hour, o)
+				require.ErrorIs(t, err, ErrNothing)
+				require.Equal(t, 30*time.Second, time.Since(began))
+				require.Zero(t, diskOf(o.Target).written())
+				_, _, begun := o.Target.Unfinished()
+				require.False(t, begun, "nothing was changed")
+			})
+		})
+	}
+}
+
+// A line on which a manifest takes minutes gets there: alone, and where all peers are behind it and
+// so equally slow. There it is asked of several, but what came is kept, whoever sent it.
+func TestSlowLineForManifests(t *testing.T) {
+	for name, peers := range map[string]int{"one peer": 1, "20 peers": 20} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				v := w.state(2000, 1000, 10)
+				for range peers {
+					w.add(nil, 10)
+				}
+				shared := newLine(500, 100)
+				p := w.peersOver(slowDialer{w.dialer(), func(_ transport.Address, m transport.Method) *line {
+					if m == MethodManifest {
+						return shared
+					}
+					return nil
+				}}, w.all()...)
+				began := time.Now()
+				w.join(24*time.Hour, w.options(p, newDisk()), 10)
+				alone := time.Duration(len(v.Manifest().Encode())) * time.Second / 500
+				t.Logf("joined after %v, %d bytes; the line needs %v", time.Since(began), shared.sent, alone)
+				limit := alone + 5*time.Second
+				if peers > 1 {
+					limit *= 8
+				}
+				require.Less(t, time.Since(began), limit)
+			})
+		})
+	}
+}
