@@ -13,9 +13,12 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -113,41 +116,110 @@ func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 		listener = pebble.TeeEventListener(listener, *o.EventListener)
 	}
 	o.EventListener = &listener
-	if err := f.checkFormat(); err != nil {
-		return nil, f.Err("open", err)
+	there, err := f.check()
+	if err != nil {
+		return nil, f.openErr(there, err)
 	}
 	db, err := open(f.Dir, o)
 	if err != nil {
-		return nil, f.Err("open", err)
+		if damaged := f.damagedOptions(); damaged != nil {
+			return nil, damaged
+		}
+		return nil, f.openErr(there, err)
 	}
 	ordered.opened.Store(true)
 	return db, nil
 }
 
-// checkFormat refuses a database of a newer format than the pinned one: Pebble's own error for what
-// it does not know is of no kind, and what it does know beyond ours was not written by this
-// program.
-func (f Folder) checkFormat() error {
-	value, err := atomicfs.ReadMarker(f.FS, f.Dir, formatMarker)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && value == "" {
-		return nil // a new one
+// openErr is Err for a database that cannot be opened. Pebble gives most of its complaints about
+// the files of one that is there no kind: what is not an error of the operating system, and a file
+// that is missing, is damage.
+func (f Folder) openErr(there bool, err error) error {
+	known := errors.Is(err, ErrLocked) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNewerFormat)
+	var system syscall.Errno
+	if there && !known && (!errors.As(err, &system) || errors.Is(err, fs.ErrNotExist)) {
+		return f.Corrupt(err)
 	}
+	return f.Err("open", err)
+}
+
+// damagedOptions returns an ErrCorrupt if the database's newest file of options, which Pebble
+// compares with those that it is given, cannot be read as one. No data are in it.
+func (f Folder) damagedOptions() error {
+	names, err := f.FS.List(f.Dir)
 	if err != nil {
-		return err
+		return nil
 	}
-	version, err := strconv.ParseUint(value, 10, 64)
+	newest := ""
+	for _, name := range names {
+		if strings.HasPrefix(name, "OPTIONS-") && (len(name) > len(newest) || len(name) == len(newest) && name > newest) {
+			newest = name
+		}
+	}
+	path := f.FS.PathJoin(f.Dir, newest)
+	file, err := f.FS.Open(path)
+	if newest == "" || err != nil {
+		return nil
+	}
+	defer file.Close()
+	text, err := io.ReadAll(file)
 	if err != nil {
-		return f.Corrupt(fmt.Errorf("the database's format is %q, which is no number", value))
+		return nil
 	}
-	if version > uint64(Format) {
-		return f.Newer("database format", version, uint64(Format))
+	ours := &pebble.Options{} // no zone changes what is compared
+	ours.EnsureDefaults()
+	if err := ours.CheckCompatibility(f.Dir, string(text)); err != nil {
+		return fmt.Errorf("%s folder %s is %w: file %s: %w: remove that file, in which there are no data, and start again", f.Zone, f.Dir, ErrCorrupt, path, err)
 	}
 	return nil
 }
 
-// formatMarker names the file in which Pebble keeps the format of a database
-// (format_major_version.go).
-const formatMarker = "format-version"
+// check refuses a database of a newer format than the pinned one: Pebble's own error for what it
+// does not know is of no kind, and what it does know beyond ours was not written by this program.
+// It also refuses one whose list of files is not named any more: Pebble would begin a new one, and
+// remove the tables. there is false if there is no database yet.
+func (f Folder) check() (there bool, err error) {
+	names, err := f.FS.List(f.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	format, err := atomicfs.ReadMarker(f.FS, f.Dir, formatMarker)
+	if err != nil {
+		return true, err
+	}
+	list, err := atomicfs.ReadMarker(f.FS, f.Dir, listMarker)
+	if err != nil {
+		return true, err
+	}
+	// A new database has the list's marker, durably, before the other one and before tables.
+	tables := slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, ".sst") })
+	switch {
+	case list == "" && (format != "" || tables):
+		return true, f.Corrupt(errors.New("the file marker.manifest.… is missing, which says what its list of files is"))
+	case format == "" && tables:
+		return true, f.Corrupt(errors.New("the file marker.format-version.… is missing, which says how it is to be read"))
+	case format == "":
+		return false, nil
+	}
+	version, err := strconv.ParseUint(format, 10, 64)
+	if err != nil {
+		return true, f.Corrupt(fmt.Errorf("the database's format is %q, which is no number", format))
+	}
+	if version > uint64(Format) {
+		return true, f.Newer("database format", version, uint64(Format))
+	}
+	return true, nil
+}
+
+// The files in which Pebble keeps the format of a database (format_major_version.go) and the name
+// of its list of files (version_set.go) are called marker.NAME.COUNT.VALUE.
+const (
+	formatMarker = "format-version"
+	listMarker   = "manifest"
+)
 
 // Newer is an ErrNewerFormat about something in the folder.
 func (f Folder) Newer(what string, found, known uint64) error {

@@ -1,0 +1,152 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// wayOut is the remedy of the folder under test.
+const wayOut = "begin again"
+
+func openFolder(fs vfs.FS) (*pebble.DB, error) {
+	return Folder{Zone: "test", Dir: "zone", WayOut: wayOut, FS: fs}.Open(&pebble.Options{FS: fs})
+}
+
+// written makes a database with tables, a log and files of options, and returns what is in it. The
+// last keys, from logged on, are in the log alone.
+func written(t *testing.T) (fs *vfs.MemFS, content map[string]string, logged string) {
+	t.Helper()
+	fs, content, logged = vfs.NewMem(), map[string]string{}, "key 0300"
+	for from := 0; from < 400; from += 100 {
+		db, err := openFolder(fs)
+		require.NoError(t, err)
+		for i := from; i < from+100; i++ {
+			key, value := fmt.Sprintf("key %04d", i), strings.Repeat(fmt.Sprint(i), 50)
+			require.NoError(t, db.Set([]byte(key), []byte(value), pebble.Sync))
+			content[key] = value
+		}
+		if from < 300 {
+			require.NoError(t, db.Flush())
+		}
+		require.NoError(t, db.Close())
+	}
+	return fs, content, logged
+}
+
+func readDB(db *pebble.DB) (map[string]string, error) {
+	it, err := db.NewIter(nil)
+	if err != nil {
+		return nil, err
+	}
+	got := map[string]string{}
+	for it.First(); it.Valid(); it.Next() {
+		got[string(it.Key())] = string(it.Value())
+	}
+	return got, it.Close()
+}
+
+// Whatever happens to one file of a database, a part of which may be lost, or to its name: it opens
+// with what was written, or says that it is damaged and what to do. Never does it open with less,
+// but for the end of the log, of which nobody can know that it was there.
+func TestDamagedFiles(t *testing.T) {
+	origin, content, logged := written(t)
+	names, err := origin.List("zone")
+	require.NoError(t, err)
+	kinds := map[string]int{}
+	rng := rand.New(rand.NewPCG(1, 0))
+	for _, name := range names {
+		if name == "LOCK" {
+			continue
+		}
+		kind, _, _ := strings.Cut(name, "-")
+		if at := strings.LastIndexByte(name, '.'); at > 0 {
+			kind = name[at:]
+		}
+		if strings.HasPrefix(name, "marker.") {
+			kind = "marker"
+		}
+		damages := map[string]func([]byte) []byte{
+			"removed": nil,
+			"emptied": func([]byte) []byte { return nil },
+			"cut":     func(b []byte) []byte { return b[:len(b)/2] },
+			"short":   func(b []byte) []byte { return b[:max(len(b)-1, 0)] },
+			"zeros":   func(b []byte) []byte { return make([]byte, len(b)) },
+			"rubbish": func(b []byte) []byte { return bytes.Repeat([]byte("rubbish\n"), 1+len(b)/8)[:len(b)] },
+		}
+		for i := range 40 {
+			damages[fmt.Sprint("flip ", i)] = func(b []byte) []byte {
+				if len(b) > 0 {
+					b[rng.IntN(len(b))] ^= byte(1 << rng.IntN(8))
+				}
+				return b
+			}
+		}
+		for what, damage := range damages {
+			where := name + " " + what
+			fs := vfs.NewMem()
+			_, err := vfs.Clone(origin, fs, "zone", "zone")
+			require.NoError(t, err)
+			damageFile(t, fs, "zone/"+name, damage)
+			db, err := openFolder(fs)
+			var got map[string]string
+			if err == nil {
+				if got, err = readDB(db); err != nil {
+					err = Folder{Zone: "test", Dir: "zone", WayOut: wayOut}.Err("read", err)
+				}
+				_ = db.Close()
+			}
+			if err != nil {
+				kinds[kind+" damaged"]++
+				require.ErrorIs(t, err, ErrCorrupt, where)
+				require.ErrorContains(t, err, "test folder zone", where)
+				if kind == "OPTIONS" {
+					require.ErrorContains(t, err, name, where)
+					require.ErrorContains(t, err, "remove that file", where)
+				} else {
+					require.ErrorContains(t, err, wayOut, where)
+				}
+				if kind == ".sst" || kind == "MANIFEST" {
+					require.ErrorContains(t, err, strings.TrimSuffix(name, ".sst"), where)
+				}
+				continue
+			}
+			kinds[kind+" as before"]++
+			for key, value := range content {
+				if v, there := got[key]; there || kind != ".log" || key < logged {
+					require.Equal(t, value, v, "%s: %s", where, key)
+				}
+			}
+		}
+	}
+	t.Log(kinds)
+	for _, kind := range []string{"MANIFEST", "OPTIONS", ".sst", "marker"} {
+		require.Positive(t, kinds[kind+" damaged"], kind)
+	}
+}
+
+// damageFile replaces a file by what damage makes of it; nil: removes it.
+func damageFile(t *testing.T, fs vfs.FS, path string, damage func([]byte) []byte) {
+	t.Helper()
+	file, err := fs.Open(path)
+	require.NoError(t, err)
+	b, err := io.ReadAll(file)
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	require.NoError(t, fs.Remove(path))
+	if damage == nil {
+		return
+	}
+	file, err = fs.Create(path, vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = file.Write(damage(b))
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+}
