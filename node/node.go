@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -235,7 +236,23 @@ func (n *Node) openDatabases(f faults) (comet.Heights, error) {
 		f.blocks(&zone)
 	}
 	n.databases = comet.NewDatabases(n.config.CometBFT, n.log.With("module", "databases"), zone)
-	return n.databases.Open()
+	have, err := n.databases.Open()
+	if err == nil {
+		n.removeUnfinished() // only now: no other process has this home
+	}
+	return have, err
+}
+
+// removeUnfinished removes what kills have left of CometBFT's small files. A file that stays does
+// no harm.
+func (n *Node) removeUnfinished() {
+	c := n.config.CometBFT
+	removed, err := disk.RemoveUnfinished(filepath.Dir(c.PrivValidatorStateFile()), filepath.Dir(c.PrivValidatorKeyFile()), filepath.Dir(c.P2P.AddrBookFile()))
+	if err != nil {
+		n.log.Error("Cannot remove files that a kill has left", "err", err)
+	} else if removed > 0 {
+		n.log.Info("Removed unfinished files that a kill has left", "files", removed)
+	}
 }
 
 // readFailed ends the process when the block zone cannot be read: in some goroutines CometBFT would

@@ -350,7 +350,14 @@ func TestKill(t *testing.T) {
 				require.NoError(t, process.Process.Kill())
 				require.Error(t, process.Wait(), output.String())
 			}
+			unfinished := []string{filepath.Join(home, "data", "write-file-atomic-0123"), filepath.Join(home, "config", "write-file-atomic-4567")}
+			for _, path := range unfinished { // as kills leave them
+				nodetest.WriteFile(t, path, "{")
+			}
 			n := start(t, home, log.NewNopLogger())
+			for _, path := range unfinished {
+				require.NoFileExists(t, path)
+			}
 			client := nodetest.RPC(t, home)
 			for i := range written {
 				require.Equal(t, fmt.Sprint(i), nodetest.Get(t, client, fmt.Sprint("key-", i)))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -69,4 +70,29 @@ func TestFreeBytes(t *testing.T) {
 	free, err := freeBytes(t.TempDir())
 	require.NoError(t, err)
 	require.Positive(t, free)
+}
+
+func TestRemoveUnfinished(t *testing.T) {
+	folder, other := t.TempDir(), t.TempDir()
+	outside := filepath.Join(other, "file")
+	for _, path := range []string{
+		outside, filepath.Join(other, "write-file-atomic-7"),
+		filepath.Join(folder, "write-file-atomic-05577006791947779410"), filepath.Join(folder, "write-file-atomic-1"),
+		filepath.Join(folder, "write-file-atomic-"), filepath.Join(folder, "write-file-atomic-1.bak"), filepath.Join(folder, "priv_validator_state.json"),
+	} {
+		require.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(folder, "write-file-atomic-2"), 0o700))
+	require.NoError(t, os.Symlink(outside, filepath.Join(folder, "write-file-atomic-3")))
+	removed, err := RemoveUnfinished(folder, folder, other, filepath.Join(folder, "none"))
+	require.NoError(t, err)
+	require.Equal(t, 3, removed)
+	var left []string
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	require.Equal(t, []string{"priv_validator_state.json", "write-file-atomic-", "write-file-atomic-1.bak", "write-file-atomic-2", "write-file-atomic-3"}, left)
+	require.FileExists(t, outside)
 }
