@@ -53,6 +53,7 @@ type pins struct {
 		sync.Mutex
 		whole map[int64]*pinEntry // by height
 	}
+	unusable []error // of a zone that is ReadOnly; set by Open
 }
 
 type pinEntry struct {
@@ -207,7 +208,9 @@ func (s *Zone) loadPins() error {
 		case errors.Is(err, ErrNewerFormat): // who can read it may be back
 		case err == nil:
 			s.pins.mu.whole[height] = &pinEntry{data: data}
-		case !s.opts.ReadOnly:
+		case s.opts.ReadOnly:
+			s.pins.unusable = append(s.pins.unusable, s.pinFolder(height).Corrupt(err))
+		default:
 			s.log.Info("removing a snapshot that cannot be used", "folder", path, "why", err)
 			if err := s.discardPin(height); err != nil {
 				return s.folder.Err("remove a snapshot", err)
@@ -241,6 +244,10 @@ func (s *Zone) discardPin(height int64) error {
 	s.removeRest(gone)
 	return nil
 }
+
+// UnusablePins returns what is wrong with each folder that is named as a pin and is none, as
+// ErrCorrupt with the way out. A zone that is not ReadOnly removes them when it is opened.
+func (s *Zone) UnusablePins() []error { return s.pins.unusable }
 
 // Pins lists the pins in ascending order of their heights.
 func (s *Zone) Pins() []PinInfo {
@@ -293,10 +300,7 @@ func (s *Zone) OpenPin(height int64) (*Pin, error) {
 	if e == nil {
 		return nil, fmt.Errorf("state folder %s: height %d: %w", s.dir, height, ErrNoPin)
 	}
-	p := &Pin{s: s, height: height, entry: e, folder: engine.Folder{
-		Zone: "snapshot", Dir: s.pinPath("", height), WayOut: "remove that folder; the state itself lies elsewhere",
-		FS: s.opts.FS, Logger: s.log,
-	}.WithDefaults()}
+	p := &Pin{s: s, height: height, entry: e, folder: s.pinFolder(height)}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.mu.dropped {
@@ -319,6 +323,14 @@ func (s *Zone) OpenPin(height int64) (*Pin, error) {
 	e.mu.uses++
 	p.g = e.mu.open
 	return p, nil
+}
+
+// pinFolder is the folder of a pin as its messages name it.
+func (s *Zone) pinFolder(height int64) engine.Folder {
+	return engine.Folder{
+		Zone: "snapshot", Dir: s.pinPath("", height), WayOut: "remove that folder; the state itself lies elsewhere",
+		FS: s.opts.FS, Logger: s.log,
+	}.WithDefaults()
 }
 
 // Range reads the leaves with keys in [first, after), nil: open, as records in the form of

@@ -15,10 +15,11 @@ func newVerifyCmd(env *cliEnv) *cobra.Command {
 	var opts home.VerifyOptions
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Check the state on disk of a stopped node against its root",
+		Short: "Check the data on disk of a stopped node",
 		Long: `Reads every key of the state on disk, recomputes the root, and compares it with the
 app hash that was stored with it and with the one in the header of the next block.
-The node must be stopped. Nothing is changed.
+Of the blocks and CometBFT's other data (data/blocks), it reads every file and
+compares its checksums. The node must be stopped. Nothing is changed.
 
 Exit status 6 means that data are damaged: the message names the file or folder and
 the remedy.`,
@@ -29,8 +30,14 @@ the remedy.`,
 			return offline(cmd, env, func(ctx context.Context, config *config.Config) error {
 				shown := stages{env: env, unit: "keys"}
 				opts.Progress = func(folder string, done, total uint64) { shown.at("reading "+folder, done, total) }
+				blocks := stages{env: env, unit: bytesUnit}
+				opts.BlocksProgress = func(folder string, done, total uint64) {
+					shown.end()
+					blocks.at("reading "+folder, done, total)
+				}
 				result, err := home.Verify(ctx, config, opts)
 				shown.end()
+				blocks.end()
 				if env.JSON() {
 					if wrong := writeJSON(env.Out, result); wrong != nil {
 						return wrong
@@ -60,5 +67,8 @@ func showVerification(env *cliEnv, result home.Verification, err error) {
 			compared = fmt.Sprintf("as header %d names it", s.Header)
 		}
 		fmt.Fprintf(env.Out, "good: %s: height %d, %s, %s, app hash %s, %s\n", s.Folder, s.Height, counted(s.Keys, "key"), humanize.IBytes(s.Bytes), s.AppHash, compared)
+	}
+	if b := result.Blocks; b != nil && b.Tables > 0 {
+		fmt.Fprintf(env.Out, "good: %s: %s, %s\n", b.Folder, counted(uint64(b.Tables), "file"), humanize.IBytes(b.Bytes))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/cometbft/cometbft/libs/log"
@@ -120,6 +121,9 @@ func TestVerify(t *testing.T) {
 
 func TestVerifyFindsWhatIsDamaged(t *testing.T) {
 	conf := offlineHome(t, 3, nil)
+	// So that blocks are in tables, and not in the log alone.
+	_, err := home.Compact(t.Context(), conf, func(string, uint64, uint64) {})
+	require.NoError(t, err)
 	good, err := home.Verify(t.Context(), conf, home.VerifyOptions{Snapshots: true})
 	require.NoError(t, err)
 
@@ -133,12 +137,51 @@ func TestVerifyFindsWhatIsDamaged(t *testing.T) {
 	require.Equal(t, good.State, result.State)
 	require.Len(t, result.Snapshots, len(good.Snapshots)-1)
 
+	// Its description, by a bit: so is the state, and so are the other snapshots.
+	description := filepath.Join(good.Snapshots[1].Folder, "PIN")
+	flipBit(t, description, 0)
+	result, err = home.Verify(t.Context(), conf, home.VerifyOptions{Snapshots: true})
+	require.ErrorIs(t, err, home.ErrDamaged)
+	require.ErrorContains(t, err, description)
+	require.Equal(t, 2, strings.Count(err.Error(), "remove that folder"))
+	require.Equal(t, good.State, result.State)
+	require.Len(t, result.Snapshots, len(good.Snapshots)-2)
+	_, err = home.Verify(t.Context(), conf, home.VerifyOptions{})
+	require.NoError(t, err)
+
+	// The blocks: their file is named, too.
+	tables, err := filepath.Glob(filepath.Join(good.Blocks.Folder, "*.sst"))
+	require.NoError(t, err)
+	require.NotEmpty(t, tables)
+	require.Equal(t, len(tables), good.Blocks.Tables)
+	told := uint64(0)
+	at := flipBit(t, tables[0], -1)
+	_, err = home.Verify(t.Context(), conf, home.VerifyOptions{BlocksProgress: func(_ string, done, _ uint64) { told = done }})
+	require.ErrorIs(t, err, home.ErrDamaged)
+	require.ErrorContains(t, err, tables[0])
+	require.NotZero(t, told)
+	require.Equal(t, at, flipBit(t, tables[0], -1))
+
 	// The state: its file is named.
 	file := damage(t, config.StateDir(conf.CometBFT.DBDir()))
 	_, err = home.Verify(t.Context(), conf, home.VerifyOptions{})
 	require.ErrorIs(t, err, home.ErrDamaged)
 	require.ErrorContains(t, err, filepath.Base(file))
 	require.ErrorContains(t, err, "unsafe-reset-all")
+}
+
+// flipBit changes a bit of a file, in the middle if at is negative. It returns where.
+func flipBit(t *testing.T, path string, at int) int {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	if at < 0 {
+		at = len(content) / 2
+	}
+	content[at] ^= 1
+	require.NoError(t, os.Remove(path)) // a link of it may lie elsewhere
+	require.NoError(t, os.WriteFile(path, content, 0o600))
+	return at
 }
 
 // damage changes a byte in the first data block of every table in a folder, in files of their own,

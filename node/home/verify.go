@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/treestore"
@@ -32,6 +33,14 @@ type VerifiedState struct {
 type Verification struct {
 	State     *VerifiedState  `json:"state"` // nil: there is none
 	Snapshots []VerifiedState `json:"snapshots,omitempty"`
+	Blocks    *VerifiedBlocks `json:"blocks,omitempty"` // nil: there is no block zone
+}
+
+// VerifiedBlocks are the tables of the block zone in which every checksum is right.
+type VerifiedBlocks struct {
+	Folder string `json:"folder"`
+	Tables int    `json:"tables"`
+	Bytes  uint64 `json:"bytes"`
 }
 
 // VerifyOptions say what to verify.
@@ -39,12 +48,14 @@ type VerifyOptions struct {
 	Snapshots bool // the stored ones, too
 	// Progress is called with the number of keys read in a folder. total is an estimate.
 	Progress func(folder string, done, total uint64)
+	// BlocksProgress is called with the number of bytes read of the block zone.
+	BlocksProgress func(folder string, done, total uint64)
 }
 
 // Verify reads every key of the state on disk, recomputes the root, and compares it with the one
-// that was stored and with the one that the block after it names. An error that wraps ErrDamaged
-// names the folder, the file if it is known, and the remedy. The result then still contains what
-// was good.
+// that was stored and with the one that the block after it names. Of the block zone it compares all
+// checksums. An error that wraps ErrDamaged names the folder, the file if it is known, and the
+// remedy, for each thing that is damaged. The result then still contains what was good.
 func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result Verification, err error) {
 	d, err := openOffline(conf, true)
 	if err != nil {
@@ -54,40 +65,68 @@ func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result V
 	if d.state == nil {
 		return result, fmt.Errorf("%w: there is no %q", ErrNoData, config.StateDir(d.dataDir()))
 	}
-	total, err := d.state.EstimateKeys()
-	if err != nil {
-		return result, err
-	}
-	if meta, ok := d.state.Meta(); ok {
-		state, err := d.verify(ctx, d.state.Scan(), config.StateDir(d.dataDir()), meta, total, o)
-		switch {
-		case errors.Is(err, treestore.ErrNotTheState):
-			return result, treestore.Damaged(err)
-		case err != nil:
-			return result, err
-		}
-		result.State = &state
-	}
-	if !o.Snapshots {
-		return result, nil
-	}
 	var errs []error
+	for _, part := range []func(context.Context, VerifyOptions, *Verification) error{d.verifyState, d.verifyPins, d.verifyBlocks} {
+		err := part(ctx, o, &result)
+		if ctx.Err() != nil {
+			return result, ctx.Err()
+		}
+		errs = append(errs, err) // the other parts may be good
+	}
+	return result, errors.Join(errs...)
+}
+
+func (d *offline) verifyState(ctx context.Context, o VerifyOptions, result *Verification) error {
+	meta, ok := d.state.Meta()
+	if !ok {
+		return nil
+	}
+	state, err := d.verify(ctx, d.state.Scan(), config.StateDir(d.dataDir()), meta, o)
+	switch {
+	case errors.Is(err, treestore.ErrNotTheState):
+		return treestore.Damaged(err)
+	case err != nil:
+		return err
+	}
+	result.State = &state
+	return nil
+}
+
+func (d *offline) verifyPins(ctx context.Context, o VerifyOptions, result *Verification) error {
+	if !o.Snapshots {
+		return nil
+	}
+	errs := d.state.UnusablePins()
 	for _, pin := range d.state.Pins() {
-		state, err := d.verifyPin(ctx, pin.Height, total, o)
+		state, err := d.verifyPin(ctx, pin.Height, o)
 		switch {
 		case ctx.Err() != nil:
-			return result, ctx.Err()
+			return ctx.Err()
 		case err != nil: // the other snapshots may be good
 			errs = append(errs, err)
 		default:
 			result.Snapshots = append(result.Snapshots, state)
 		}
 	}
-	return result, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+func (d *offline) verifyBlocks(ctx context.Context, o VerifyOptions, result *Verification) error {
+	if d.databases == nil || d.databases.BlockZone() == nil {
+		return nil
+	}
+	folder := config.BlocksDir(d.dataDir())
+	tables, err := d.databases.BlockZone().Verify(ctx, func(done, total uint64) {
+		if o.BlocksProgress != nil {
+			o.BlocksProgress(folder, done, total)
+		}
+	})
+	result.Blocks = &VerifiedBlocks{folder, tables.Count, tables.Bytes}
+	return err
 }
 
 // verifyPin verifies a stored snapshot.
-func (d *offline) verifyPin(ctx context.Context, height int64, total uint64, o VerifyOptions) (_ VerifiedState, err error) {
+func (d *offline) verifyPin(ctx context.Context, height int64, o VerifyOptions) (_ VerifiedState, err error) {
 	folder := filepath.Join(config.SnapshotsDir(d.dataDir()), strconv.FormatInt(height, 10))
 	pin, err := d.state.OpenPin(height)
 	if err != nil {
@@ -98,7 +137,7 @@ func (d *offline) verifyPin(ctx context.Context, height int64, total uint64, o V
 	if err != nil {
 		return VerifiedState{}, err
 	}
-	state, err := d.verify(ctx, pin.Scan(), folder, meta, total, o)
+	state, err := d.verify(ctx, pin.Scan(), folder, meta, o)
 	if errors.Is(err, treestore.ErrNotTheState) {
 		err = fmt.Errorf("the snapshot is %w: %w: remove that folder; the state itself lies elsewhere", ErrDamaged, err)
 	}
@@ -107,8 +146,12 @@ func (d *offline) verifyPin(ctx context.Context, height int64, total uint64, o V
 
 // verify reads one state.
 func (d *offline) verify(
-	ctx context.Context, leaves iter.Seq2[avlstar.Leaf, error], folder string, meta storage.Meta, total uint64, o VerifyOptions,
+	ctx context.Context, leaves iter.Seq2[avlstar.Leaf, error], folder string, meta storage.Meta, o VerifyOptions,
 ) (VerifiedState, error) {
+	total, err := d.state.EstimateKeys()
+	if err != nil {
+		return VerifiedState{}, err
+	}
 	v, err := treestore.Recompute(ctx, meta, leaves, func(done uint64) {
 		if o.Progress != nil {
 			o.Progress(folder, done, max(done, total))
@@ -139,6 +182,11 @@ func (d *offline) verify(
 // appHashAfter returns the app hash that the block after height names, or that CometBFT's state
 // names if height is the last one, with the height of that header. nil: there is neither.
 func (d *offline) appHashAfter(height int64) (hash []byte, header int64, err error) {
+	defer func() {
+		if cause := recover(); cause != nil { // CometBFT panics when it cannot read
+			err = comet.Panicked(cause)
+		}
+	}()
 	if d.blocks == nil {
 		return nil, 0, nil
 	}

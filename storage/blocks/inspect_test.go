@@ -1,8 +1,11 @@
 package blocks
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -28,4 +31,73 @@ func TestBytes(t *testing.T) {
 	require.NoError(t, z.Close())
 	_, err = z.Bytes("large")
 	require.ErrorIs(t, err, ErrClosed)
+}
+
+// Any byte of any table that is changed is found, unless it is in no block and no footer: the file
+// is named, and the others are good.
+func TestVerify(t *testing.T) {
+	mem := vfs.NewMem()
+	z, err := Open("zone", Options{FS: mem, MemTableBytes: smallMemTable})
+	require.NoError(t, err)
+	rng := newRNG(t, 3)
+	for i := range 600 {
+		require.NoError(t, z.DB(ids[i%len(ids)]).Set(fmt.Appendf(nil, "%04d", i), fmt.Appendf(nil, "%0*d", 1+rng.IntN(4000), rng.Int64())))
+	}
+	require.NoError(t, z.Close())
+	names, err := mem.List("zone")
+	require.NoError(t, err)
+	verify := func(fs vfs.FS) (Tables, error) {
+		z, err := Open("zone", Options{FS: fs, ReadOnly: true})
+		if err != nil {
+			return Tables{}, err
+		}
+		told := uint64(0)
+		good, err := z.Verify(t.Context(), func(done, total uint64) {
+			require.LessOrEqual(t, done, total)
+			told = done
+		})
+		require.GreaterOrEqual(t, told, good.Bytes)
+		return good, errors.Join(err, z.Close())
+	}
+	all, err := verify(mem)
+	require.NoError(t, err)
+	require.Greater(t, all.Count, 1)
+	found := 0
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".sst") {
+			continue
+		}
+		for range 40 {
+			fs := vfs.NewMem()
+			_, err := vfs.Clone(mem, fs, "zone", "zone")
+			require.NoError(t, err)
+			file, err := fs.OpenReadWrite("zone/"+name, vfs.WriteCategoryUnspecified)
+			require.NoError(t, err)
+			info, err := file.Stat()
+			require.NoError(t, err)
+			var b [1]byte
+			at := rng.Int64N(info.Size())
+			_, err = file.ReadAt(b[:], at)
+			require.NoError(t, err)
+			b[0] ^= byte(1 << rng.IntN(8))
+			_, err = file.WriteAt(b[:], at)
+			require.NoError(t, err)
+			require.NoError(t, file.Close())
+			good, err := verify(fs)
+			require.ErrorIs(t, err, ErrCorrupt, "%s, byte %d of %d", name, at, info.Size())
+			require.ErrorContains(t, err, name)
+			require.ErrorContains(t, err, "put back a copy")
+			if good.Count > 0 { // else it did not open
+				require.Equal(t, all.Count-1, good.Count)
+				found++
+			}
+		}
+	}
+	require.Positive(t, found)
+
+	z = openZone(t, mem, Options{ReadOnly: true})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = z.Verify(ended, nil)
+	require.ErrorIs(t, err, context.Canceled)
 }
