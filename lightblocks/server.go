@@ -65,7 +65,7 @@ type Server struct {
 }
 
 const (
-	readers     = 3 // one less than the transport has workers in a node
+	readers     = 3 // the most workers that the transport has for them in a node
 	reporters   = 1
 	cachedBytes = 16 << 20 // of recent answers
 )

@@ -21,13 +21,21 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// transportWorkers is the number of requests that are answered at a time: few, so that the
-// processors are free for blocks.
+// transportWorkers is the number of requests, beside transportLanes, that are answered at a time:
+// few, so that the processors are free for blocks.
 const transportWorkers = 4
 
-// cheapMethods are answered from memory. They never wait for costly ones.
-var cheapMethods = []transport.Method{
-	fastsync.MethodStatus, fastsync.MethodCommitment, fastsync.MethodPeers, fastsync.MethodGenesis,
+// transportLanes keep methods apart: what is answered from memory never waits, and neither chunks
+// nor reports of evidence wait for light blocks, of which one can take a processor for 0.3 s.
+func transportLanes() []tcp.Lane {
+	return []tcp.Lane{
+		{Methods: []transport.Method{fastsync.MethodStatus, fastsync.MethodCommitment, fastsync.MethodPeers, fastsync.MethodGenesis}, Workers: 1},
+		{
+			Methods: []transport.Method{lightblocks.MethodLightBlock, lightblocks.MethodConsensusParams, lightblocks.MethodHeaders},
+			Workers: min(3, max(1, runtime.GOMAXPROCS(0)/4)), // lightblocks.Server is busy above 3
+		},
+		{Methods: []transport.Method{lightblocks.MethodEvidence}, Workers: 1},
+	}
 }
 
 // serving is this node's side of the transport, where joining nodes send requests. The fields but
@@ -97,7 +105,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 		Key: key, ChainID: n.genesis.ChainID, Handler: handler,
 		OpenMethods: []transport.Method{fastsync.MethodStatus, fastsync.MethodGenesis}, MaxConns: o.MaxPeers, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
 		Workers: transportWorkers, MaxConnsPerHost: o.MaxPeersPerHost, Hooks: n.transportMetrics.hooks(),
-		Cheap: cheapMethods, Named: config.NamedPeers(n.config),
+		Lanes: transportLanes(), Named: config.NamedPeers(n.config),
 	}
 	server, err := tcp.Listen(n.serving.address, options)
 	if err != nil {

@@ -47,8 +47,9 @@ type network struct {
 type knocker struct {
 	member
 	since  time.Time
-	heard  atomic.Int64 // when its ClientHello had come, in nanoseconds after since; 0: it has not
-	ousted atomic.Bool  // it had to make room
+	first  time.Duration // how long it may be silent
+	heard  atomic.Int64  // when its ClientHello had come, in nanoseconds after since; 0: it has not
+	ousted atomic.Bool   // it had to make room
 }
 
 // guest is an authenticated connection.
@@ -106,7 +107,7 @@ func (a *admission) knock(from origin, now time.Time, drop func()) (*knocker, er
 	for _, net := range from.nets {
 		a.mu.nets[net].accepts.AllowN(now, 1)
 	}
-	k := &knocker{since: now}
+	k := &knocker{since: now, first: a.o.firstTimeout}
 	k.member = member{from: from, spare: k.silent, drop: func() {
 		k.ousted.Store(true)
 		drop()
@@ -125,9 +126,9 @@ func (k *knocker) hear(now time.Time) { k.heard.Store(max(1, int64(now.Sub(k.sin
 func (k *knocker) silent(now time.Time) time.Duration {
 	age := now.Sub(k.since)
 	if heard := time.Duration(k.heard.Load()); heard != 0 {
-		return age - heard - firstTimeout
+		return age - heard - k.first
 	}
-	return firstTimeout + age
+	return age + k.first
 }
 
 // remember makes room in nets for the networks of an origin, and puts them there. A wider network
@@ -166,14 +167,17 @@ func (a *admission) sweep(now time.Time) {
 }
 
 // pass makes a pending connection a guest. drop is called, under the lock, if the guest has to make
-// room. It fails with ErrTooManyConns.
-func (a *admission) pass(from origin, id transport.ID, now time.Time, drop func()) (*guest, error) {
+// room. It fails with ErrTooManyConns, or with ErrTooManyPending if it has just had to.
+func (a *admission) pass(k *knocker, id transport.ID, now time.Time, drop func()) (*guest, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	g := &guest{sent: a.mu.nets[from.host()].sent}
+	if k.ousted.Load() { // its host may be forgotten
+		return nil, ErrTooManyPending
+	}
+	g := &guest{sent: a.mu.nets[k.from.host()].sent}
 	g.use.last = now
 	g.member = member{
-		from: from, named: slices.Contains(a.o.Named, id), drop: drop,
+		from: k.from, named: slices.Contains(a.o.Named, id), drop: drop,
 		spare: func(now time.Time) time.Duration { return g.use.unused(now) - unused },
 	}
 	if !a.mu.guests.enter(&g.member, now) {

@@ -14,7 +14,7 @@ type loopback struct{}
 func (loopback) Listen(tb testing.TB, o transporttest.Options) transporttest.Node {
 	s, err := Listen("127.0.0.1:0", Options{
 		Key: transporttest.Key(o.Node), ChainID: o.ChainID, Handler: o.Handler, OpenMethods: o.OpenMethods, Workers: 64,
-		bounds: bounds{maxCalls: o.MaxCalls, handshakeTimeout: patience, stallTimeout: patience},
+		bounds: bounds{maxCalls: o.MaxCalls, handshakeTimeout: patience, firstTimeout: patience, stallTimeout: patience},
 	})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { s.Close() })

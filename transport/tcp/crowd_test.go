@@ -61,6 +61,30 @@ func TestSilentNetwork(t *testing.T) {
 	require.LessOrEqual(t, len(a.mu.nets), maxNets)
 }
 
+// TestOusted has a connection make room in the moment in which it has authenticated.
+func TestOusted(t *testing.T) {
+	o, err := Options{Key: keyOf(1), bounds: bounds{maxPending: 1}}.withDefaults()
+	require.NoError(t, err)
+	a := newAdmission(&o)
+	now, dropped := time.Now(), false
+	first, err := a.knock(originOf(pipeAddr("10.0.0.1:1")), now, func() { dropped = true })
+	require.NoError(t, err)
+	second, err := a.knock(originOf(pipeAddr("10.0.0.2:1")), now, func() {})
+	require.NoError(t, err)
+	require.True(t, dropped)
+	delete(a.mu.nets, "10.0.0.1") // as sweep does some time later
+	_, err = a.pass(first, transporttest.ID(2), now, func() {})
+	require.ErrorIs(t, err, ErrTooManyPending)
+	a.settled(first)
+	second.hear(now)
+	_, err = a.knock(originOf(pipeAddr("10.0.0.3:1")), now.Add(o.firstTimeout), func() {})
+	require.ErrorIs(t, err, ErrTooManyPending, "who is heard may take a while")
+	_, err = a.pass(second, transporttest.ID(3), now, func() {})
+	require.NoError(t, err)
+	a.settled(second)
+	require.Empty(t, a.mu.pending.in)
+}
+
 // TestIdleNetwork has one /48 of IPv6 take all connections, each from another /64, and ask nothing.
 func TestIdleNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -35,6 +35,7 @@ func newServer(tb testing.TB, n int, o Options) *Server {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(tb, err)
 	set(&o.handshakeTimeout, patience)
+	set(&o.firstTimeout, patience)
 	set(&o.stallTimeout, patience)
 	return serve(tb, l, n, o)
 }

@@ -270,7 +270,7 @@ func TestHalfOpen(t *testing.T) {
 		for range 2 {
 			require.Error(t, <-e.refused)
 		}
-		require.Equal(t, firstTimeout, time.Since(began))
+		require.Equal(t, s.o.firstTimeout, time.Since(began))
 		p.dial(t, 2, "10.0.0.1")
 		s.Close()
 	})

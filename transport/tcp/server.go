@@ -20,12 +20,12 @@ type Server struct {
 	listener  net.Listener
 	tls       *tls.Config
 	admission *admission
-	workers   *turns        // of handlers
-	cheap     *turns        // of those of Options.Cheap, which have a worker of their own
-	sending   *turns        // where rate is a cap: of pieces
-	rate      *rate.Limiter // nil: no cap
-	unsent    budget        // of answers that are being made, or wait to be sent
-	bodies    budget        // of long request bodies
+	workers   *turns                      // of handlers,
+	lanes     map[transport.Method]*turns // except those of some methods
+	sending   *turns                      // where rate is a cap: of pieces
+	rate      *rate.Limiter               // nil: no cap
+	unsent    budget                      // of answers that are being made, or wait to be sent
+	bodies    budget                      // of long request bodies
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -73,8 +73,14 @@ func Serve(l net.Listener, o Options) (*Server, error) {
 // prepare returns a server without a listener. The options have their defaults.
 func prepare(o Options) *Server {
 	s := &Server{
-		o: o, workers: newTurns(o.Workers, leastWork), cheap: newTurns(1, leastWork), sending: newTurns(1, 0), rate: newRate(o.Rate),
-		unsent: budget{limit: o.maxUnsent}, bodies: budget{limit: o.maxBodies},
+		o: o, workers: newTurns(o.Workers, leastWork), lanes: make(map[transport.Method]*turns), sending: newTurns(1, 0),
+		rate: newRate(o.Rate), unsent: budget{limit: o.maxUnsent}, bodies: budget{limit: o.maxBodies},
+	}
+	for _, lane := range o.Lanes {
+		workers := newTurns(lane.Workers, leastWork)
+		for _, method := range lane.Methods {
+			s.lanes[method] = workers
+		}
 	}
 	s.admission = newAdmission(&s.o)
 	return s
@@ -111,7 +117,7 @@ func (s *Server) accept() {
 			continue
 		}
 		from := originOf(c.RemoteAddr())
-		k, err := s.admission.knock(from, time.Now(), func() { c.Close() })
+		k, err := s.admission.knock(from, time.Now(), func() { abort(c) })
 		if err != nil {
 			s.refused(from.name, err)
 			abort(c)
@@ -164,7 +170,7 @@ func (s *Server) serve(raw net.Conn, k *knocker) {
 // greet authenticates the peer and exchanges the hellos, within limits of time and bytes.
 func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
 	began := time.Now()
-	if err := raw.SetDeadline(began.Add(min(firstTimeout, s.o.handshakeTimeout))); err != nil {
+	if err := raw.SetDeadline(began.Add(min(s.o.firstTimeout, s.o.handshakeTimeout))); err != nil {
 		return nil, err
 	}
 	w := newWire(raw, &s.o, smallBuffer)
@@ -194,7 +200,7 @@ func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
 	case theirs.chainID != "" && theirs.chainID != s.o.ChainID:
 		ours.status, err = helloWrongChain, fmt.Errorf("%w: %q", transport.ErrWrongChain, theirs.chainID)
 	default:
-		if g, err = s.admission.pass(k.from, id, time.Now(), func() { raw.Close() }); err != nil {
+		if g, err = s.admission.pass(k, id, time.Now(), func() { raw.Close() }); err != nil {
 			ours.status = helloBusy
 		}
 	}

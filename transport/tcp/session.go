@@ -181,8 +181,8 @@ func (b *body) release() {
 // the answer.
 func (n *session) serve(ctx context.Context, r transport.Request) (answer []byte, reserved int64, err error) {
 	workers := n.server.workers
-	if slices.Contains(n.server.o.Cheap, r.Method) {
-		workers = n.server.cheap
+	if lane := n.server.lanes[r.Method]; lane != nil {
+		workers = lane
 	}
 	turn, err := workers.wait(ctx, n.guest.from, n)
 	if err != nil {

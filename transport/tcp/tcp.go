@@ -41,8 +41,9 @@ type Options struct {
 	// chain id. It refuses them all others.
 	OpenMethods []transport.Method
 
-	// Cheap are methods that a server answers at once: they have a worker of their own.
-	Cheap []transport.Method
+	// Lanes are methods with workers of their own: they do not wait for others, nor others for
+	// them.
+	Lanes []Lane
 	// Named are the peers that the operator named. Their connections to a server never make room
 	// for others.
 	Named []transport.ID
@@ -53,7 +54,9 @@ type Options struct {
 	// nothing, makes room for a newcomer.
 	MaxConns        int
 	MaxConnsPerHost int // 16
-	Workers         int // handlers running at once over all connections; hosts take turns; 8
+	// Workers are handlers running at once over all connections, except those of Lanes; 8. Hosts
+	// take turns.
+	Workers int
 	// Rate and RatePerPeer cap the bytes of answers per second, to all hosts together and to each;
 	// 0: no cap.
 	Rate, RatePerPeer int64
@@ -66,9 +69,16 @@ type Options struct {
 	bounds
 }
 
+// Lane is some methods, and how many of their handlers run at once over all connections.
+type Lane struct {
+	Methods []transport.Method
+	Workers int // 1 or more
+}
+
 // bounds are further limits, which only tests change.
 type bounds struct {
-	handshakeTimeout time.Duration // for TLS and the hellos together; 10 s; see firstTimeout
+	handshakeTimeout time.Duration // for TLS and the hellos together; 10 s
+	firstTimeout     time.Duration // of a server, for the dialer's first message; 2 s
 	// idleTimeout ends a connection on which no frame arrives; 60 s. A dialer pings every 15 s, or
 	// four times in this time.
 	idleTimeout  time.Duration
@@ -88,9 +98,6 @@ type bounds struct {
 	// over all connections; 32 MiB. Above a host's share of it requests get ErrBusy.
 	maxBodies int64
 }
-
-// firstTimeout is the time for a peer's first message, the ClientHello.
-const firstTimeout = 2 * time.Second
 
 // Hooks are called for metrics and logs. Any may be nil. They are called concurrently and must not
 // block.
@@ -120,6 +127,7 @@ func (o Options) withDefaults() (Options, error) {
 		return o, fmt.Errorf("chain id %q is longer than %d bytes", o.ChainID, MaxChainID)
 	}
 	set(&o.handshakeTimeout, 10*time.Second)
+	set(&o.firstTimeout, 2*time.Second)
 	set(&o.idleTimeout, 60*time.Second)
 	set(&o.stallTimeout, 15*time.Second)
 	set(&o.MaxConns, 128)

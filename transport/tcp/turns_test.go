@@ -43,7 +43,7 @@ var sleeping = transport.HandlerFunc(func(_ context.Context, r transport.Request
 func TestHostsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
-		s := serve(t, p, 1, Options{Workers: 2, Handler: sleeping, Cheap: []transport.Method{cheapMethod}})
+		s := serve(t, p, 1, Options{Workers: 2, Handler: sleeping, Lanes: []Lane{{[]transport.Method{cheapMethod}, 1}}})
 		for n := range 6 {
 			for conn := range 4 {
 				c := p.dial(t, 10+n, fmt.Sprintf("10.0.0.%d", n))
