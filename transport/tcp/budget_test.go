@@ -93,8 +93,11 @@ func TestMakingCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		mux := new(transport.Mux)
-		mux.Handle(someMethod, transport.Weighed(transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
-			<-release
+		mux.Handle(someMethod, transport.Weighed(transport.HandlerFunc(func(ctx context.Context, _ transport.Request) ([]byte, error) {
+			select {
+			case <-release:
+			case <-ctx.Done():
+			}
 			return []byte("x"), nil
 		}), func(r transport.Request) int64 { return int64(len(r.Body)) }))
 		p := newPipes()
@@ -110,7 +113,9 @@ func TestMakingCounts(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Equal(t, int64(5000), s.unsent.held())
-		_, err := ask(c, strings.Repeat("x", 1000))
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := c.Call(ctx, transport.Call{Method: someMethod, Body: make([]byte, 1000)})
 		require.ErrorIs(t, err, transport.ErrBusy)
 		wg.Go(func() {
 			if _, err := ask(other, strings.Repeat("x", 2000)); err != nil {

@@ -142,6 +142,28 @@ func TestIdleHosts(t *testing.T) {
 	})
 }
 
+// TestBusyStays has a connection wait for an answer for long: it is of use until that is sent, and
+// for a while after.
+func TestBusyStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		s := serve(t, p, 1, Options{MaxConns: 1, Handler: sleeping})
+		c := p.dial(t, 2, "10.0.0.1")
+		go ask(c, "30s")
+		synctest.Wait()
+		for _, at := range []time.Duration{29 * time.Second, 10 * time.Second} { // since the last
+			<-time.After(at)
+			_, err := p.tryDial(3, "10.0.0.2")
+			require.ErrorIs(t, err, transport.ErrBusy)
+		}
+		<-time.After(2 * time.Second)
+		p.dial(t, 3, "10.0.0.2")
+		synctest.Wait()
+		require.Error(t, c.Err())
+		s.Close()
+	})
+}
+
 // TestIdleNeighbour has the other connections of a host, such as one behind the same address, ask
 // nothing.
 func TestIdleNeighbour(t *testing.T) {

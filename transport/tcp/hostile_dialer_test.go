@@ -225,28 +225,30 @@ func TestHostileFrames(t *testing.T) {
 
 // TestThousandConnects has connections that never say anything.
 func TestThousandConnects(t *testing.T) {
-	const connects, pending = 1000, 10
-	o := Options{bounds: bounds{acceptRate: 1e6, maxPending: pending}}
-	e := watch(&o)
-	s := newServer(t, 1, o)
-	var conns []net.Conn
-	for range connects {
-		// An error: it was closed before Dial returned.
-		if c, err := net.Dial("tcp", s.Addr().String()); err == nil {
-			conns = append(conns, c)
+	synctest.Test(t, func(t *testing.T) {
+		const connects, pending = 1000, 10
+		o := Options{bounds: bounds{acceptRate: 1e6, maxPending: pending}}
+		e := watch(&o)
+		p := newPipes()
+		s := serve(t, p, 1, o)
+		var conns []net.Conn
+		for range connects {
+			conns = append(conns, p.raw(t, "10.0.0.1"))
 		}
-	}
-	for range connects - pending/2 {
-		require.ErrorIs(t, <-e.refused, ErrTooManyPending)
-	}
-	require.Empty(t, e.refused, "half of the room is left for other hosts")
-	for _, c := range conns {
-		c.Close()
-	}
-	for range pending / 2 {
-		require.Error(t, <-e.refused)
-	}
-	requireServes(t, s)
+		synctest.Wait()
+		require.Len(t, e.refused, connects-pending/2, "half of the room is left for other hosts")
+		for range connects - pending/2 {
+			require.ErrorIs(t, <-e.refused, ErrTooManyPending)
+		}
+		for _, c := range conns {
+			c.Close()
+		}
+		synctest.Wait()
+		require.Len(t, e.refused, pending/2)
+		_, err := ask(p.dial(t, 2, "10.0.0.1"), "x")
+		require.NoError(t, err)
+		s.Close()
+	})
 }
 
 // TestHalfOpen has a host keep its connections half open: it goes at its own expense, and for a
@@ -410,6 +412,7 @@ func TestTooManyConns(t *testing.T) {
 		first := p.dial(t, 2, "10.0.0.1")
 		p.dial(t, 3, "10.0.0.1")
 		refused("10.0.0.1")
+		synctest.Wait() // else the server may still be about to let it in
 		first.Close()
 		synctest.Wait()
 		p.dial(t, 4, "10.0.0.1")

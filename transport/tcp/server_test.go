@@ -180,6 +180,32 @@ func TestGate(t *testing.T) {
 	require.Less(t, len(a.mu.nets), 3, "hosts that owe nothing are forgotten")
 }
 
+// TestRateIsRemembered has a host leave when it has used up its rate, and come again.
+func TestRateIsRemembered(t *testing.T) {
+	o, err := Options{Key: keyOf(1), RatePerPeer: 1 << 20}.withDefaults()
+	require.NoError(t, err)
+	a := newAdmission(&o)
+	now := time.Now()
+	come := func() *guest {
+		k, err := a.knock(originOf(pipeAddr("10.0.0.1:1")), now, func() {})
+		require.NoError(t, err)
+		defer a.settled(k)
+		g, err := a.pass(k, transporttest.ID(2), now, func() {})
+		require.NoError(t, err)
+		return g
+	}
+	g := come()
+	g.sent.ReserveN(now, g.sent.Burst())
+	a.leave(g)
+	now = now.Add(time.Second / 16) // it may open as many connections again, but not send as much
+	a.sweep(now)
+	g = come()
+	require.Less(t, g.sent.TokensAt(now), float64(g.sent.Burst()))
+	a.leave(g)
+	a.sweep(now.Add(time.Second))
+	require.Empty(t, a.mu.nets)
+}
+
 func TestOrigin(t *testing.T) {
 	for addr, want := range map[string]origin{
 		"10.1.2.3:5":          {"10.1.2.3", []string{"10.1.2.3"}},
