@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/starling-kv/starling/hedge"
 	"github.com/starling-kv/starling/lightclient"
+	"github.com/starling-kv/starling/transport"
 )
 
 // RangePeer is a Peer that gives headers in ranges: those of heights from, from-1, …, at least 1
@@ -59,7 +62,7 @@ func (v *Verifier) Ancestors(ctx context.Context, from int64, last func(*types.H
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.ctx, cancel)()
-	d := &descent{v: v, asked: map[*peer]int{}, below: child.Header, sets: setsByHash{string(child.ValidatorsHash): child.ValidatorSet}}
+	d := &descent{v: v, asked: map[*peer]int{}, turn: firstTurn, below: child.Header, sets: setsByHash{string(child.ValidatorsHash): child.ValidatorSet}}
 	var found []Ancestor
 	for kept := 0; ; {
 		batch, err := d.next(ctx)
@@ -98,6 +101,8 @@ type descent struct {
 	below *types.Header // the lowest that is proved
 	sets  setsByHash
 	asked map[*peer]int // number of batches that were requested of a peer
+	// turn is how long a peer may take while others wait. Only next changes it.
+	turn time.Duration
 }
 
 // batch holds proved blocks of one peer, and the sets known after them.
@@ -106,40 +111,94 @@ type batch struct {
 	sets      setsByHash
 }
 
-// next returns the first batch that is proved. One peer is asked, another one after each failure,
-// and as many again at each multiple of Options.hedge. Peers that were silent while another one
-// answered are asked last from then on. Otherwise those that were asked least come first, so that a
-// peer with short answers cannot slow the descent down.
+// The time after which a peer gives its place up to one that is not tried yet: firstTurn in the
+// first pass over all peers, twice as long in each further one, at most lastTurn.
+const (
+	firstTurn = time.Second
+	lastTurn  = 8 * time.Second
+)
+
+// errTurn is why a question ended before its answer: others waited for their turn.
+var errTurn = errors.New("no answer while other peers waited")
+
+// next returns the first batch that is proved. All peers are tried, in passes: a peer that gives
+// nothing while others wait gives its place up, and has longer in the next pass. So no number of
+// silent peers keeps an honest one from its turn, and a slow one gets there, too. Peers that come
+// meanwhile are tried as well.
 func (d *descent) next(ctx context.Context) ([]Ancestor, error) {
-	var peers []*peer
+	tried := map[transport.ID]bool{}
+	var why reasons
+	for {
+		found, again, err := d.pass(ctx, tried, &why)
+		switch {
+		case err != nil:
+			return nil, err
+		case found != nil:
+			d.below, d.sets = found.ancestors[len(found.ancestors)-1].Header, found.sets
+			return found.ancestors, nil
+		case again && d.turn < lastTurn:
+			d.turn *= 2
+		case again || len(d.candidates(tried)) == 0:
+			return nil, why.explain(d.below.Height-1, len(tried))
+		}
+	}
+}
+
+// candidates returns the peers that can be asked, in the order in which they are: those that were
+// silent while another one answered come last. Otherwise those that were asked least come first, so
+// that a peer with short answers cannot slow the descent down. The rest is random, so that nobody
+// can place peers ahead of an honest one. Peers in tried are left out.
+func (d *descent) candidates(tried map[transport.ID]bool) (peers []*peer) {
 	for _, p := range d.v.usablePeers() {
-		if _, can := p.Peer.(RangePeer); can {
+		if _, can := p.Peer.(RangePeer); can && !tried[p.id] {
 			peers = append(peers, p)
 		}
 	}
-	if len(peers) == 0 {
-		return nil, ErrNoPeers
-	}
+	d.v.opts.shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
 	d.v.mu.Lock()
+	defer d.v.mu.Unlock()
 	slices.SortStableFunc(peers, func(p, q *peer) int {
 		return cmp.Or(cmp.Compare(p.strikes, q.strikes), cmp.Compare(d.asked[p], d.asked[q]))
 	})
-	d.v.mu.Unlock()
-	below, sets := d.below, d.sets
-	var why reasons
-	var found *batch
+	return peers
+}
+
+// pass asks all peers for a batch: one, another one after each failure, and as many again at each
+// multiple of Options.hedge. It adds them to tried, and why they were of no use to why. again
+// reports that some gave their place up.
+func (d *descent) pass(ctx context.Context, tried map[transport.ID]bool, why *reasons) (found *batch, again bool, _ error) {
+	peers := d.candidates(nil)
+	if len(peers) == 0 {
+		return nil, false, ErrNoPeers
+	}
+	var untried atomic.Int64
+	untried.Store(int64(len(peers)))
+	below, sets, turn := d.below, d.sets, d.turn
 	s := hedge.Search[*peer, batch]{
 		Policy: hedge.Policy{Pace: hedge.Doubling, Start: 1, Most: parallel, After: d.v.opts.hedge},
 		Go:     d.v.spawn,
 		More:   func() ([]*peer, <-chan struct{}) { return peers, nil },
 		Ask: func(ctx context.Context, p *peer) (b batch, err error) {
+			untried.Add(-1)
+			ctx, give := context.WithCancelCause(ctx)
+			defer give(nil)
+			defer time.AfterFunc(turn, func() {
+				if untried.Load() > 0 {
+					give(errTurn)
+				}
+			}).Stop()
 			b.ancestors, b.sets, err = d.v.ancestorsOf(ctx, p, below, sets)
+			if err != nil && errors.Is(context.Cause(ctx), errTurn) {
+				d.v.answered(p, false)
+				err = errTurn
+			}
 			return b, err
 		},
 		Failed: func(p *peer, err error) bool {
 			d.asked[p]++
 			why.add(p, err)
 			d.v.blame(p, err)
+			again = again || errors.Is(err, errTurn)
 			return false
 		},
 		Proved: func(p *peer, b batch) {
@@ -153,14 +212,11 @@ func (d *descent) next(ctx context.Context) ([]Ancestor, error) {
 			}
 		},
 	}
-	if err := s.Run(ctx); err != nil {
-		return nil, err
+	for _, p := range peers {
+		tried[p.id] = true
 	}
-	if found == nil {
-		return nil, why.explain(below.Height-1, len(peers))
-	}
-	d.below, d.sets = found.ancestors[len(found.ancestors)-1].Header, found.sets
-	return found.ancestors, nil
+	err := s.Run(ctx)
+	return found, again, err
 }
 
 // ancestorsOf asks a peer for the blocks below a proved one, and proves them. The sets that it

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cometbft/cometbft/light/provider"
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
@@ -225,23 +227,91 @@ func TestAncestorsOfSlowPeers(t *testing.T) {
 	})
 }
 
-// Neither do very many silent ones, within the time limit of a join.
+// silentPeer gives light blocks and no headers.
+type silentPeer struct{ *Provider }
+
+func (silentPeer) HeaderRange(ctx context.Context, _ int64, _ int) ([]Ancestor, error) {
+	return nil, hang(ctx)
+}
+
+func addSilent(v *Verifier, c *chain, n int) {
+	for i := range n {
+		v.Add(silentPeer{serve(transport.ID(fmt.Sprintf("silent %d", i)), c, nil)})
+	}
+}
+
+// Neither do very many silent ones, however many places there are, and whether the honest one
+// answers at once or takes longer than a first turn.
 func TestAncestorsAmongSilentPeers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := headersChain()
-		v := testVerifier(t, c, 550, nil)
-		for i := range 60 {
-			id := transport.ID(fmt.Sprintf("silent %d", i))
-			v.Add(&headersPeer{Provider: serve(id, c, nil), headers: func(ctx context.Context, _ []Ancestor) ([]Ancestor, error) {
-				return nil, hang(ctx)
-			}})
+	for _, c := range []struct {
+		silent int
+		slow   time.Duration // of the honest one, for each answer
+		within time.Duration
+	}{
+		{60, 0, 15 * time.Second}, {64, 0, 15 * time.Second}, {100, 0, 15 * time.Second}, {127, 0, 15 * time.Second}, {1000, 0, time.Minute},
+		{64, 1500 * time.Millisecond, time.Minute}, {127, 3 * time.Second, time.Minute},
+	} {
+		for seed := range uint64(3) {
+			t.Run(fmt.Sprintf("%d silent, slow %s, seed %d", c.silent, c.slow, seed), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					chain := headersChain()
+					v := testVerifier(t, chain, 550, func(o *Options) { o.shuffle = rand.New(rand.NewPCG(seed, 0)).Shuffle })
+					addSilent(v, chain, c.silent)
+					v.Add(&headersPeer{Provider: serve("honest", chain, nil), headers: func(ctx context.Context, headers []Ancestor) ([]Ancestor, error) {
+						return headers, pause(ctx, c.slow)
+					}})
+					ctx, cancel := context.WithTimeout(t.Context(), c.within) // in virtual time
+					defer cancel()
+					began := time.Now()
+					found, err := v.Ancestors(ctx, 549, downTo(2))
+					require.NoError(t, err)
+					requireAncestors(t, chain, 549, 2, found)
+					t.Logf("%s", time.Since(began))
+				})
+			})
 		}
-		v.Add(serve("honest", c, nil))
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // in virtual time
-		defer cancel()
-		found, err := v.Ancestors(ctx, 549, downTo(2))
+	}
+}
+
+// A slow line is used to its end where nobody else waits: no question to it is cut and repeated.
+func TestAncestorsOverASlowLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain, asked := headersChain(), 0
+		v := testVerifier(t, chain, 550, nil)
+		v.Add(&headersPeer{Provider: serve("a", chain, nil), headers: func(ctx context.Context, headers []Ancestor) ([]Ancestor, error) {
+			asked++
+			return headers, pause(ctx, 7*time.Second)
+		}})
+		found, err := v.Ancestors(t.Context(), 549, downTo(2))
 		require.NoError(t, err)
-		requireAncestors(t, c, 549, 2, found)
+		requireAncestors(t, chain, 549, 2, found)
+		require.Equal(t, 3, asked)
+	})
+}
+
+// A peer that comes while others fail is tried, too. When all have been tried, it ends.
+func TestAncestorsOfLateComers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := headersChain()
+		v := testVerifier(t, chain, 550, nil)
+		late := &headersPeer{Provider: serve("late", chain, nil)}
+		v.Add(&headersPeer{Provider: serve("without", chain, nil), headers: func(context.Context, []Ancestor) ([]Ancestor, error) {
+			v.Add(late)
+			return nil, provider.ErrLightBlockNotFound
+		}})
+		found, err := v.Ancestors(t.Context(), 549, downTo(2))
+		require.NoError(t, err)
+		requireAncestors(t, chain, 549, 2, found)
+
+		v = testVerifier(t, chain, 550, nil)
+		addSilent(v, chain, 100)
+		_, err = v.LightBlock(t.Context(), 550)
+		require.NoError(t, err)
+		began := time.Now()
+		found, err = v.Ancestors(t.Context(), 549, downTo(2))
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.Empty(t, found)
+		require.Less(t, time.Since(began), 2*time.Minute)
 	})
 }
 

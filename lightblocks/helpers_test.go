@@ -375,7 +375,7 @@ func copyBlock(lb *types.LightBlock) *types.LightBlock {
 // testVerifier returns a Verifier that trusts the block of that height.
 func testVerifier(t *testing.T, c *chain, trust int64, change func(*Options)) *Verifier {
 	t.Helper()
-	opts := Options{ChainID: testChain, TrustHeight: trust, TrustHash: c.blocks[trust-1].Hash()}
+	opts := Options{ChainID: testChain, TrustHeight: trust, TrustHash: c.blocks[trust-1].Hash(), shuffle: inOrder}
 	if change != nil {
 		change(&opts)
 	}
@@ -393,6 +393,9 @@ func pause(ctx context.Context, d time.Duration) error {
 		return ctx.Err()
 	}
 }
+
+// inOrder has peers asked in the order in which they were added.
+func inOrder(int, func(i, j int)) {}
 
 // hang never answers.
 func hang(ctx context.Context) error {

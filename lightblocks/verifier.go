@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -81,6 +82,8 @@ type Options struct {
 	// peer that misses it is not awaited again until it has answered some question in time. Late
 	// answers are still compared. Default: 1 s.
 	compareWait time.Duration
+	// shuffle orders peers at random, as rand.Shuffle does, which is the default.
+	shuffle func(n int, swap func(i, j int))
 }
 
 // Verifier proves headers from a trusted one with the answers of peers that need not be trusted.
@@ -155,6 +158,9 @@ func NewVerifier(opts Options) (*Verifier, error) {
 	}
 	if opts.now == nil {
 		opts.now = time.Now
+	}
+	if opts.shuffle == nil {
+		opts.shuffle = rand.Shuffle
 	}
 	if opts.Logger == nil {
 		opts.Logger = log.NewNopLogger()

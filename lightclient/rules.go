@@ -77,12 +77,21 @@ func (r Rules) WithDefaults() (Rules, error) {
 	return r, light.ValidateTrustLevel(r.TrustLevel)
 }
 
-// Follows checks next against base, a trusted block below it. now is the local time. The error is
-// ErrGap, ErrExpired, ErrFuture or ErrInvalid.
-func (r Rules) Follows(base, next *types.LightBlock, now time.Time) error {
+// Fresh returns nil if a trusted block can vouch for later ones, else ErrExpired. now is the local
+// time.
+func (r Rules) Fresh(base *types.LightBlock, now time.Time) error {
 	if light.HeaderExpired(base.SignedHeader, r.TrustPeriod, now) {
 		return fmt.Errorf("%w: block %d is of %v, the period is %v: name a newer trusted height and hash",
 			ErrExpired, base.Height, base.Time, r.TrustPeriod)
+	}
+	return nil
+}
+
+// Follows checks next against base, a trusted block below it. now is the local time. The error is
+// ErrGap, ErrExpired, ErrFuture or ErrInvalid.
+func (r Rules) Follows(base, next *types.LightBlock, now time.Time) error {
+	if err := r.Fresh(base, now); err != nil {
+		return err
 	}
 	if latest := now.Add(r.ClockDrift); !next.Time.Before(latest) {
 		return fmt.Errorf("%w: block %d is of %v, the clock here says %v", ErrFuture, next.Height, next.Time, now)

@@ -1,13 +1,29 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/join"
 )
+
+// undoJoin removes the home of a join that a wrong header ended before it fetched anything, so that
+// the command can be given again.
+func undoJoin(env *cliEnv, made home.Newcomer) error {
+	conf, err := config.Load(env.Home, env.V)
+	if err != nil {
+		return err
+	}
+	if err := made.Undo(conf.CometBFT); err != nil {
+		return err
+	}
+	fmt.Fprintf(env.Err, "Removed %q again: nothing was fetched\n", made.Home)
+	return nil
+}
 
 func newJoinCmd(env *cliEnv) *cobra.Command {
 	var (
@@ -46,7 +62,11 @@ a source you trust. Without them the newest header of ADDRESS is trusted.`,
 				fmt.Fprintf(env.Err, "Next: start it:\n  starlingd start --home %s\n", joined.Home)
 				return nil
 			}
-			return runNode(ctx, env)
+			err = runNode(ctx, env)
+			if errors.Is(err, join.ErrTrust) {
+				err = errors.Join(err, undoJoin(env, joined))
+			}
+			return err
 		},
 	}
 	config.AddFlags(cmd.Flags())

@@ -32,8 +32,8 @@ import (
 // proposer, put it into blocks that all others refuse.
 
 // ancestorsTimeout limits the time for fetching them: peers that send false data or are silent
-// cannot delay a join for longer.
-const ancestorsTimeout = 20 * time.Second
+// cannot delay a join for longer. It is enough for a thousand of them, each of which is tried.
+const ancestorsTimeout = 2 * time.Minute
 
 // checkpointInterval is CometBFT's valSetCheckpointInterval (state/store.go): at its multiples the
 // whole set of validators is stored.

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/url"
 	"os"
@@ -113,6 +114,23 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 		}
 	}})
 	return made, err
+}
+
+// Undo removes what InitFrom made, and what a start of it has made since that ended before it
+// fetched anything. Folders that hold anything else stay.
+func (n Newcomer) Undo(c *cfg.Config) error {
+	if _, err := Reset(c); err != nil {
+		return err
+	}
+	for _, file := range []string{config.CometFile(n.Home), config.AppFile(n.Home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()} {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for _, dir := range []string{filepath.Join(n.Home, "config"), filepath.Join(n.Home, "data"), n.Home} {
+		_ = os.Remove(dir) // only if it is empty
+	}
+	return nil
 }
 
 // fromTransport asks a node's transport. Its p2p is assumed to listen at PortOffset below.

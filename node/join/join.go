@@ -164,10 +164,10 @@ func interrupted(o Options) bool {
 	return meta.Restored && meta.Height > o.Have.Block && meta.Height != o.Have.State
 }
 
-// Run does what Decide returned, until CometBFT can be made. Errors: ErrNoTransport, and nothing
-// was changed; lightblocks.ErrConflict, with the folder of the evidence; fastsync.ErrHopeless, if
-// trying again does not help. After a kill at any point the next Run continues where this one was.
-// One Run at a time.
+// Run does what Decide returned, until CometBFT can be made. Errors: ErrNoTransport and ErrTrust,
+// and nothing was changed; lightblocks.ErrConflict, with the folder of the evidence;
+// fastsync.ErrHopeless, if trying again does not help. After a kill at any point the next Run
+// continues where this one was. One Run at a time.
 func Run(ctx context.Context, way Way, o Options) error {
 	if way == None {
 		return nil
@@ -219,6 +219,9 @@ type joining struct {
 // join is for a node without blocks, or without the state that they belong to.
 func (j *joining) join(ctx context.Context) error {
 	if err := j.network.Reach(ctx, j.Config.App.Join.ReachTimeout); err != nil {
+		return err
+	}
+	if err := j.trusted(ctx); err != nil {
 		return err
 	}
 	if height := j.State.Height(); height > 0 { // complete, but CometBFT was not told of it

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,6 +62,7 @@ type Network struct {
 	peers    *fastsync.Peers
 	verifier *lightblocks.Verifier
 	own      *lightblocks.Server // of the node's own headers; nil: there are none
+	rpc      []transport.ID      // of statesync.rpc_servers, in the verifier
 }
 
 // Connect begins to dial peers, and to fetch headers from all of them. It waits for none: see
@@ -112,6 +114,7 @@ func (n *Network) addProviders() error {
 			return config.Invalid(fmt.Errorf("statesync.rpc_servers: %w", err))
 		}
 		n.verifier.Add(p)
+		n.rpc = append(n.rpc, p.ID())
 	}
 	if n.o.Own == nil {
 		return nil
@@ -134,6 +137,15 @@ func (n *Network) addProviders() error {
 
 // id is the node's own id.
 func (n *Network) id() transport.ID { return transport.ID(n.o.NodeKey.ID()) }
+
+// named returns whom the operator named: transports and RPC servers.
+func (n *Network) named() []transport.Address {
+	named := slices.Clone(n.o.Addresses)
+	for _, id := range n.rpc {
+		named = append(named, transport.Address{ID: id})
+	}
+	return named
+}
 
 // evidenceDir is the folder where conflicting headers are kept.
 func evidenceDir(conf *config.Config) string {
