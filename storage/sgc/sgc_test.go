@@ -3,6 +3,7 @@ package sgc
 import (
 	"encoding/binary"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -209,4 +210,16 @@ func BenchmarkPutEvict(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		c.Put(State, key64(i), value, 1000)
 	}
+}
+
+// Two keys of one hash, which nobody can choose but chance may: the one is never answered with the
+// value of the other.
+func TestKeysOfOneHash(t *testing.T) {
+	c := New(1 << 20)
+	c.Put(State, []byte("kept"), "value", 10)
+	zo := &c.mu.zones[State]
+	kept, other := maphash.Bytes(c.seed, []byte("kept")), maphash.Bytes(c.seed, []byte("other"))
+	zo.entries[other] = zo.entries[kept]
+	_, ok := c.Get(State, []byte("other"))
+	require.False(t, ok)
 }
