@@ -3,8 +3,11 @@
 //
 //	peers.go       addresses ──dial──► connections ──status──► who has which snapshots; more addresses
 //	choose.go      newest height that a header proves and a peer serves ──► manifest, proved
+//	manifest.go    a manifest, from several peers: the slow ones give their places up
+//	draft.go       what came of a manifest before it is proved; who is asked next continues it
 //	join.go        Join: one loop; what other goroutines report reaches it through mailbox.go
-//	round.go       a snapshot: what is missing, when it stalls, when another takes its place
+//	round.go       a snapshot: what is missing, when it stalls or is slow, when another takes its place
+//	look.go        a round that will take long is compared with other snapshots
 //	request.go     a chunk: requested ──► received ──► verified and written ──► counted
 //	delta.go       what the node has: equal chunks are copied, changed ones assembled from pieces
 //	view.go        the join as the status page shows it

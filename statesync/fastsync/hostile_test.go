@@ -170,6 +170,107 @@ func TestConflictEndsTheJoin(t *testing.T) {
 	})
 }
 
+// lateConflict is a conflict that is found at some time.
+type lateConflict struct {
+	*chain
+	found atomic.Bool
+}
+
+func (c *lateConflict) Conflict() error {
+	if c.found.Load() {
+		return errConf
+	}
+	return nil
+}
+
+// conflictDisk finds it when so many chunks are written.
+type conflictDisk struct {
+	*disk
+	headers *lateConflict
+	at      int
+}
+
+func (d *conflictDisk) Write(k uint32, c *avlstar.Chunk) error {
+	err := d.disk.Write(k, c)
+	if d.written() == d.at {
+		d.headers.found.Store(true)
+	}
+	return err
+}
+
+// A conflict that is found after the snapshot was chosen ends the join as well: while chunks are
+// awaited, and when the last one is written. Nothing is committed.
+func TestConflictAfterTheChoiceEndsTheJoin(t *testing.T) {
+	for name, last := range map[string]bool{"while a chunk is awaited": false, "with the last chunk": true} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				v := w.state(2000, 10_000, 10)
+				headers := &lateConflict{chain: w.chain}
+				d := &conflictDisk{newDisk(), headers, int(v.NumChunks())}
+				over := make(chan struct{})
+				if !last {
+					d.at /= 2
+				}
+				var served atomic.Int64
+				w.add(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+					if r.Method == MethodChunk && served.Add(1) > int64(d.at) {
+						<-over
+					}
+					return answer, err
+				}, 10)
+				o := w.options(w.peers(), d.disk)
+				o.Headers, o.Target = headers, d
+				began := time.Now()
+				_, err := w.try(time.Hour, o)
+				close(over)
+				require.ErrorIs(t, err, errConf)
+				require.Less(t, time.Since(began), 3*time.Second)
+				require.Nil(t, d.state)
+			})
+		})
+	}
+}
+
+// A node starts at a snapshot's height H with the headers up to H+2: before these are there, it is
+// not chosen.
+func TestSnapshotWithoutTheHeadersAboveIt(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		v := w.state(200, 10_000, 10)
+		w.chain.set(20, v)
+		w.chain.newest = 21
+		w.add(nil, 20)
+		p := w.peers()
+		_, err := w.try(10*time.Second, w.options(p, newDisk()))
+		require.ErrorIs(t, err, errNoSnapshots)
+		w.chain.set(20, v) // header 22 is there
+		w.join(10*time.Second, w.options(p, newDisk()), 20)
+	})
+}
+
+// The first byte of a piece is its height inside the chunk, which the piece's own hash does not
+// cover: who alters it in a range is banned all the same, and no delta is wasted.
+func TestHostileHeightOfAPiece(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		old := stateOf(t, w.rng, 8000, 200_000)
+		w.chain.set(30, touched(t, w.rng, old, 400))
+		liar := w.add(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+			if c, decoded := decodeChunkRequest(r.Body); r.Method == MethodChunk && decoded == nil && c.offset > 0 {
+				answer = bytes.Clone(answer)
+				answer[0] ^= 1
+			}
+			return answer, err
+		}, 30)
+		w.add(nil, 30)
+		p := w.peersOver(lateDialer{w.dialer(), hostOf(1), time.Now().Add(3 * time.Second)}, 0, 1)
+		o := w.options(p, newDisk())
+		o.Local, o.LocalHeight = old, 20
+		w.join(10*time.Minute, o, 30)
+		_, banned := p.addresses()
+		require.Contains(t, banned, liar.listener.Address().ID)
+		require.Positive(t, w.nodes[1].count(MethodSubManifest)+w.nodes[1].count(MethodChunk))
+	})
+}
+
 // A liar claims newer heights with true commitments, and stalls the manifest.
 func TestHostileStalledManifests(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {

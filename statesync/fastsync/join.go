@@ -92,6 +92,8 @@ type joiner struct {
 	lastItem scheduler.ItemID
 	round    *round
 	tried    map[int64]bool // heights of all rounds so far
+	compared map[int64]bool // heights that the present one was compared with, by a look around
+	look     time.Duration  // from the beginning of a round, or the last look, to the next
 	count    counters
 	done     bool  // all chunks of the round are verified and written
 	failed   error // of our own, such as a full disk: it ends the join
@@ -108,6 +110,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 		sched: scheduler.New(o.MemoryBytes),
 		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID][]int64{},
 		requests: map[scheduler.RequestID]*request{}, items: map[scheduler.ItemID]*item{}, tried: map[int64]bool{},
+		compared: map[int64]bool{}, look: firstLook,
 	}
 	j.attempts.failed = map[int64]int{}
 	o.View.Connecting(o.Peers)

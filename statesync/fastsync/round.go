@@ -33,6 +33,7 @@ type round struct {
 	verified  time.Time     // when an answer was last verified, or a search has ended
 	stall     time.Duration // maximum age of verified; then another snapshot is looked for
 	searching bool          // a search is under way
+	looked    time.Time     // when it began, or was last compared with others
 	lacking   time.Time     // since when no peer claims the snapshot; zero: a peer does
 }
 
@@ -56,7 +57,7 @@ func (j *joiner) begin(c *choice) error {
 	if err != nil {
 		return err
 	}
-	r := &round{choice: c, group: group, restorer: restorer, verified: time.Now(), stall: stall}
+	r := &round{choice: c, group: group, restorer: restorer, verified: time.Now(), looked: time.Now(), stall: stall}
 	r.ctx, r.cancel = context.WithCancel(j.ctx) //nolint:gosec // drop and leave call cancel
 	j.round = r
 	j.tried[c.height] = true
@@ -124,6 +125,9 @@ func (j *joiner) watch() {
 	case j.lacks(r):
 		j.log.Info("Joining: no peer has the snapshot any more, looking for another", "height", r.height)
 		j.search()
+	case time.Since(r.looked) > j.look && j.left() > longLeft && j.unlooked():
+		j.log.Info("Joining: the rest will take long, looking whether another snapshot comes faster", "height", r.height)
+		j.lookAround()
 	case idle > r.stall:
 		j.log.Info("Joining: nothing was verified for a while, looking for another snapshot", "height", r.height, "seconds", int(idle.Seconds()))
 		j.search()

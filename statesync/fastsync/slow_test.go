@@ -3,6 +3,7 @@ package fastsync
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,8 +23,9 @@ const (
 // line carries answers at a rate, in the order in which they are asked for and a part at a time. It
 // may be shared by several peers.
 type line struct {
-	rate int64 // bytes a second
-	part int
+	rate  int64 // bytes a second
+	part  int
+	pause time.Duration // in place of the rate: of a part
 
 	mu   sync.Mutex
 	free time.Time // when it will have sent what it was given
@@ -92,7 +94,11 @@ func (l *line) reserve(n int) time.Duration {
 	if l.free.Before(now) {
 		l.free = now
 	}
-	l.free = l.free.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
+	pause := l.pause
+	if pause == 0 {
+		pause = time.Duration(n) * time.Second / time.Duration(l.rate)
+	}
+	l.free = l.free.Add(pause)
 	l.sent += int64(n)
 	return l.free.Sub(now)
 }
@@ -217,6 +223,45 @@ func TestSlowLineForManifests(t *testing.T) {
 					limit *= 8
 				}
 				require.Less(t, time.Since(began), limit)
+			})
+		})
+	}
+}
+
+// A liar is alone at its height and sends a chunk every 14 s, each of them right. A fast peer has
+// another snapshot, and what came of the first is kept.
+func TestHostileChunkEvery14Seconds(t *testing.T) {
+	for name, honest := range map[string]int64{"the others are newer": 30, "the others are older": 10} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				v := stateOf(t, w.rng, 12_000, 50_000)
+				require.Greater(t, v.NumChunks(), uint32(50))
+				w.chain.set(20, v)
+				w.add(nil, 20)
+				w.chain.set(honest, touched(t, w.rng, v, 3000))
+				w.add(nil, honest)
+				var first sync.Once
+				begun := make(chan struct{}) // the liar's snapshot was chosen
+				var served atomic.Int64
+				one := &line{part: 1 << 30, pause: 14 * time.Second}
+				d := slowDialer{w.dialer(), func(a transport.Address, m transport.Method) *line {
+					if m != MethodChunk || a.ID != transporttest.ID(0) {
+						return nil
+					}
+					first.Do(func() { close(begun) })
+					if served.Add(1) <= 5 { // it is useful at first
+						return nil
+					}
+					return one
+				}}
+				o := w.options(w.peersOver(lateDialer{d, hostOf(1), time.Now().Add(3 * time.Second)}, 0, 1), newDisk())
+				began := time.Now()
+				result := w.join(24*time.Hour, o, honest)
+				<-begun
+				t.Logf("joined after %v, reused %d of %d bytes", time.Since(began), result.Summary.Reused, result.Summary.Bytes)
+				require.Less(t, time.Since(began), 30*time.Second)
+				require.Equal(t, 1, result.Summary.Retargets)
+				require.Positive(t, result.Summary.Reused)
 			})
 		})
 	}
