@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net"
 	"os"
 	"runtime"
@@ -57,8 +58,9 @@ func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Lo
 	}
 	making := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
 	return serving{
-		address: address, reactor: comet.NewAddressReactor(), making: making,
-		light: lightblocks.NewServer(lightblocks.ServerOptions{ChainID: genesis.ChainID, Logger: logger.With("module", "transport"), Making: making}),
+		address: address, making: making,
+		reactor: comet.NewAddressReactor(rand.NewPCG(rand.Uint64(), rand.Uint64())), //nolint:gosec // it draws what anybody may see
+		light:   lightblocks.NewServer(lightblocks.ServerOptions{ChainID: genesis.ChainID, Logger: logger.With("module", "transport"), Making: making}),
 	}
 }
 

@@ -2,6 +2,7 @@ package comet
 
 import (
 	"cmp"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"strconv"
@@ -28,16 +29,19 @@ type AddressReactor struct {
 	p2p.BaseReactor
 	mu struct {
 		sync.Mutex
-		own   string                       // port; "": not known, or not to be told to anybody
-		peers map[p2p.ID]transport.Address // connected ones that told it
+		random *rand.Rand
+		own    string                       // port; "": not known, or not to be told to anybody
+		peers  map[p2p.ID]transport.Address // connected ones that told it
 	}
 }
 
 var _ p2p.Reactor = (*AddressReactor)(nil)
 
-// NewAddressReactor makes one that knows neither its own port nor any peer.
-func NewAddressReactor() *AddressReactor {
+// NewAddressReactor makes one that knows neither its own port nor any peer. It draws from random,
+// under a lock.
+func NewAddressReactor(random rand.Source) *AddressReactor {
 	r := new(AddressReactor)
+	r.mu.random = rand.New(random) //nolint:gosec // whoever asks twice sees what is drawn anyway
 	r.mu.peers = map[p2p.ID]transport.Address{}
 	return r
 }
@@ -61,7 +65,8 @@ func (r *AddressReactor) SetOwn(a net.Addr) {
 	}
 }
 
-// Known returns the transports of the connected peers, ordered by id.
+// Known returns the transports of the connected peers in random order: an answer has room for some
+// of them only, and peers choose their ids.
 func (r *AddressReactor) Known() []transport.Address {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,7 +74,9 @@ func (r *AddressReactor) Known() []transport.Address {
 	for _, a := range r.mu.peers {
 		list = append(list, a)
 	}
+	// The draw follows the seed alone, not the map.
 	slices.SortFunc(list, func(a, b transport.Address) int { return cmp.Compare(a.ID, b.ID) })
+	r.mu.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list
 }
 

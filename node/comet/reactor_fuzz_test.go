@@ -1,6 +1,7 @@
 package comet
 
 import (
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"testing"
@@ -27,7 +28,7 @@ func FuzzAddressMessage(f *testing.F) {
 		if err := message.Unmarshal(encoded); err != nil {
 			return // as CometBFT does before it hands a message on
 		}
-		r := NewAddressReactor().attach()
+		r := NewAddressReactor(rand.NewPCG(1, 2)).attach()
 		r.SetLogger(log.NewNopLogger())
 		peer := p2pmock.NewPeer(net.IPv4(127, 0, 0, 9))
 		r.Receive(p2p.Envelope{Src: peer, ChannelID: addressChannel, Message: message})

@@ -85,7 +85,7 @@ func Connect(o NetworkOptions) (_ *Network, err error) {
 	}
 	n.peers = fastsync.NewPeers(fastsync.PeersOptions{
 		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID}), Addresses: o.Addresses, Self: n.id(),
-		Banned: o.Banned,
+		Banned: o.Banned, Strict: o.Config.CometBFT.P2P.AddrBookStrict,
 	})
 	if o.View != nil {
 		o.View.Connecting(n.peers)

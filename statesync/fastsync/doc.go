@@ -2,6 +2,10 @@
 // many peers at once, none of which it trusts.
 //
 //	peers.go       addresses ──dial──► connections ──status──► who has which snapshots; more addresses
+//	connect.go     the life of a connection
+//	book.go        what peers have told of others: up to four addresses of a node; draws.go: whom to
+//	               dial, and at whose cost; visits.go: what came of it, and who makes room
+//	hosts.go       the networks that a host lies in; which addresses are public
 //	choose.go      newest height that a header proves and a peer serves ──► manifest, proved
 //	manifest.go    a manifest, from several peers: the slow ones give their places up
 //	draft.go       what came of a manifest before it is proved; who is asked next continues it

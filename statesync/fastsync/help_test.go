@@ -144,6 +144,7 @@ type world struct {
 	net    transporttest.Network
 	chain  *chain
 	nodes  []*testNode
+	sybils []*transporttest.Listener
 	joiner []*Peers
 }
 
@@ -196,6 +197,12 @@ func addressOf(i int) transport.Address {
 // add makes a peer that serves the states of the chain at some heights. Peers know each other.
 func (w *world) add(meddle meddler, heights ...int64) *testNode {
 	w.t.Helper()
+	return w.addAt(hostOf(len(w.nodes)), meddle, heights...)
+}
+
+// addAt is add for a peer that listens elsewhere.
+func (w *world) addAt(hostPort string, meddle meddler, heights ...int64) *testNode {
+	w.t.Helper()
 	n := &testNode{manager: statesync.NewManager(statesync.Options{Interval: testInterval, Keep: 1}), asked: map[transport.Method]int{}}
 	for _, h := range heights {
 		n.manager.Committed(h, w.chain.states[h])
@@ -209,13 +216,13 @@ func (w *world) add(meddle meddler, heights ...int64) *testNode {
 		}, Genesis: []byte("{}"),
 		Peers: func() []transport.Address {
 			var list []transport.Address
-			for j := range w.nodes {
-				list = append(list, addressOf(j))
+			for _, x := range w.nodes {
+				list = append(list, x.listener.Address())
 			}
 			return list
 		},
 	}).Register(mux)
-	listener, err := w.net.Listen(hostOf(i), transporttest.Config{
+	listener, err := w.net.Listen(hostPort, transporttest.Config{
 		ID: transporttest.ID(i), Host: "host", ChainID: "chain",
 		Handler: transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
 			truth, err := mux.Serve(ctx, r)
@@ -271,6 +278,9 @@ func (w *world) close() {
 		p.Close()
 	}
 	synctest.Wait() // handlers of calls that were cancelled
+	for _, s := range w.sybils {
+		s.Close()
+	}
 	for i, n := range w.nodes {
 		n.listener.Close()
 		require.NoError(w.t, n.manager.Close())
@@ -297,9 +307,18 @@ func (w *world) peers() *Peers { return w.peersOver(w.dialer(), 0) }
 
 // peersOver dials some of the nodes.
 func (w *world) peersOver(d transport.Dialer, nodes ...int) *Peers {
-	o := PeersOptions{Logger: log.NewNopLogger(), Dialer: d, Self: transporttest.ID(9999)}
+	var addresses []transport.Address
 	for _, i := range nodes {
-		o.Addresses = append(o.Addresses, addressOf(i))
+		addresses = append(addresses, addressOf(i))
+	}
+	return w.peersAt(d, false, addresses...)
+}
+
+// peersAt dials these addresses first. It draws by the seed of the world.
+func (w *world) peersAt(d transport.Dialer, strict bool, addresses ...transport.Address) *Peers {
+	o := PeersOptions{
+		Logger: log.NewNopLogger(), Dialer: d, Self: transporttest.ID(9999), Addresses: addresses,
+		Strict: strict, Random: mathrand.NewPCG(w.rng.Uint64(), 0),
 	}
 	p := NewPeers(o)
 	w.joiner = append(w.joiner, p)

@@ -171,7 +171,7 @@ func (e checked) handle(j *joiner) {
 func (j *joiner) verified(e checked) {
 	it, peer := e.r.item, transport.ID(e.r.peer)
 	j.round.verified, j.round.stall = time.Now(), firstStall
-	j.o.Peers.Useful(peer)
+	j.o.Peers.Useful(peer, int(it.bytes))
 	if it.r != j.round || !e.fresh {
 		return
 	}

@@ -14,7 +14,7 @@ import (
 type ServerOptions struct {
 	Snapshots *statesync.Manager
 	Blocks    func() (base, height int64) // first and last block that this node has
-	Peers     func() []transport.Address  // other nodes that serve, best first
+	Peers     func() []transport.Address  // other nodes that serve; of many, the first are told
 	Genesis   []byte                      // the file; empty: it is not served
 	// Making has one element for each answer that takes long to make, of whatever server: its
 	// capacity is how many processors all of them may use. nil: all but one, for this server.

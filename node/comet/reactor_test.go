@@ -1,0 +1,41 @@
+package comet
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"testing"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/p2p"
+	p2pmock "github.com/cometbft/cometbft/p2p/mock"
+	"github.com/cosmos/gogoproto/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// An answer names the first of the peers that are known. Low ids, which anybody can grind, do not
+// keep the others out of it.
+func TestNoIDIsKnownFirst(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := NewAddressReactor(rand.NewPCG(seed, 0)).attach()
+	r.SetLogger(log.NewNopLogger())
+	const peers, answers, room = 128, 400, 64
+	for range peers {
+		r.Receive(p2p.Envelope{
+			Src: p2pmock.NewPeer(net.IPv4(127, 0, 0, 9)), ChannelID: addressChannel, Message: &types.StringValue{Value: "26666"},
+		})
+	}
+	first := map[transport.ID]int{}
+	for range answers {
+		for _, a := range r.Known()[:room] {
+			first[a.ID]++
+		}
+	}
+	require.Len(t, first, peers)
+	for id, n := range first { // half of the answers, but for eight deviations
+		require.InDelta(t, answers/2, n, 80, fmt.Sprint(id))
+	}
+}
