@@ -59,10 +59,16 @@ func (v *Verifier) Ancestors(ctx context.Context, from int64, last func(*types.H
 	if err != nil {
 		return nil, fmt.Errorf("ancestors from height %d: %w", from, err)
 	}
+	return v.AncestorsBelow(ctx, child.Header, child.ValidatorSet, last)
+}
+
+// AncestorsBelow is Ancestors from the block before child, a header that the caller has proved. set
+// are the validators that child names.
+func (v *Verifier) AncestorsBelow(ctx context.Context, child *types.Header, set *types.ValidatorSet, last func(*types.Header) bool) ([]Ancestor, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.ctx, cancel)()
-	d := &descent{v: v, asked: map[*peer]int{}, turn: firstTurn, below: child.Header, sets: setsByHash{string(child.ValidatorsHash): child.ValidatorSet}}
+	d := &descent{v: v, asked: map[*peer]int{}, turn: firstTurn, below: child, sets: setsByHash{string(child.ValidatorsHash): set}}
 	var found []Ancestor
 	for kept := 0; ; {
 		batch, err := d.next(ctx)

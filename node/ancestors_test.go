@@ -3,12 +3,15 @@ package node
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	dbm "github.com/cometbft/cometbft-db"
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/evidence"
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/privval"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	sm "github.com/cometbft/cometbft/state"
@@ -16,6 +19,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
@@ -170,4 +174,46 @@ func attack(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.
 	ev.ByzantineValidators = ev.GetByzantineValidators(set, trusted)
 	require.Len(t, ev.ByzantineValidators, 1)
 	return ev
+}
+
+// A node that has none of the headers stops at a block with evidence about one of them, and says
+// so. The next start asks for them first, and gets beyond that block.
+func TestMissingHeadersAreAskedFor(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	home, n, first := fastNetwork(t, 10)
+	untilSnapshot(t, n, 4)
+	key := privval.LoadFilePV(nodetest.Load(t, home).CometBFT.PrivValidatorKeyFile(), nodetest.Load(t, home).CometBFT.PrivValidatorStateFile()).Key.PrivKey.(ed25519.PrivKey)
+	joiner := fastJoiner(t, home, n, first, func(_ *cfg.Config, a *config.App) { a.Join.EvidenceHeaders = 0 })
+	j := start(t, joiner, log.NewNopLogger())
+	follows(t, j, n)
+	base := j.Comet().BlockStore().Base()
+	with := commitEvidence(t, home, n, doubleVote(t, n, key, base-2))
+	var err error
+	nodetest.Until(t, "its end", func() bool {
+		select {
+		case err = <-j.Failed():
+			return true
+		default:
+			return false
+		}
+	})
+	require.ErrorIs(t, err, comet.ErrHeaderMissing)
+	require.ErrorContains(t, err, fmt.Sprintf("height %d: start the node again", base-2))
+	require.NoError(t, j.Stop())
+
+	// Nobody can be asked: it starts without them, and shows what is missing.
+	conf := nodetest.Load(t, joiner)
+	conf.App.Join.Peers, conf.App.Join.ReachTimeout, conf.CometBFT.P2P.PersistentPeers = "127.0.0.1:1", 10*time.Millisecond, ""
+	j, err = New(t.Context(), conf, log.NewNopLogger())
+	require.NoError(t, err)
+	require.NoError(t, j.Start(t.Context()))
+	require.EqualValues(t, 2, statusSource{j}.Status().Chain.MissingHeaders)
+	require.NoError(t, j.Stop())
+
+	logs := new(nodetest.LogBuffer)
+	j = start(t, joiner, logs.Logger(t))
+	require.True(t, logs.Has("Fetched headers that evidence may be about"))
+	require.Zero(t, statusSource{j}.Status().Chain.MissingHeaders)
+	nodetest.Until(t, "the joiner beyond it", func() bool { return j.Application().Height() > with })
+	nodetest.SameHashes(t, j.Application(), j.Comet)
 }

@@ -108,6 +108,7 @@ type Node struct {
 		sync.Mutex
 		abort   context.CancelCauseFunc // ends the join that runs; nil: none was started
 		failure error                   // the first one, for Health
+		gap     comet.Gap               // headers that evidence may be about and are not here
 	}
 
 	failed  chan error  // holds the first failure
@@ -153,7 +154,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Application: comet.NewHalter(o.wrap(n.application), n.config.App.HaltHeight, n.application.CanGoOn, n.fail),
 		Height:      n.application.Height, Restored: n.application.joined.Load,
 		Validator: validator, Signer: n.signer, WrapValidator: o.wrapValidator,
-		Reactor: n.serving.reactor, Serve: n.serving.setStores, Failed: n.fail, ConsensusEnded: n.consensusFailed,
+		Reactor: n.serving.reactor, Serve: n.serving.setStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
 	})
 	n.joinOptions = join.Options{
 		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator,
@@ -358,6 +359,9 @@ func (n *Node) Start(ctx context.Context) error {
 			}
 			return err
 		}
+	}
+	if err := n.askHeaders(ctx); err != nil {
+		return err
 	}
 	height := n.application.Height()
 	if err := n.instance.Start(n.ctx, &n.wg); err != nil {

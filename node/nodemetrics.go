@@ -26,8 +26,8 @@ func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 
 // nodeMetrics are the metrics of the node as a whole, read when Prometheus asks.
 type nodeMetrics struct {
-	n                                        *Node
-	build, appVersion, free, minFree, pinned *prometheus.Desc
+	n                                                 *Node
+	build, appVersion, free, minFree, pinned, missing *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*nodeMetrics)(nil)
@@ -42,13 +42,14 @@ func (n *Node) newMetrics() *nodeMetrics {
 		appVersion: desc("app", "version", "App version: the rules by which the next block is executed."),
 		free:       desc("storage", "disk_free_bytes", "Free space of the disk of the node's data, of the one with least where they are several."),
 		minFree:    desc("storage", "disk_min_free_bytes", "Free space below which the node stops (storage.min_free_bytes); 0: it does not look."),
+		missing:    desc("statesync", "headers_missing", "Headers from before this node joined that evidence may be about and that are not here."),
 		pinned:     desc("statesync", "snapshots_pinned", "Snapshots that other nodes can join from."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (m *nodeMetrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.build, m.appVersion, m.free, m.minFree, m.pinned} {
+	for _, d := range []*prometheus.Desc{m.build, m.appVersion, m.free, m.minFree, m.pinned, m.missing} {
 		to <- d
 	}
 }
@@ -65,6 +66,7 @@ func (m *nodeMetrics) Collect(to chan<- prometheus.Metric) {
 		gauge(m.free, float64(free))
 	}
 	gauge(m.minFree, float64(m.n.config.App.Storage.MinFreeBytes))
+	gauge(m.missing, float64(m.n.missing().Headers()))
 	gauge(m.pinned, float64(len(m.n.application.snapshots.Heights())))
 }
 

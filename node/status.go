@@ -65,6 +65,7 @@ func (s statusSource) Status() statuspage.Status {
 		Disk: s.disk(), Caches: s.caches(), Snapshots: n.application.snapshots.Heights(), Join: s.join(),
 	}
 	status.Chain, status.Phase = s.chain()
+	status.Chain.MissingHeaders = n.missing().Headers()
 	if height, v := n.application.Latest(); v != nil {
 		defer v.Release()
 		memory := v.Memory()

@@ -54,6 +54,9 @@ type Chain struct {
 	BlockSeconds float64   `json:"block_seconds"` // mean time between recent blocks; 0: unknown
 	Peers        int       `json:"peers"`         // of CometBFT
 	CatchingUp   bool      `json:"catching_up"`
+	// MissingHeaders is the number of headers from before this node joined that evidence may be
+	// about and that are not here: a block with such evidence would stop the node.
+	MissingHeaders int64 `json:"missing_headers"`
 }
 
 // Tree describes the state.

@@ -31,6 +31,7 @@ const (
 	exitDiskFull = disk.ExitFull
 	exitDamaged  = disk.ExitDamaged
 	exitTooOld   = 7
+	exitHeader   = 8
 )
 
 // usageError is an invalid command line: exit status 2.
@@ -88,7 +89,8 @@ STARLINGD_RPC_LADDR. Flags override variables, and variables override files.
 
 Exit status: 0 done, 1 failed, 2 wrong usage or settings, 3 refused by the chain or by a
 proof, 4 the key is absent, 5 the disk is full, 6 data on disk are damaged, 7 this
-program is too old for the chain or for the data on disk.`
+program is too old for the chain or for the data on disk, 8 a header is missing that
+evidence in a block is about (the next start asks for it).`
 
 const rootExample = `  starlingd init alice --chain-id demo-1 --open
   starlingd start
@@ -244,6 +246,8 @@ func exitStatus(err error) int {
 		return exitDiskFull
 	case errors.Is(err, home.ErrDamaged):
 		return exitDamaged
+	case errors.Is(err, comet.ErrHeaderMissing):
+		return exitHeader
 	case buildinfo.IsTooOld(err):
 		return exitTooOld
 	case errors.Is(err, comet.ErrPastHalt), errors.Is(err, config.ErrInvalid), errors.Is(err, app.ErrOtherChain):

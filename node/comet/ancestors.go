@@ -31,9 +31,9 @@ import (
 // has the header without that record would accept the same evidence from a peer again and, as a
 // proposer, put it into blocks that all others refuse.
 
-// ancestorsTimeout limits the time for fetching them: peers that send false data or are silent
+// AncestorsTimeout limits the time for fetching them: peers that send false data or are silent
 // cannot delay a join for longer. It is enough for a thousand of them, each of which is tried.
-const ancestorsTimeout = 2 * time.Minute
+const AncestorsTimeout = 2 * time.Minute
 
 // checkpointInterval is CometBFT's valSetCheckpointInterval (state/store.go): at its multiples the
 // whole set of validators is stored.
@@ -41,14 +41,14 @@ const checkpointInterval = 100_000
 
 // Ancestors fetches the headers that evidence may be about, from the state's height downwards: at
 // most most heights, and none for which evidence has expired. What no peer has is left out, which
-// is logged.
-func Ancestors(ctx context.Context, v *lightblocks.Verifier, state sm.State, most int64, logger log.Logger) []lightblocks.Ancestor {
+// is logged, and is the gap.
+func Ancestors(ctx context.Context, v *lightblocks.Verifier, state sm.State, most int64, logger log.Logger) ([]lightblocks.Ancestor, Gap) {
 	if most == 0 {
-		return nil
+		return nil, Gap{}
 	}
 	began, from := time.Now(), state.LastBlockHeight
 	lowest := max(from-most+1, state.InitialHeight)
-	ctx, cancel := context.WithTimeout(ctx, ancestorsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, AncestorsTimeout)
 	defer cancel()
 	found, err := v.Ancestors(ctx, from, func(h *cmttypes.Header) bool {
 		return h.Height <= lowest ||
@@ -58,10 +58,10 @@ func Ancestors(ctx context.Context, v *lightblocks.Verifier, state sm.State, mos
 	if err != nil {
 		logger.Error("Headers are missing: a block with evidence about a height below the first would stop this node",
 			"wanted", lowest, "first", to, "last", from, "err", err)
-		return found
+		return found, Gap{First: to, Wanted: lowest}
 	}
 	logger.Info("Fetched the headers that evidence may be about", "first", to, "last", from, "took", time.Since(began).Round(time.Millisecond))
-	return found
+	return found, Gap{}
 }
 
 // saveAncestors writes records that CometBFT has no function for without a block: those of
@@ -69,7 +69,8 @@ func Ancestors(ctx context.Context, v *lightblocks.Verifier, state sm.State, mos
 // evidence/pool.go (markEvidenceAsCommitted), v0.40.0. The block store's base does not change:
 // below it there are headers, but no blocks. The size of a block and its number of transactions are
 // not known, and nothing reads them there.
-func saveAncestors(blockDB, stateDB, evidenceDB dbm.DB, found []lightblocks.Ancestor) (err error) {
+// fresh is set if found begins with the last block of CometBFT's state, which has its validators.
+func saveAncestors(blockDB, stateDB, evidenceDB dbm.DB, found []lightblocks.Ancestor, fresh bool) (err error) {
 	blocks, states, committed := blockDB.NewBatch(), stateDB.NewBatch(), evidenceDB.NewBatch()
 	// what matters is an error of Write
 	defer func() { _, _, _ = blocks.Close(), states.Close(), committed.Close() }()
@@ -90,7 +91,7 @@ func saveAncestors(blockDB, stateDB, evidenceDB dbm.DB, found []lightblocks.Ance
 				return err
 			}
 		}
-		if i == 0 {
+		if i == 0 && fresh {
 			break // the validators of the last block are part of CometBFT's state
 		}
 		info := new(cmtstate.ValidatorsInfo)

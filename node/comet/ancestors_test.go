@@ -50,7 +50,7 @@ func TestAncestorsAsCometReadsThem(t *testing.T) {
 	}
 	blockDB, stateDB, evidenceDB := dbm.NewMemDB(), dbm.NewMemDB(), dbm.NewMemDB()
 	for range 2 { // as after a kill
-		require.NoError(t, saveAncestors(blockDB, stateDB, evidenceDB, found))
+		require.NoError(t, saveAncestors(blockDB, stateDB, evidenceDB, found, true))
 	}
 	blocks, states := store.NewBlockStore(blockDB), sm.NewStore(stateDB, sm.StoreOptions{})
 	require.True(t, blocks.IsEmpty(), "there are no blocks")

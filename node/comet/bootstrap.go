@@ -16,7 +16,7 @@ import (
 // and Open completes a state with its commit.
 //
 //	headers up to H (ancestors.go) ──► commit of H ──► state after H ──► mark of an offline state sync
-func (d *Databases) Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor) (err error) {
+func (d *Databases) Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor, gap Gap) (err error) {
 	defer func() { // CometBFT panics when it cannot write
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("CometBFT's databases in %q: %w", d.config.DBDir(), Panicked(cause))
@@ -41,7 +41,12 @@ func (d *Databases) Bootstrap(state sm.State, commit *cmttypes.Commit, before []
 		if err != nil {
 			return err
 		}
-		if err := saveAncestors(blockDB, stateDB, evidenceDB, before); err != nil {
+		if err := saveAncestors(blockDB, stateDB, evidenceDB, before, true); err != nil {
+			return failed(err)
+		}
+	}
+	if gap != (Gap{}) {
+		if err := d.SetGap(gap); err != nil {
 			return failed(err)
 		}
 	}

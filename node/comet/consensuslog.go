@@ -20,15 +20,20 @@ type consensusLog struct {
 	log.Logger
 	full  func(error) // called if it ended because the disk is full
 	ended func(error) // called for any cause; nil: nobody is told
+	// missing is called with the height where evidence in a decided block is about a header that is
+	// not here.
+	missing func(height int64)
 }
 
 const (
 	consensusEnded = "CONSENSUS FAILURE!!!"
+	// of a block that the validators have signed (blocksync/reactor.go, handleValidationFailure)
+	blockRefused   = "Error in validation"
 	reactorStopped = "error while stopped reactor" // p2p/switch.go, OnStop
 )
 
 func (l consensusLog) With(keyvals ...any) log.Logger {
-	return consensusLog{l.Logger.With(keyvals...), l.full, l.ended}
+	return consensusLog{l.Logger.With(keyvals...), l.full, l.ended, l.missing}
 }
 
 func (l consensusLog) Error(message string, keyvals ...any) {
@@ -39,7 +44,7 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 		return // stopBlockSync was first
 	}
 	l.Logger.Error(message, keyvals...)
-	if message != consensusEnded {
+	if message != consensusEnded && message != blockRefused {
 		return
 	}
 	// The cause is the argument of a panic, usually a text.
@@ -48,6 +53,12 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 			continue
 		}
 		cause := fmt.Sprint(keyvals[i+1])
+		if height, is := headerMissing(lastLine(cause)); is && l.missing != nil {
+			l.missing(height)
+		}
+		if message == blockRefused {
+			return
+		}
 		err, _ := keyvals[i+1].(error)
 		if disk.IsFull(err) || strings.Contains(cause, syscall.ENOSPC.Error()) || strings.Contains(cause, syscall.EDQUOT.Error()) {
 			l.full(fmt.Errorf("%w: consensus has ended: %s", disk.ErrFull, lastLine(cause)))

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cometbft/cometbft/libs/log"
+	sm "github.com/cometbft/cometbft/state"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/node/disk"
@@ -27,7 +28,7 @@ func TestConsensusThatEndsOnAFullDiskIsHeard(t *testing.T) {
 		{"cannot write", syscall.ENOSPC, false},
 	} {
 		var heard, ended []error
-		logger := consensusLog{log.NewNopLogger(), func(err error) { heard = append(heard, err) }, func(err error) { ended = append(ended, err) }}
+		logger := consensusLog{log.NewNopLogger(), func(err error) { heard = append(heard, err) }, func(err error) { ended = append(ended, err) }, nil}
 		logger.With("module", "consensus").Error(c.message, "err", c.cause, "stack", "…")
 		require.Equal(t, c.message == consensusEnded, len(ended) == 1)
 		if c.full {
@@ -42,7 +43,32 @@ func TestConsensusThatEndsOnAFullDiskIsHeard(t *testing.T) {
 // What a Halter does to consensus is no failure that anybody has to look into.
 func TestShutIsNotLogged(t *testing.T) {
 	var logged bytes.Buffer
-	logger := consensusLog{log.NewTMLogger(&logged), func(error) { t.Error("the disk is not full") }, func(error) { t.Error("consensus has not failed") }}
+	logger := consensusLog{log.NewTMLogger(&logged), func(error) { t.Error("the disk is not full") }, func(error) { t.Error("consensus has not failed") }, nil}
 	logger.Error(consensusEnded, "err", shut{errors.New("halted")}, "stack", "…")
 	require.NotContains(t, logged.String(), "FAILURE")
+}
+
+// A decided block whose evidence cannot be looked up is recognised, by consensus and by block sync.
+// What else they say is not, and neither is a proposal that nobody has decided on.
+func TestMissingHeaderIsHeard(t *testing.T) {
+	for _, c := range []struct {
+		message string
+		cause   any
+		height  int64
+	}{
+		{consensusEnded, errors.New("+2/3 committed an invalid block: don't have header #17"), 17},
+		{blockRefused, errors.New("don't have header #17"), 17},
+		{blockRefused, errors.New("don't have header at height #5"), 5},
+		{blockRefused, errors.New("don't have commit at height #5"), 5},
+		{blockRefused, sm.ErrNoValSetForHeight{Height: 9}, 9},
+		{blockRefused, errors.New("wrong signature (#0)"), 0},
+		{blockRefused, errors.New("don't have header #99999999999999999999"), 0},
+		{consensusEnded, "conflicting votes", 0},
+		{"prevote step: consensus deems this block invalid; prevoting nil", errors.New("don't have header #17"), 0},
+	} {
+		var missing int64
+		logger := consensusLog{log.NewNopLogger(), nil, nil, func(height int64) { missing = height }}
+		logger.With("module", "consensus").Error(c.message, "height", 20, "err", c.cause)
+		require.Equal(t, c.height, missing, "%s: %v", c.message, c.cause)
+	}
 }

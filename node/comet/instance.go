@@ -42,6 +42,9 @@ type Options struct {
 	// Failed is called with a failure after which the node must be stopped, ConsensusEnded with the
 	// cause when consensus ends, which CometBFT itself only logs.
 	Failed, ConsensusEnded func(error)
+	// HeaderMissing is called with the height where evidence in a decided block is about a header
+	// that is not here, so that the node cannot continue. nil: nobody is told.
+	HeaderMissing func(height int64)
 }
 
 // Instance is the CometBFT of a node. At the end of a state sync another one takes its place, over
@@ -119,7 +122,7 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 		return err
 	}
 	conf := i.o.Config
-	var logger log.Logger = consensusLog{i.o.Logger, i.o.Failed, i.o.ConsensusEnded}
+	var logger log.Logger = consensusLog{i.o.Logger, i.o.Failed, i.o.ConsensusEnded, i.o.HeaderMissing}
 	i.mu.Lock()
 	i.mu.making = true
 	if i.mu.syncing {

@@ -165,6 +165,7 @@ type importer struct {
 	commit *cmttypes.Commit
 	// before comes from transports only, since RPC servers send one header per request.
 	before []lightblocks.Ancestor
+	gap    comet.Gap
 }
 
 // prepare finds out whether the file can be imported, and its right app hash. It changes nothing.
@@ -328,7 +329,7 @@ func (i *importer) fromHeaders(ctx context.Context, connect func(context.Context
 		return nil, fmt.Errorf("%w: the light client's state is of height %d, app hash %X", ErrNoTrust, state.LastBlockHeight, state.AppHash)
 	}
 	if over, is := headers.(lightblocks.StateProvider); is {
-		i.before = comet.Ancestors(ctx, over.Verifier, state, i.config.App.Join.EvidenceHeaders, i.logger())
+		i.before, i.gap = comet.Ancestors(ctx, over.Verifier, state, i.config.App.Join.EvidenceHeaders, i.logger())
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -426,7 +427,7 @@ func (i *importer) install(ctx context.Context) (err error) {
 	if i.state == nil {
 		return nil
 	}
-	return databases.Bootstrap(*i.state, i.commit, i.before)
+	return databases.Bootstrap(*i.state, i.commit, i.before, i.gap)
 }
 
 func (i *importer) logger() log.Logger {

@@ -3,6 +3,7 @@ package home
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/store"
@@ -100,32 +101,38 @@ func (d *offline) heightToRollBackTo(height int64) (int64, error) {
 	if now := d.height(); now <= height {
 		return now, nil
 	}
-	base := d.blocks.Base()
-	to, oldest := int64(0), int64(0)
-	for _, pin := range d.state.Pins() { // ascending
-		if oldest == 0 {
-			oldest = pin.Height
-		}
-		if pin.Height <= height && pin.Height+1 >= base && d.canExecuteAfter(pin.Height) {
-			to = pin.Height
-		}
-	}
-	if to > 0 {
-		return to, nil
-	}
 	state, err := d.comet.Load()
 	if err != nil {
 		return 0, fmt.Errorf("CometBFT's state: %w", err)
 	}
-	if base <= state.InitialHeight {
-		return 0, nil
+	base := d.blocks.Base()
+	var pins []int64
+	for _, pin := range d.state.Pins() {
+		pins = append(pins, pin.Height)
+	}
+	if to, ok := rollbackTarget(height, base, state.InitialHeight, pins, d.canExecuteAfter); ok {
+		return to, nil
 	}
 	stored := "no snapshot is stored"
-	if oldest > 0 {
-		stored = fmt.Sprintf("the oldest snapshot that is stored is of height %d", oldest)
+	if len(pins) > 0 {
+		stored = fmt.Sprintf("the oldest snapshot that is stored is of height %d", pins[0])
 	}
 	return 0, fmt.Errorf("%w: the state on disk is at height %d, %s, and the blocks begin at %d only: remove the data with `starlingd unsafe-reset-all` and join again by state sync",
 		ErrCannotRollBack, d.height(), stored, base)
+}
+
+// rollbackTarget returns the height of the newest snapshot that is not above height and from which
+// on all blocks can be executed; 0 if there is none, and the blocks begin with the first of the
+// chain; else ok is false. base is the first block that is stored, initial the first of the chain,
+// pins are the heights of the snapshots, ascending. executable reports whether the block after a
+// height can be executed.
+func rollbackTarget(height, base, initial int64, pins []int64, executable func(int64) bool) (to int64, ok bool) {
+	for _, pin := range slices.Backward(pins) {
+		if pin <= height && pin+1 >= base && executable(pin) {
+			return pin, true
+		}
+	}
+	return 0, base <= initial
 }
 
 // canExecuteAfter reports whether CometBFT has the validators who signed the block after height. It

@@ -79,7 +79,7 @@ type Chain interface {
 	// remains of a PutAside that was killed are removed.
 	PutAside(any bool) error
 	// Bootstrap tells CometBFT that a height was reached without its blocks.
-	Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor) error
+	Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor, gap comet.Gap) error
 }
 
 // Times are limits for finding out whether catching up is worth it. 0: the default.
@@ -326,7 +326,7 @@ func (j *joining) bootstrap(ctx context.Context, height int64) error {
 	if err := j.sameAppHash(height, state); err != nil {
 		return err
 	}
-	before := comet.Ancestors(ctx, verifier, state, j.Config.App.Join.EvidenceHeaders, j.log)
+	before, gap := comet.Ancestors(ctx, verifier, state, j.Config.App.Join.EvidenceHeaders, j.log)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -334,7 +334,7 @@ func (j *joining) bootstrap(ctx context.Context, height int64) error {
 	if err := j.Chain.PutAside(j.way != New); err != nil {
 		return err
 	}
-	return j.Chain.Bootstrap(state, commit, before)
+	return j.Chain.Bootstrap(state, commit, before, gap)
 }
 
 // sameAppHash compares the present state with what the headers say.

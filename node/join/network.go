@@ -46,6 +46,8 @@ type NetworkOptions struct {
 	NodeKey *p2p.NodeKey
 	// Addresses are the transports to begin with. Those that they name are dialled, too.
 	Addresses []transport.Address
+	// Trust is the header to begin with; nil: as Own says.
+	Trust *lightblocks.Options
 	// Own blocks provide headers as if the node were a peer of itself, and the last header is
 	// trusted if it is not too old. nil: there are none, and the header that the [statesync]
 	// section names is trusted.
@@ -156,6 +158,9 @@ func evidenceDir(conf *config.Config) string {
 // old, else the configured one.
 func (n *Network) trust() (lightblocks.Options, error) {
 	c := n.o.Config.CometBFT.StateSync
+	if n.o.Trust != nil {
+		return *n.o.Trust, nil
+	}
 	if n.o.Own != nil {
 		blocks, err := n.o.Own.Blocks()
 		if err != nil {

@@ -71,6 +71,7 @@ function show(s) {
     ["Between blocks", s.chain.block_seconds > 0 ? duration(s.chain.block_seconds) : undefined],
     ["Peers", early ? undefined : count.format(s.chain.peers)],
     ["Catching up", early ? undefined : s.chain.catching_up ? "yes" : "no"],
+    ["Headers missing for evidence", s.chain.missing_headers > 0 ? count.format(s.chain.missing_headers) : undefined, "bad"],
     ["App hash", s.chain.app_hash || "none yet", "hash"],
   ]);
   list("card-tree", [

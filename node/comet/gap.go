@@ -1,0 +1,168 @@
+package comet
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+
+	dbm "github.com/cometbft/cometbft-db"
+	"github.com/cometbft/cometbft/evidence"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/lightblocks"
+)
+
+// ErrHeaderMissing: the network decided a block with evidence about a height whose header this node
+// does not have. The next start asks for it.
+var ErrHeaderMissing = errors.New("a block holds evidence about a height whose header is not here")
+
+// Gap is what evidence may be about and is not here: headers below First, down to Wanted. Without a
+// gap it is zero.
+type Gap struct {
+	First  int64 `json:"first"`
+	Wanted int64 `json:"wanted"`
+}
+
+// Headers returns how many are missing.
+func (g Gap) Headers() int64 { return max(g.First-g.Wanted, 0) }
+
+// gapKey is where the evidence database holds the Gap. CometBFT's own keys there begin with bytes 0
+// and 1.
+var gapKey = []byte("starling/gap")
+
+// Gap returns what is missing. A gap about which evidence has expired is none.
+func (d *Databases) Gap() (g Gap, err error) {
+	db, err := d.DB("evidence")
+	if err != nil {
+		return g, err
+	}
+	raw, err := db.Get(gapKey)
+	if err != nil || raw == nil {
+		return g, err
+	}
+	if err := json.Unmarshal(raw, &g); err != nil {
+		return Gap{}, fmt.Errorf("CometBFT's evidence database, %q: %w", gapKey, err)
+	}
+	below, _, err := d.Above(g)
+	if err != nil {
+		return Gap{}, err
+	}
+	if below == nil || g.Headers() == 0 {
+		return g, nil // the block after the snapshot has not come yet
+	}
+	expired, err := d.Expired()
+	if err != nil || expired(below) {
+		return Gap{}, err
+	}
+	return g, nil
+}
+
+// Expired returns a function that reports whether evidence about a block is too old for the next
+// one.
+func (d *Databases) Expired() (func(*cmttypes.Header) bool, error) {
+	states, err := d.States()
+	if err != nil {
+		return nil, err
+	}
+	state, err := states.Load()
+	if err != nil {
+		return nil, fmt.Errorf("CometBFT's state database: %w", err)
+	}
+	return func(h *cmttypes.Header) bool {
+		return evidence.IsEvidenceExpired(state.LastBlockHeight, state.LastBlockTime, h.Height, h.Time, state.ConsensusParams.Evidence)
+	}, nil
+}
+
+// Above returns the header that names the first missing one, and its validators. nil: it is not
+// here, so nothing can be asked for.
+func (d *Databases) Above(g Gap) (*cmttypes.Header, *cmttypes.ValidatorSet, error) {
+	blocks, err := d.Blocks()
+	if err != nil {
+		return nil, nil, err
+	}
+	states, err := d.States()
+	if err != nil {
+		return nil, nil, err
+	}
+	meta := blocks.LoadBlockMeta(g.First)
+	if meta == nil {
+		return nil, nil, nil
+	}
+	set, err := states.LoadValidators(g.First)
+	if err != nil {
+		return nil, nil, fmt.Errorf("validators of height %d: %w", g.First, err)
+	}
+	return &meta.Header, set, nil
+}
+
+// Want records that the header of a height is needed, and all between it and those that are here.
+func (d *Databases) Want(height int64) error {
+	blocks, err := d.Blocks()
+	if err != nil {
+		return err
+	}
+	first := blocks.Base()
+	for first > 1 && blocks.LoadBlockMeta(first-1) != nil {
+		first--
+	}
+	return d.SetGap(Gap{First: first, Wanted: height})
+}
+
+// SetGap records what is missing.
+func (d *Databases) SetGap(g Gap) error {
+	db, err := d.DB("evidence")
+	if err != nil {
+		return err
+	}
+	return setGap(db, g)
+}
+
+func setGap(db interface{ SetSync(key, value []byte) error }, g Gap) error {
+	raw, err := json.Marshal(g)
+	if err != nil {
+		return err
+	}
+	return db.SetSync(gapKey, raw)
+}
+
+// Fill adds what closes a part of a gap: blocks from First-1 downwards. It returns what is left.
+func (d *Databases) Fill(g Gap, found []lightblocks.Ancestor) (Gap, error) {
+	var databases []dbm.DB
+	for _, id := range []string{"blockstore", "state", "evidence"} {
+		db, err := d.DB(id)
+		if err != nil {
+			return g, err
+		}
+		databases = append(databases, db)
+	}
+	if len(found) == 0 {
+		return g, nil
+	}
+	states, err := d.States()
+	if err != nil {
+		return g, err
+	}
+	_, none := states.LoadValidators(found[0].Height)
+	if err := saveAncestors(databases[0], databases[1], databases[2], found, none == nil); err != nil {
+		return g, err
+	}
+	g.First = found[len(found)-1].Height
+	return g, setGap(databases[2], g)
+}
+
+// missingHeader matches what CometBFT's evidence pool says of a height that it cannot look up
+// (evidence/verify.go, state/errors.go).
+var missingHeader = regexp.MustCompile(`(?:don't have (?:header|header at height|commit at height)|could not find validator set for height) #(\d+)`)
+
+// headerMissing returns the height that the refusal of a decided block names. ok is false if that
+// is not why it was refused.
+func headerMissing(cause string) (height int64, ok bool) {
+	found := missingHeader.FindStringSubmatch(cause)
+	if found == nil {
+		return 0, false
+	}
+	height, err := strconv.ParseInt(found[1], 10, 64)
+	return height, err == nil
+}
