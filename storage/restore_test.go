@@ -165,6 +165,29 @@ func TestResumeAfterClose(t *testing.T) {
 	requireNoRestore(t, s)
 }
 
+// A restore that was readable when it was interrupted, and continues with another target: nothing
+// of the runs that it gives up is in the state.
+func TestRunsChangeAfterReadable(t *testing.T) {
+	s := openZone(t, vfs.NewMem())
+	want := restoredSmall()
+	runs := testRuns(want, 10)
+	ids := idsOf(runs)
+	old := []record.Leaf{{Key: []byte("of the old target"), Value: []byte("x")}}
+	r, err := s.BeginRestore([]byte("label"))
+	require.NoError(t, err)
+	addRuns(t, r, runs, ids[1:]...)
+	require.NoError(t, r.Add("old", slices.Values(old)))
+	require.NoError(t, r.Readable())
+	r.Close()
+	requireInterrupted(t, s, "label")
+	r, err = s.ResumeRestore()
+	require.NoError(t, err)
+	require.NoError(t, r.Remove("old"))
+	addRuns(t, r, runs, ids[0])
+	require.NoError(t, r.Commit(want.meta))
+	want.requireIn(t, s)
+}
+
 func TestRunsChange(t *testing.T) {
 	fs := vfs.NewMem()
 	want := restoredSmall()

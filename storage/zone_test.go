@@ -586,3 +586,36 @@ func TestTrimKeepsNewerPins(t *testing.T) {
 	s.Trim(2, []int64{2})
 	require.Len(t, s.Pins(), 1)
 }
+
+// A rollback leaves no pin above its height, not even the next one.
+func TestRollbackRemovesThePinsAbove(t *testing.T) {
+	fs := vfs.NewMem()
+	s := openZone(t, fs)
+	for height := int64(1); height <= 4; height++ {
+		b := blockOf(height, "key", fmt.Sprint(height))
+		b.PinData = withPin("")
+		write(t, s, b)
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, RollbackToPin("zone", 2, testOptions(fs)))
+	names, err := fs.List(s.opts.PinDir)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"1", "2"}, names)
+}
+
+// What is no whole number of leaves is no page, whatever is asked of it.
+func TestPageEndsWithALeaf(t *testing.T) {
+	s := openZone(t, vfs.NewMem())
+	b := Block{Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("a"), Value: []byte("value")}, {Key: []byte("b"), Value: []byte("value")}}}
+	write(t, s, b)
+	m := emptyModel().apply(b)
+	all, one := uint64(len(m.records(nil, nil))), uint64(len(m.records(nil, []byte("b"))))
+	for size := uint64(1); size <= all+1; size++ {
+		err := s.Page(nil, nil, size, func([]byte) bool { return true })
+		if size == one || size == all {
+			require.NoError(t, err, size)
+		} else {
+			require.ErrorIs(t, err, ErrNoPage, size)
+		}
+	}
+}

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	abci "github.com/cometbft/cometbft/abci/types"
+
+	"github.com/starling-kv/starling/storage"
 )
 
 // A node can have a last block: the one at halt_height, or the last one of the newest app version
@@ -18,7 +20,8 @@ import (
 //	        └── the Halter is shut: a call of CometBFT about a later block, before it stops, ends the goroutine that called
 //
 // Returning an error would not be enough: CometBFT's block sync ends the process, without closing
-// anything, if a block cannot be executed.
+// anything, if a block cannot be executed, and its consensus ends alone, while the rest runs on.
+// So a block that cannot be executed or committed shuts the Halter, too.
 
 // ErrHalted: the block at halt_height is committed, as configured.
 var ErrHalted = errors.New("halted")
@@ -96,13 +99,38 @@ func (h *Halter) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlo
 	h.finished.Lock()
 	h.finished.height = req.Height
 	h.finished.Unlock()
-	return h.Application.FinalizeBlock(ctx, req)
+	res, err := h.Application.FinalizeBlock(ctx, req)
+	if err != nil {
+		return nil, h.failed(err)
+	}
+	return res, nil
+}
+
+// failed ends the blocks with the error of one that could not be executed or committed. Another
+// process that asked ends by itself; but what only this one knows, that the newest state lacks a
+// page, is damage, whoever asks.
+func (h *Halter) failed(err error) error {
+	if errors.Is(err, storage.ErrNoPage) {
+		err = fmt.Errorf("the state is %w: %w: remove it with `starlingd unsafe-reset-all` and join again by state sync", storage.ErrCorrupt, err)
+	} else if h.leave == nil {
+		return err
+	}
+	h.finished.Lock()
+	first := h.finished.cause == nil
+	if first {
+		h.finished.cause = err
+	}
+	h.finished.Unlock()
+	if first {
+		h.stop(err)
+	}
+	return h.pass()
 }
 
 func (h *Halter) Commit(ctx context.Context, req *abci.RequestCommit) (*abci.ResponseCommit, error) {
 	res, err := h.Application.Commit(ctx, req)
 	if err != nil {
-		return nil, err
+		return nil, h.failed(err)
 	}
 	h.finished.Lock()
 	cause := h.mayGoOn()

@@ -2,12 +2,16 @@ package comet
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/storage"
 )
 
 // passing counts the blocks that a Halter lets through.
@@ -69,6 +73,70 @@ func TestHalter(t *testing.T) {
 		require.Len(t, stopped, 1)
 		require.ErrorIs(t, stopped[0], c.cause)
 		require.Equal(t, stopped[0], g.cause())
+	}
+}
+
+// failing is an application that cannot execute or commit block 3.
+type failing struct {
+	passing
+	finalize, commit error
+}
+
+func (f *failing) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
+	if req.Height == 3 && f.finalize != nil {
+		return nil, f.finalize
+	}
+	return f.passing.FinalizeBlock(ctx, req)
+}
+
+func (f *failing) Commit(ctx context.Context, req *abci.RequestCommit) (*abci.ResponseCommit, error) {
+	if f.finalized == 3 && f.commit != nil {
+		return nil, f.commit
+	}
+	return f.passing.Commit(ctx, req)
+}
+
+// A block that the disk does not let through ends the blocks: CometBFT's own answer to the error is
+// a panic, which in block sync ends the process without a reason, and in consensus only consensus.
+func TestHalterEndsBlocksThatFail(t *testing.T) {
+	broken := errors.New("input/output error")
+	for name, c := range map[string]struct {
+		inner *failing
+		is    error
+	}{
+		"execution":   {&failing{finalize: broken}, broken},
+		"lost page":   {&failing{finalize: fmt.Errorf("block 3: %w", storage.ErrNoPage)}, storage.ErrCorrupt},
+		"commit":      {&failing{commit: broken}, broken},
+		"remote":      {&failing{finalize: broken}, nil},
+		"remote page": {&failing{finalize: storage.ErrNoPage}, storage.ErrCorrupt},
+	} {
+		var stopped, left []error
+		h := NewHalter(c.inner, 0, func() error { return nil }, func(err error) { stopped = append(stopped, err) })
+		remote := strings.HasPrefix(name, "remote")
+		if !remote {
+			h.leave = func(err error) { left = append(left, err) }
+		}
+		var err error
+		for height := int64(1); height <= 3; height++ {
+			require.NoError(t, err, name)
+			if _, err = h.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: height}); err == nil {
+				_, err = h.Commit(t.Context(), &abci.RequestCommit{})
+			}
+		}
+		require.Error(t, err, name)
+		if c.is == nil { // the process that asked ends by itself, and may ask again
+			require.ErrorIs(t, err, broken, name)
+			require.Empty(t, stopped, name)
+			continue
+		}
+		require.ErrorIs(t, err, c.is, name)
+		require.Equal(t, []error{err}, stopped, name)
+		_, again := h.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 3})
+		require.Equal(t, err, again, name)
+		require.Len(t, stopped, 1, name)
+		if !remote {
+			require.Equal(t, []error{err, err}, left, name)
+		}
 	}
 }
 
