@@ -50,10 +50,11 @@ func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	t.Setenv("STARLINGD_MONIKER", "env")
 	v := viper.New()
 	config.BindEnvironment(v)
+	peer := strings.Repeat("0a", 20) + "@b:1"
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	config.AddFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--state.keep_recent", "9", "--rpc.laddr", "tcp://127.0.0.1:1", "--log_format", "json",
-		"--p2p.persistent_peers", "a@b:1", "--instrumentation.prometheus", "--rpc.cors_allowed_origins", "x,y",
+		"--p2p.persistent_peers", peer, "--instrumentation.prometheus", "--rpc.cors_allowed_origins", "x,y",
 		"--storage.memory_bytes", "20000000", "--storage.flush_interval", "3s"}))
 	require.NoError(t, v.BindPFlags(flags))
 	conf, err := config.Load(home, v)
@@ -68,7 +69,7 @@ func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	require.Equal(t, "env", conf.CometBFT.Moniker)
 	require.Equal(t, "json", conf.CometBFT.LogFormat)
 	require.Equal(t, "tcp://127.0.0.1:1", conf.CometBFT.RPC.ListenAddress)
-	require.Equal(t, "a@b:1", conf.CometBFT.P2P.PersistentPeers)
+	require.Equal(t, peer, conf.CometBFT.P2P.PersistentPeers)
 	require.True(t, conf.CometBFT.Instrumentation.Prometheus)
 }
 
