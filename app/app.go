@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/libs/log"
@@ -73,7 +74,14 @@ type Options struct {
 	// rehearsed before there is one.
 	NewestVersion uint64
 	Metrics       *Metrics // default: none
+	// ProposalTime limits the time that a proposer spends on executing what it proposes, default
+	// DefaultProposalTime.
+	ProposalTime time.Duration
 }
+
+// DefaultProposalTime leaves most of timeout_propose, for which the others wait (3 s, if nobody
+// changed it), for sending the proposal.
+const DefaultProposalTime = time.Second
 
 // App is the application. Its methods may be called concurrently; those that read never wait for a
 // block that is being executed.
@@ -87,6 +95,7 @@ type App struct {
 	snapshots atomic.Pointer[Snapshots]
 	published atomic.Pointer[published]
 	check     checker
+	passed    passedOver
 
 	// block is the state machine, which advances block by block.
 	block struct {
@@ -129,6 +138,9 @@ func New(options Options) (*App, error) {
 		return nil, errors.New("app: no store")
 	}
 	options.KeepRecent = max(options.KeepRecent, 1)
+	if options.ProposalTime == 0 {
+		options.ProposalTime = DefaultProposalTime
+	}
 	if options.Logger == nil {
 		options.Logger = log.NewNopLogger()
 	}

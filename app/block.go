@@ -56,7 +56,11 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 	x.signed = lastSigners(req.DecidedLastCommit)
 	done := &pending{height: req.Height, params: a.block.params, rewritten: make(map[[sha256.Size]byte]struct{})}
 	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(req.Txs))}
-	for i, t := range a.decoder.decodeAll(req.Txs, a.block.params.ChainId) {
+	txs := a.decoder.decodeAll(req.Txs, a.block.params.ChainId)
+	x.ahead = lookahead{base: a.block.version, txs: txs}
+	defer a.block.version.ForgetAhead()
+	for i, t := range txs {
+		x.ahead.tx = i
 		if t.err != nil {
 			res.TxResults[i] = execResult(outcome{err: t.err})
 			continue
@@ -188,7 +192,7 @@ func changeRights(changes []avlstar.Change) bool {
 			return false
 		}
 		switch c.Key[1] {
-		case tagNonce, tagValidator, tagUpgrade: // these grant no right
+		case tagNonce, tagStrangers, tagValidator, tagUpgrade: // these grant no right
 		default:
 			return true
 		}

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"sync"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -26,18 +27,21 @@ type checker struct {
 		// Signed transactions that were admitted since the last commit, and those that were
 		// admitted before it. The latter are dropped when a right may have changed.
 		admitted, earlier map[[sha256.Size]byte]sender
+		order             [][sha256.Size]byte // of admitted; a ring where it is full
+		oldest            int                 // in order
 	}
 }
 
-// sender is what a recheck needs to know of a transaction: its nonce. To execute all of a mempool
-// of large transactions after every block would delay the next block by a minute.
+// sender is what a recheck needs to know of a transaction. To look at the rights of a mempool of
+// large transactions after every block would delay the next block.
 type sender struct {
-	account [AccountBytes]byte
-	nonce   uint64
+	account  [AccountBytes]byte
+	nonce    uint64
+	newcomer bool // when it was checked: see standing.newcomer
 }
 
 // maxAdmitted limits the transactions that are remembered: CheckTx never learns whether the mempool
-// kept one.
+// kept one. The oldest are forgotten first.
 const maxAdmitted = 1 << 16
 
 // reset starts again on a committed state, which it retains. sameRights: no block since the last
@@ -49,7 +53,7 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 	if sameRights {
 		c.mu.earlier = c.mu.admitted
 	}
-	c.mu.admitted = make(map[[sha256.Size]byte]sender)
+	c.mu.admitted, c.mu.order, c.mu.oldest = make(map[[sha256.Size]byte]sender), nil, 0
 	if v != nil {
 		v.Retain()
 	}
@@ -80,15 +84,25 @@ func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 	if err != nil {
 		return refusal(err, tx.CodeUnreadable)
 	}
+	if _, ok := c.mu.admitted[id]; ok {
+		// Perhaps the mempool never got it: anybody who saw the bytes can have them checked by RPC.
+		// If it has it, it drops the second copy.
+		return nil
+	}
 	next := committed + waiting
 	if err := checkNonce(from.account[:], from.nonce, next); err != nil {
 		err.Reason += waitingNote(waiting)
 		return err
 	}
 	c.mu.waiting[from.account] = waiting + 1
-	if len(c.mu.admitted) < maxAdmitted {
-		c.mu.admitted[id] = from
+	if len(c.mu.order) < maxAdmitted {
+		c.mu.order = append(c.mu.order, id)
+	} else {
+		oldest := &c.mu.order[c.mu.oldest]
+		delete(c.mu.admitted, *oldest)
+		*oldest, c.mu.oldest = id, (c.mu.oldest+1)%maxAdmitted
 	}
+	c.mu.admitted[id] = from
 	return nil
 }
 
@@ -132,8 +146,8 @@ func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
 }
 
 // CheckTx keeps out of the mempool what a block would refuse without a trace, and what lacks a
-// right in the committed state. It admits what may succeed or fail depending on the order of
-// transactions (comparisons, quotas).
+// right in the committed state, whichever of its operations does. It executes nothing. It admits
+// what may succeed or fail depending on the order of transactions (comparisons, quotas).
 func (a *App) CheckTx(_ context.Context, req *abci.RequestCheckTx) (*abci.ResponseCheckTx, error) {
 	if err := a.checkTx(req); err != nil {
 		return &abci.ResponseCheckTx{Code: uint32(err.Code), Codespace: tx.Codespace, Log: err.Reason}, nil //nolint:nilerr // a refusal is an answer
@@ -154,6 +168,11 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestCheckTx) *tx.Error {
 	id, again := sha256.Sum256(req.Tx), req.Type == abci.CheckTxType_Recheck
 	if from, ok := a.check.admittedEarlier(id); ok && again {
+		if from.newcomer { // others may have taken the room
+			if _, err := newExecutor(newOverlay(v), params, 0).mayBegin(from.account[:]); err != nil {
+				return refusal(err, tx.CodeUnreadable)
+			}
+		}
 		return a.check.admit(id, from)
 	}
 	t, refused := a.decoder.decode(id, req.Tx, params.ChainId)
@@ -163,35 +182,89 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	if t.Text != nil && again && a.check.wasRewritten(id) {
 		return tx.Errorf(tx.CodeBadNonce, "it is in a block, written key=value")
 	}
-	if err := mayRun(v, params, t); err != nil {
+	if n, most := cost(t), rulesOf(params.AppVersion).maxCost; n > most {
+		return tx.Errorf(tx.CodeTooLarge, "the transaction names %d keys, a block may name %d: split it", n, most)
+	}
+	newcomer, err := mayRun(v, params, t)
+	if err != nil {
 		return refusal(err, tx.CodeUnreadable)
 	}
 	if t.Body != nil {
-		return a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce})
+		return a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce, newcomer})
 	}
 	return nil
 }
 
-// mayRun executes the transaction on v with the nonce that it should have, and returns the refusal
-// if a right is missing. No right depends on the height.
-func mayRun(v *avlstar.Version, params *Params, t *tx.Tx) error {
-	if t.Text != nil { // it writes whatever the value before: there is nothing to try
-		return newOverlay(v).mayWriteText(params, t.Text)
+// mayRun returns a *tx.Error if an operation lacks a right in the state v, as the grants and admins
+// of the operations before it change it. No right depends on a height, or on a value of a client:
+// none is read. newcomer: it would be a stranger's first transaction.
+func mayRun(v *avlstar.Version, params *Params, t *tx.Tx) (newcomer bool, err error) {
+	if t.Text != nil {
+		return false, newOverlay(v).mayWriteText(params, t.Text)
 	}
 	x := newExecutor(newOverlay(v), params, 0)
-	tried := *t.Body
-	nonce, err := x.nonce(tried.Account)
-	if err != nil {
+	if newcomer, err = x.mayBegin(t.Body.Account); err != nil {
+		return false, err
+	}
+	for i := range t.Body.Operations {
+		var refused *tx.Error
+		if err := x.right(t.Body.Account, &t.Body.Operations[i]); errors.As(err, &refused) {
+			return false, tx.Errorf(refused.Code, "operation %d: %s", i, refused.Reason)
+		} else if err != nil {
+			return false, err
+		}
+	}
+	return newcomer, nil
+}
+
+// mayBegin returns a *tx.Error if no transaction of the account leaves a trace, whatever it does.
+func (x *executor) mayBegin(account []byte) (newcomer bool, err error) {
+	who, err := x.standingOf(account)
+	if err == nil && who.newcomer() {
+		_, err = x.roomForStranger()
+	}
+	return who.newcomer(), err
+}
+
+// right returns a *tx.Error if the account may not do the operation at all. Of what it does, only
+// what changes rights is done.
+func (x *executor) right(account []byte, operation *tx.Operation) error {
+	if key, writes := written(operation); writes {
+		_, err := x.mayTouch(account, key)
 		return err
 	}
-	tried.Nonce = nonce
-	ran, err := x.run(&tx.Tx{Body: &tried})
-	if err != nil || ran.err == nil {
+	switch op := operation.Op.(type) {
+	case *tx.Operation_Read:
+		return nil
+	case *tx.Operation_Grant:
+		_, _, err := x.grant(account, op.Grant.Grantee, op.Grant.Prefix, op.Grant.Quota, KindGrant)
 		return err
+	case *tx.Operation_Revoke:
+		_, _, err := x.grant(account, op.Revoke.Grantee, op.Revoke.Prefix, 0, KindRevoke)
+		return err
+	case *tx.Operation_SetAdmin:
+		if err := x.onlyAdmin(account, "change admins"); err != nil {
+			return err
+		}
+		value := adminValue
+		if op.SetAdmin.Remove {
+			value = nil
+		}
+		_, err := x.set(AdminKey(op.SetAdmin.Account), value)
+		return err
+	case *tx.Operation_SetValidator:
+		return x.onlyAdmin(account, "change validators")
+	case *tx.Operation_ScheduleUpgrade:
+		return x.onlyAdmin(account, "schedule upgrades")
 	}
-	switch ran.err.Code {
-	case tx.CodeUnauthorized, tx.CodeNotAdmin, tx.CodeTextClosed, tx.CodeReserved:
-		return ran.err
+	return tx.Errorf(tx.CodeMalformed, "unknown operation")
+}
+
+// written returns the client's key that the operation writes, if it writes one.
+func written(operation *tx.Operation) (key []byte, ok bool) {
+	if _, reads := operation.Op.(*tx.Operation_Read); reads {
+		return nil, false
 	}
-	return nil
+	key = keyOf(operation)
+	return key, key != nil
 }

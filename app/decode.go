@@ -80,6 +80,7 @@ func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
 }
 
 type decoded struct {
+	id  [sha256.Size]byte
 	tx  *tx.Tx
 	err *tx.Error
 }
@@ -94,7 +95,8 @@ func (d *decoder) decodeAll(raw [][]byte, chainID string) []decoded {
 	for range min(runtime.GOMAXPROCS(0), len(raw)) {
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(raw); i = int(next.Add(1)) - 1 {
-				all[i].tx, all[i].err = d.decode(sha256.Sum256(raw[i]), raw[i], chainID)
+				all[i].id = sha256.Sum256(raw[i])
+				all[i].tx, all[i].err = d.decode(all[i].id, raw[i], chainID)
 			}
 		})
 	}

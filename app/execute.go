@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"math"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
@@ -44,6 +45,8 @@ type executor struct {
 	changed    *validatorChange    // by the transaction that runs; nil: it names no validator
 	signed     [][]byte            // addresses of who signed the last block; nil: this is the first
 	signers    map[string]struct{} // the same, made when first needed
+	deadline   time.Time           // of a proposal: no operation begins after it; zero: none
+	ahead      lookahead
 }
 
 // reads counts what was read against the budget of a block.
@@ -54,6 +57,7 @@ type outcome struct {
 	err *tx.Error // nil: done
 	// It changed the state: it succeeded, or it failed and used up its nonce.
 	trace  bool
+	late   bool       // the deadline came before its end
 	result *tx.Result // of the operations; nil for text
 	events []abci.Event
 }
@@ -74,9 +78,11 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 		return x.runText(t.Text)
 	}
 	body := t.Body
-	refused, err := x.spendNonce(body)
-	if refused != nil || err != nil {
-		return outcome{err: refused}, err
+	var refused *tx.Error
+	if err := x.spendNonce(body); errors.As(err, &refused) {
+		return outcome{err: refused}, nil
+	} else if err != nil {
+		return outcome{}, err
 	}
 
 	mark, before, counted := x.mark(), x.reads, x.validators.clone()
@@ -89,6 +95,10 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 	result := &tx.Result{Results: make([]tx.OperationResult, 0, len(body.Operations))}
 	var events []abci.Event
 	for i := range body.Operations {
+		if x.late() {
+			return outcome{trace: true, late: true}, nil
+		}
+		x.ahead.reach(i)
 		found, value, event, err := x.rules.operation(x, body.Account, &body.Operations[i])
 		if err != nil {
 			if !errors.As(err, &refused) {
@@ -109,27 +119,29 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 	return outcome{trace: true, result: result, events: events}, nil
 }
 
+// late reports whether the deadline has come.
+func (x *executor) late() bool { return !x.deadline.IsZero() && time.Now().After(x.deadline) }
+
 // spendNonce increments the account's nonce, or returns why the transaction leaves no trace.
-func (x *executor) spendNonce(body *tx.Body) (*tx.Error, error) {
-	may, err := x.isAdmin(body.Account)
-	if err == nil && !may {
-		may, err = x.hasAnyGrant(body.Account)
-	}
+func (x *executor) spendNonce(body *tx.Body) error {
+	who, err := x.standingOf(body.Account)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if !may {
-		return tx.Errorf(tx.CodeUnauthorized, "account %x holds no grant: ask an admin for one", body.Account), nil
+	if refused := checkNonce(body.Account, body.Nonce, who.nonce); refused != nil {
+		return refused
 	}
-	nonce, err := x.nonce(body.Account)
-	if err != nil {
-		return nil, err
+	if who.newcomer() {
+		count, err := x.roomForStranger()
+		if err != nil {
+			return err
+		}
+		if _, err := x.set(StrangersKey(), encodeUint64(count)); err != nil {
+			return err
+		}
 	}
-	if refused := checkNonce(body.Account, body.Nonce, nonce); refused != nil {
-		return refused, nil
-	}
-	_, err = x.set(NonceKey(body.Account), encodeUint64(nonce+1))
-	return nil, err
+	_, err = x.set(NonceKey(body.Account), encodeUint64(who.nonce+1))
+	return err
 }
 
 func (x *executor) runText(t *tx.Text) (outcome, error) {
@@ -140,6 +152,7 @@ func (x *executor) runText(t *tx.Text) (outcome, error) {
 		}
 		return outcome{err: refused}, nil
 	}
+	x.ahead.reach(0)
 	event, err := x.write(t.Key, t.Value, KindPut)
 	if err != nil {
 		return outcome{}, err
@@ -245,18 +258,28 @@ func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *a
 	return old != nil, event, err
 }
 
-// mayWrite returns a *tx.Error unless the account may set key to value: by the grant with the
-// longest prefix, within its quota. old is the value that key has.
-func (x *executor) mayWrite(account, key, value []byte) (old []byte, err error) {
+// mayTouch returns the grant by which the account may write key, or a *tx.Error: the grant with the
+// longest prefix decides.
+func (x *executor) mayTouch(account, key []byte) (grant, error) {
 	if key[0] == reserved {
-		return nil, tx.Errorf(tx.CodeReserved, "keys that start with byte 0x00 are the application's own")
+		return grant{}, tx.Errorf(tx.CodeReserved, "keys that start with byte 0x00 are the application's own")
 	}
 	g, ok, err := x.grantFor(account, key)
 	if err != nil {
-		return nil, err
+		return grant{}, err
 	}
 	if !ok {
-		return nil, tx.Errorf(tx.CodeUnauthorized, "account %x has no grant for key %q", account, shorten(key))
+		return grant{}, tx.Errorf(tx.CodeUnauthorized, "account %x has no grant for key %q", account, shorten(key))
+	}
+	return g, nil
+}
+
+// mayWrite returns a *tx.Error unless the account may set key to value: by its grant, within its
+// quota. old is the value that key has.
+func (x *executor) mayWrite(account, key, value []byte) (old []byte, err error) {
+	g, err := x.mayTouch(account, key)
+	if err != nil {
+		return nil, err
 	}
 	if old, err = x.get(key); err != nil {
 		return nil, err

@@ -53,14 +53,6 @@ func (o *overlay) grantFor(account, key []byte) (g grant, ok bool, err error) {
 	return grant{own, decodeUint64(ownQuota)}, hasOwn, nil
 }
 
-// hasAnyGrant reports whether account holds a grant, or everyone does.
-func (o *overlay) hasAnyGrant(account []byte) (bool, error) {
-	if own, err := o.anyUnder(record(tagGrant, account)); own || err != nil {
-		return own, err
-	}
-	return o.anyUnder(record(tagGrant, everyone))
-}
-
 // anyUnder reports whether there is a record whose key starts with head.
 func (o *overlay) anyUnder(head []byte) (bool, error) {
 	end := prefixEnd(head) // never nil: head starts with 0x00

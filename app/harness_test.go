@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/crypto/ed25519"
@@ -146,7 +147,8 @@ func withAccounts(text string) string {
 
 func newTestApp(t testing.TB, store Store) *App {
 	t.Helper()
-	a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain})
+	// No test depends on how fast it is, unless it is about that.
+	a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour})
 	require.NoError(t, err)
 	return a
 }

@@ -123,6 +123,13 @@ func (m *model) execute(t *tx.Tx) (tx.Code, []string) {
 	if m.u64([]byte("\x00n"+who)) != b.Nonce {
 		return tx.CodeBadNonce, nil
 	}
+	if !m.has([]byte("\x00a"+who)) && m.count("\x00g"+who) == 0 && b.Nonce == 0 {
+		strangers := m.u64([]byte("\x00s")) + 1
+		if strangers*avlstar.RecordBytes(34, 8) > m.quotaOfEveryone() {
+			return tx.CodeQuota, nil
+		}
+		m.setU64([]byte("\x00s"), strangers)
+	}
 	m.setU64([]byte("\x00n"+who), b.Nonce+1)
 	saved, savedReads := maps.Clone(m.state), m.reads
 	var values []string
@@ -139,6 +146,20 @@ func (m *model) execute(t *tx.Tx) (tx.Code, []string) {
 		return tx.CodeUnconfirmed, nil
 	}
 	return 0, values
+}
+
+// quotaOfEveryone sums up what everyone may take; no sum of a test overflows.
+func (m *model) quotaOfEveryone() (sum uint64) {
+	for k := range m.state {
+		if !strings.HasPrefix(k, "\x00g"+string(make([]byte, 32))) {
+			continue
+		}
+		if m.u64([]byte(k)) == 0 {
+			return 1 << 63
+		}
+		sum += m.u64([]byte(k))
+	}
+	return sum
 }
 
 func (m *model) mayWrite(who, key, value string) tx.Code {

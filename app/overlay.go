@@ -30,6 +30,8 @@ type overlay struct {
 	quotas  usages
 	// The number of times that a deleted key of base came back: gaps found before that are void.
 	revived uint64
+	// The sum of the quotas of the grants to everyone; nil: not known.
+	everyone *uint64
 }
 
 // overlayEntry is a key that was written in this block. Its value may again be the one before.
@@ -92,6 +94,9 @@ func (o *overlay) set(key, value []byte) (old []byte, err error) {
 
 func (o *overlay) put(e *overlayEntry, value []byte) {
 	o.quotas.moved(e.key, recordBytes(e.key, e.value), recordBytes(e.key, value))
+	if concernsEveryone(e.key) {
+		o.everyone = nil
+	}
 	switch was, is := e.value != nil, value != nil; {
 	case was == is:
 	case e.before == nil && is:

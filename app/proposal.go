@@ -2,7 +2,11 @@ package app
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"maps"
+	"sync"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmttypes "github.com/cometbft/cometbft/types"
@@ -10,10 +14,38 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
+// passedOver remembers, for one height, the transactions that were executed for a proposal and left
+// out: they wait for the next block, so another round does not execute them again.
+type passedOver struct {
+	mu     sync.Mutex
+	height int64
+	txs    map[[sha256.Size]byte]struct{}
+}
+
+// of returns those of a height, and forgets those of others.
+func (p *passedOver) of(height int64) map[[sha256.Size]byte]struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.height != height || p.txs == nil {
+		p.height, p.txs = height, make(map[[sha256.Size]byte]struct{})
+	}
+	return maps.Clone(p.txs)
+}
+
+func (p *passedOver) add(height int64, id [sha256.Size]byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.height == height {
+		p.txs[id] = struct{}{}
+	}
+}
+
 // PrepareProposal executes the mempool's transactions in order and proposes those that leave a
 // trace: others would only fill the block. Text is proposed as key=value, and only once. Reads that
-// exceed the block's budget wait for the next block.
+// exceed the block's budget wait for the next block. What it executes, proposed or not, costs no
+// more than a block may, and takes Options.ProposalTime at most: the rest waits too.
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
+	deadline := time.Now().Add(a.options.ProposalTime)
 	a.block.Lock()
 	v, params := a.block.version, a.block.params
 	if v == nil {
@@ -26,61 +58,85 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	if err := a.mayExecute(v, params); err != nil {
 		return nil, err
 	}
-	res := &abci.ResponsePrepareProposal{}
-	x := newExecutor(newOverlay(v), params, req.Height)
-	x.signed = proposedSigners(req.LocalLastCommit)
-	texts := make(map[string]struct{})
-	var size int64
-	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {
+	p := proposer{
+		executor: newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
+		passed: a.passed.of(req.Height),
+	}
+	p.deadline, p.signed = deadline, proposedSigners(req.LocalLastCommit)
+	p.ahead = lookahead{base: v, txs: a.decoder.decodeAll(req.Txs, params.ChainId)}
+	defer v.ForgetAhead()
+	for i, t := range p.ahead.txs {
 		if t.err != nil {
 			continue
 		}
-		raw := req.Txs[i]
-		if t.tx.Text != nil {
-			raw = t.tx.Text.Bytes()
-			if _, twice := texts[string(raw)]; twice {
-				continue
-			}
-		}
-		added := cmttypes.ComputeProtoSizeForTxs([]cmttypes.Tx{raw})
-		if size+added > req.MaxTxBytes {
-			continue
-		}
-		proposed, err := x.propose(t.tx)
+		p.ahead.tx = i
+		inVain, err := p.try(req.Txs[i], t)
 		if err != nil {
 			return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
 		}
-		if !proposed {
-			continue
+		if inVain {
+			a.passed.add(req.Height, t.id)
 		}
-		if t.tx.Text != nil {
-			texts[string(raw)] = struct{}{}
+		if p.late() && len(p.txs) > 0 {
+			break
 		}
-		size += added
-		res.Txs = append(res.Txs, raw)
 	}
-	return res, nil
+	return &abci.ResponsePrepareProposal{Txs: p.txs}, nil
 }
 
-// propose executes the transaction and reports whether it is to be proposed; otherwise it is
-// undone.
-func (x *executor) propose(t *tx.Tx) (bool, error) {
-	mark, before := x.mark(), x.reads
-	done, err := x.run(t)
-	if err != nil {
-		return false, err
-	}
-	if done.trace && done.err != nil && done.err.Code == tx.CodeReadBudget && before != (reads{}) {
-		x.undo(mark)
+// proposer makes a proposal of at most room bytes.
+type proposer struct {
+	*executor
+	txs    [][]byte
+	texts  map[string]struct{} // of txs
+	passed map[[sha256.Size]byte]struct{}
+	room   int64
+	cost   int // of what was executed
+}
+
+// try executes a transaction if there is room for it, and proposes it if it leaves a trace. inVain:
+// all of it was executed and undone, because it waits for the next block.
+func (p *proposer) try(raw []byte, t decoded) (inVain bool, err error) {
+	if _, again := p.passed[t.id]; again || p.cost+cost(t.tx) > p.rules.maxCost {
 		return false, nil
 	}
-	x.keep(mark)
-	return done.trace, nil
+	if t.tx.Text != nil {
+		raw = t.tx.Text.Bytes()
+		if _, twice := p.texts[string(raw)]; twice {
+			return false, nil
+		}
+	}
+	added := cmttypes.ComputeProtoSizeForTxs([]cmttypes.Tx{raw})
+	if added > p.room {
+		return false, nil
+	}
+	mark, before := p.mark(), p.reads
+	done, err := p.run(t.tx)
+	if err != nil || !done.trace {
+		return false, err
+	}
+	p.cost += cost(t.tx)
+	switch {
+	case done.err != nil && done.err.Code == tx.CodeReadBudget && before != (reads{}):
+		p.undo(mark)
+		return true, nil
+	case done.late && len(p.txs) > 0:
+		return false, nil // nothing is executed after it
+	}
+	// A first one that is late is proposed all the same: its nonce is spent, so it leaves a trace,
+	// and otherwise it would never come into a block.
+	p.keep(mark)
+	if t.tx.Text != nil {
+		p.texts[string(raw)] = struct{}{}
+	}
+	p.room -= added
+	p.txs = append(p.txs, raw)
+	return false, nil
 }
 
-// ProcessProposal rejects a block only for transactions that no honest proposer can have proposed,
-// whatever the state: those that do not decode. FinalizeBlock executes the others, or refuses them
-// one by one.
+// ProcessProposal rejects a block only for what no honest proposer can have proposed, whatever the
+// state: a transaction that does not decode, or a cost above the limit. FinalizeBlock executes the
+// others, or refuses their transactions one by one.
 func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
 	v, params := a.check.state()
 	if v == nil {
@@ -90,9 +146,16 @@ func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposa
 	if err := a.mayExecute(v, params); err != nil {
 		return nil, err
 	}
+	sum, most := 0, rulesOf(params.AppVersion).maxCost
 	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {
-		if t.err != nil {
-			a.logger.Info("rejected a proposal", "height", req.Height, "proposer", req.ProposerAddress, "tx", i, "err", t.err)
+		err := t.err
+		if err == nil {
+			if sum += cost(t.tx); sum > most {
+				err = tx.Errorf(tx.CodeTooLarge, "the transactions up to this one name %d keys, a block may name %d", sum, most)
+			}
+		}
+		if err != nil {
+			a.logger.Info("rejected a proposal", "height", req.Height, "proposer", req.ProposerAddress, "tx", i, "err", err)
 			return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_REJECT}, nil //nolint:nilerr // a refusal is an answer
 		}
 	}

@@ -41,7 +41,8 @@ func TestRecheck(t *testing.T) {
 	require.Equal(t, tx.CodeBadNonce, check(gap, abci.CheckTxType_Recheck))
 	require.Equal(t, tx.CodeOK, check(txs[1], abci.CheckTxType_Recheck))
 	require.Equal(t, tx.CodeOK, check(txs[2], abci.CheckTxType_Recheck))
-	require.Equal(t, tx.CodeBadNonce, check(txs[2], abci.CheckTxType_New), "it waits already")
+	require.Equal(t, tx.CodeOK, check(txs[2], abci.CheckTxType_New), "CometBFT knows whether it waits already")
+	require.Equal(t, tx.CodeBadNonce, check(sign(t, "alice", 2, put("a", "2")), abci.CheckTxType_New), "another one with its nonce")
 
 	runBlock(t, a)
 	require.True(t, known(txs[1]) && known(txs[2]))

@@ -20,6 +20,7 @@ const (
 	tagGrant     byte = 'g'
 	tagCover     byte = 'c'
 	tagUpgrade   byte = 'u'
+	tagStrangers byte = 's'
 )
 
 const (
@@ -80,6 +81,10 @@ func CoverKey(prefix []byte) []byte { return record(tagCover, prefix) }
 // UpgradeKey returns the key of the upgrade that was scheduled last (a tx.ScheduleUpgrade). The
 // upgrade is pending if its version is above that of the parameters; otherwise it has begun.
 func UpgradeKey() []byte { return record(tagUpgrade) }
+
+// StrangersKey returns the key of the number of nonce records that accounts without a right of
+// their own have made (u64be).
+func StrangersKey() []byte { return record(tagStrangers) }
 
 var adminValue = []byte{1}
 

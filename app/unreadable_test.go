@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -22,12 +24,20 @@ type failingPages struct {
 	state    *avlstar.Version
 	pages    map[avlstar.Stub]uint32
 	reads    atomic.Int64
+	clients  atomic.Int64 // reads of pages without a bookkeeping record
 	from, to int64
+	delay    time.Duration // of each read, in a bubble
 }
 
 func (p *failingPages) Page(s avlstar.Subtree) (*avlstar.Page, error) {
 	if n := p.reads.Add(1) - 1; p.from <= n && n < p.to {
 		return nil, errDisk
+	}
+	if len(s.First) > 0 && s.First[0] != reserved {
+		p.clients.Add(1)
+	}
+	if p.delay > 0 {
+		bubble.Sleep(p.delay)
 	}
 	k, ok := p.pages[s.Stub]
 	if !ok {
@@ -87,7 +97,7 @@ func (s *pagedState) app(t *testing.T) (*App, *failingPages) {
 	p := &failingPages{state: s.full, pages: s.pages}
 	v, err := avlstar.FromLeavesPaged(s.full.ChunkBytes(), avlstar.Paging{Pages: p, Budget: func() int64 { return 1 << 40 }}, s.full.Leaves())
 	require.NoError(t, err)
-	a, err := New(Options{Store: &pagedStore{s.height, v}, ChainID: testChain, NewestVersion: 2})
+	a, err := New(Options{Store: &pagedStore{s.height, v}, ChainID: testChain, NewestVersion: 2, ProposalTime: time.Hour})
 	require.NoError(t, err)
 	return a, p
 }

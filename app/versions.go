@@ -23,11 +23,12 @@ import (
 // results when they are replayed.
 type rules struct {
 	operation func(x *executor, account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err error)
+	maxCost   int // of a block; at least the cost of the largest transaction
 }
 
 // versions holds the rules of all versions, those of version 1 first.
 var versions = []rules{
-	{operation: (*executor).operation},
+	{operation: (*executor).operation, maxCost: maxCost},
 }
 
 // GenesisVersion is the version of every chain at its beginning.

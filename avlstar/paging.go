@@ -3,8 +3,6 @@ package avlstar
 import (
 	"bytes"
 	"fmt"
-	"runtime"
-	"sync"
 	"sync/atomic"
 )
 
@@ -43,6 +41,8 @@ type paging struct {
 	evicted uint64        // pages
 	loaded  atomic.Uint64 // pages, by Apply
 	runs    map[Hash]*run // pages for the block that is being made, by their hashes
+
+	ahead atomic.Pointer[map[Hash]*Page] // see ReadAhead; what it points to does not change
 }
 
 // EnablePaging lets pages of v's tree leave memory, from the next Apply on. It must be called at
@@ -86,6 +86,11 @@ func (e *PageError) Unwrap() error { return e.Err }
 
 // fetchPage reads the subtree s.
 func (t *tree) fetchPage(s Subtree) (*Page, error) {
+	if ahead := t.paging.ahead.Load(); ahead != nil {
+		if page, ok := (*ahead)[s.Hash]; ok {
+			return page, nil
+		}
+	}
 	page, err := t.paging.Pages.Page(s)
 	if err != nil {
 		return nil, &PageError{s, err}
@@ -141,58 +146,4 @@ func (v *Version) locate(key []byte, before bool) (s Subtree, n ref) {
 		n = v.link(n).child[side]
 	}
 	return s, n
-}
-
-// maxBrought limits the memory of the pages that are read before a block is made.
-const maxBrought = 4096
-
-// bring reads the pages to which ops lead in parallel, before the walk needs them one after
-// another. It ignores errors: the walk will meet them again.
-func (t *tree) bring(v *Version, ops []op, changes []Change) {
-	p := t.paging
-	if p == nil || !v.partial {
-		return
-	}
-	var wanted []Subtree // at most maxBrought: the walk reads the others
-	var after []byte     // of the last stub
-	for _, o := range ops {
-		if len(wanted) == maxBrought {
-			break
-		}
-		key := changes[o.i].Key
-		if len(wanted) > 0 && (after == nil || bytes.Compare(key, after) < 0) {
-			continue
-		}
-		if v.find(key) != 0 {
-			continue
-		}
-		if s, n := v.locate(key, false); n == 0 && s.Stub != emptyStub {
-			wanted, after = append(wanted, s), s.After
-		}
-	}
-	if len(wanted) == 0 {
-		return
-	}
-	p.runs = make(map[Hash]*run, len(wanted))
-	var (
-		mu   sync.Mutex
-		wg   sync.WaitGroup
-		next atomic.Int64
-	)
-	for range min(4*runtime.GOMAXPROCS(0), len(wanted)) { // they wait for the disk
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(wanted); i = int(next.Add(1)) - 1 {
-				page, err := t.fetchPage(wanted[i])
-				if err != nil {
-					return
-				}
-				r := page.nodes()
-				mu.Lock()
-				p.runs[wanted[i].Hash] = r
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	p.loaded.Add(uint64(len(p.runs)))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -24,7 +25,10 @@ import (
 
 func pagedGenesis(t *testing.T, interval int64) *cmttypes.GenesisDoc {
 	t.Helper()
-	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 40_000, interval })
+	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
+		o.App = mixedGrants()
+		o.App.ChunkBytes, o.App.SnapshotInterval = 40_000, interval
+	})
 	genesis, err := config.LoadGenesis(filepath.Join(home, "config", "genesis.json"))
 	require.NoError(t, err)
 	return genesis
@@ -65,12 +69,16 @@ func (r *replica) query(height int64, key string) {
 }
 
 // A state that does not fit gives the same hashes, answers and snapshots as one in memory, through
-// crashes and at old heights.
+// crashes and at old heights: for transactions of all kinds, and through upgrades.
 func TestPagedIsTheSame(t *testing.T) {
+	buildinfo.RehearsedAppVersion = "1000"
+	t.Cleanup(func() { buildinfo.RehearsedAppVersion = "" })
+	codes, done := map[tx.Code]int{}, map[string]int{}
 	genesis := pagedGenesis(t, 13)
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			r := newPaged(t, seed, genesis)
+			r.mixed = &mixed{rng: rand.New(rand.NewPCG(seed, 1)), codes: codes, done: done}
 			r.open()
 			snapshots := map[uint64][][]byte{}
 			var evicted, loaded uint64
@@ -100,6 +108,7 @@ func TestPagedIsTheSame(t *testing.T) {
 
 			full := &replica{
 				t: t, rng: r.rng, genesis: genesis, config: config.DefaultApp(), disk: vfs.NewCrashableMem(), blocks: r.blocks, hashes: r.hashes,
+				answers: r.answers,
 			}
 			full.open()
 			for range r.blocks {
@@ -113,6 +122,12 @@ func TestPagedIsTheSame(t *testing.T) {
 			require.NoError(t, full.app.Close())
 		})
 	}
+	t.Log("codes:", codes, "done:", done)
+	for _, code := range []tx.Code{tx.CodeOK, tx.CodeBadNonce, tx.CodeUnauthorized, tx.CodeCompareFailed, tx.CodeQuota, tx.CodeTextClosed,
+		tx.CodeNotAdmin, tx.CodeInvalidChange} {
+		require.NotZero(t, codes[code], "no random block met code %d", code)
+	}
+	require.Len(t, done, 9, "a kind of operation never succeeded")
 }
 
 // A state restored from a snapshot was never in memory as a whole, and takes further blocks.
@@ -127,7 +142,7 @@ func TestPagedRestore(t *testing.T) {
 	require.NoError(t, err)
 	offered := list.Snapshots[0]
 	joined := newPaged(t, 2, genesis)
-	joined.blocks, joined.hashes = r.blocks, r.hashes
+	joined.blocks, joined.hashes, joined.answers = r.blocks, r.hashes, r.answers
 	joined.open()
 	res, err := joined.app.OfferSnapshot(context.Background(), &abci.RequestOfferSnapshot{Snapshot: offered, AppHash: offered.Hash})
 	require.NoError(t, err)
@@ -141,7 +156,7 @@ func TestPagedRestore(t *testing.T) {
 	require.EqualValues(t, offered.Height, joined.app.Height())
 	for range 20 {
 		r.block()
-		joined.blocks, joined.hashes = r.blocks, r.hashes
+		joined.blocks, joined.hashes, joined.answers = r.blocks, r.hashes, r.answers
 		for joined.app.Height() < r.app.Height() {
 			joined.block()
 			joined.query(joined.app.Height(), fmt.Sprintf("key-%03d", r.rng.IntN(5200)))

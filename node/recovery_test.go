@@ -54,6 +54,8 @@ type replica struct {
 	// is all that there is room for.
 	keys, longest int
 	cache         int64
+	mixed         *mixed // nil: text only
+	answers       []*abci.ResponseFinalizeBlock
 }
 
 func (r *replica) open() {
@@ -115,14 +117,21 @@ func (r *replica) block() {
 		for range r.rng.IntN(keys / 15) {
 			txs = append(txs, fmt.Appendf(nil, "key-%03d=%0*d", r.rng.IntN(keys), 1+r.rng.IntN(longest), height))
 		}
+		if r.mixed != nil {
+			txs = append(txs, r.mixed.block(r, height)...)
+		}
 		r.blocks = append(r.blocks, txs)
 	}
 	res, err := r.app.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: height, Txs: r.blocks[height-1]})
 	require.NoError(t, err)
 	if known {
 		require.Equal(t, r.hashes[height-1], res.AppHash, "block %d, executed again", height)
+		require.Equal(t, r.answers[height-1], res, "block %d, executed again", height)
 	} else {
-		r.hashes = append(r.hashes, res.AppHash)
+		r.hashes, r.answers = append(r.hashes, res.AppHash), append(r.answers, res)
+		if r.mixed != nil {
+			r.mixed.count(r.blocks[height-1], r.genesis.ChainID, res.TxResults)
+		}
 	}
 	commit, err := r.app.Commit(ctx, &abci.RequestCommit{})
 	require.NoError(t, err)

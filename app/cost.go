@@ -1,0 +1,93 @@
+package app
+
+import (
+	"iter"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// maxCost limits the cost of a block: the time to execute it must not depend on what its sender
+// chose. It is a rule of the app version, because validators must agree on it, and it is above the
+// cost of every single transaction (docs/decisions/0028-cost-of-a-block.md).
+const maxCost = 1 << 16
+
+// cost returns the number of keys that t names and its sender chose: each may lie in a page of its
+// own, which has to be read from the disk. It depends on the transaction alone. The records of the
+// account count as one.
+func cost(t *tx.Tx) int {
+	if t.Text != nil {
+		return 1
+	}
+	return 1 + len(t.Body.Operations)
+}
+
+// place is a position in a block: an operation of a transaction; -1: what comes before the first.
+type place struct{ tx, op int }
+
+func (p place) before(q place) bool { return p.tx < q.tx || p.tx == q.tx && p.op < q.op }
+
+// lookahead reads the pages of the operations to come, in windows, before they are executed. It
+// changes no result.
+type lookahead struct {
+	base *avlstar.Version
+	txs  []decoded // that are executed, in order; empty: nothing is read ahead
+	tx   int       // the one that is being executed
+	done place     // what is before it has been read
+}
+
+// reach makes sure that the pages of an operation of the transaction at hand have been read.
+func (l *lookahead) reach(op int) {
+	at := place{l.tx, op}
+	if len(l.txs) == 0 || at.before(l.done) {
+		return
+	}
+	l.done = at
+	if !l.base.ReadAhead(l.keys()) {
+		l.txs = nil // no page can be missing
+	}
+}
+
+// keys yields what the operations from l.done on look for, and moves l.done behind what it yielded.
+func (l *lookahead) keys() iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for l.done.tx < len(l.txs) {
+			t, op := l.txs[l.done.tx], l.done.op
+			switch {
+			case t.err != nil || t.tx.Body != nil && op == len(t.tx.Body.Operations):
+				l.done = place{l.done.tx + 1, -1}
+			case t.tx.Text != nil:
+				l.done = place{l.done.tx + 1, -1}
+				if !yield(t.tx.Text.Key) {
+					return
+				}
+			case op < 0:
+				l.done.op++
+				account := t.tx.Body.Account
+				if !yield(AdminKey(account)) || !yield(GrantKey(account, nil)) || !yield(NonceKey(account)) {
+					return
+				}
+			default:
+				l.done.op++
+				if key := keyOf(&t.tx.Body.Operations[op]); key != nil && !yield(key) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// keyOf returns the key of a client that the operation names, nil if there is none.
+func keyOf(operation *tx.Operation) []byte {
+	switch op := operation.Op.(type) {
+	case *tx.Operation_Put:
+		return op.Put.Key
+	case *tx.Operation_Delete:
+		return op.Delete.Key
+	case *tx.Operation_CompareAndPut:
+		return op.CompareAndPut.Key
+	case *tx.Operation_Read:
+		return op.Read.Key
+	}
+	return nil
+}
