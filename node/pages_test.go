@@ -202,6 +202,7 @@ func TestPagedUnreadable(t *testing.T) {
 	_, err = app.FinalizeBlock(context.Background(), &abci.RequestFinalizeBlock{Height: app.Height() + 1, Txs: txs})
 	var page *avlstar.PageError
 	require.ErrorAs(t, err, &page)
+	require.Len(t, failed, 1, "the node is not told")
 	require.ErrorContains(t, <-failed, errorfs.ErrInjected.Error())
 	query := func(i int) *abci.ResponseQuery {
 		res, err := app.Query(context.Background(), &abci.RequestQuery{Path: "/key", Data: fmt.Appendf(nil, "key-%03d", i)})
