@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -149,4 +151,30 @@ func damageFile(t *testing.T, fs vfs.FS, path string, damage func([]byte) []byte
 	_, err = file.Write(damage(b))
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
+}
+
+// The same on a file system of the operating system, which says in its own way what is missing.
+func TestMissingFiles(t *testing.T) {
+	for _, kind := range []string{"MANIFEST-", ".sst"} {
+		dir := t.TempDir()
+		folder := Folder{Zone: "test", Dir: dir, WayOut: wayOut}
+		db, err := folder.Open(&pebble.Options{})
+		require.NoError(t, err)
+		require.NoError(t, db.Set([]byte("key"), []byte("value"), pebble.Sync))
+		require.NoError(t, db.Flush())
+		require.NoError(t, db.Close())
+		names, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		removed := 0
+		for _, name := range names {
+			if strings.HasPrefix(name.Name(), kind) || strings.HasSuffix(name.Name(), kind) {
+				require.NoError(t, os.Remove(filepath.Join(dir, name.Name())))
+				removed++
+			}
+		}
+		require.Positive(t, removed, kind)
+		_, err = folder.Open(&pebble.Options{})
+		require.ErrorIs(t, err, ErrCorrupt, kind)
+		require.ErrorContains(t, err, wayOut)
+	}
 }
