@@ -61,6 +61,25 @@ func TestSilentNetwork(t *testing.T) {
 	require.LessOrEqual(t, len(a.mu.nets), maxNets)
 }
 
+// TestHeardStays has silent connections come while one is about to authenticate: they go for each
+// other.
+func TestHeardStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		s := serve(t, p, 1, Options{bounds: bounds{maxPending: 2}})
+		c := rawDial(t, p.raw(t, "10.0.0.1"), nil)
+		for n := range 10 {
+			<-time.After(100 * time.Millisecond)
+			p.raw(t, fmt.Sprintf("10.0.1.%d", n))
+		}
+		_, err := c.Write(helloHere)
+		require.NoError(t, err)
+		_, err = readHello(c)
+		require.NoError(t, err)
+		s.Close()
+	})
+}
+
 // TestOusted has a connection make room in the moment in which it has authenticated.
 func TestOusted(t *testing.T) {
 	o, err := Options{Key: keyOf(1), bounds: bounds{maxPending: 1}}.withDefaults()

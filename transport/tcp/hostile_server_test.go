@@ -277,8 +277,9 @@ func TestAbandonedBuffers(t *testing.T) {
 		require.ErrorIs(t, <-result, context.Canceled)
 		a := c.open(1 + id)
 		a.mu.Lock()
-		require.Nil(t, a.mu.into)
+		into := a.mu.into
 		a.mu.Unlock()
+		require.Nil(t, into)
 	}
 }
 

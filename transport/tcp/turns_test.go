@@ -59,10 +59,10 @@ func TestHostsTakeTurns(t *testing.T) {
 		for range 50 {
 			for method, most := range map[transport.Method]time.Duration{someMethod: 50 * time.Millisecond, cheapMethod: 8 * time.Millisecond} {
 				body := map[transport.Method]string{someMethod: "10ms", cheapMethod: "1ms"}[method]
-				began := time.Now()
-				_, err := honest.Call(context.Background(), transport.Call{Method: method, Body: []byte(body)})
-				require.NoError(t, err)
-				require.LessOrEqual(t, time.Since(began), most, "method %d", method)
+				ctx, cancel := context.WithTimeout(context.Background(), most)
+				_, err := honest.Call(ctx, transport.Call{Method: method, Body: []byte(body)})
+				cancel()
+				require.NoError(t, err, "method %d", method)
 			}
 		}
 		s.Close()
@@ -74,22 +74,80 @@ func TestHostsTakeTurns(t *testing.T) {
 func TestTurnsAreOfWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
-		s := serve(t, p, 1, Options{Workers: 1, Handler: sleeping})
+		var served atomic.Int64
+		s := serve(t, p, 1, Options{Workers: 1, Handler: transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
+			if r.Host == "10.1.0.1" {
+				served.Add(1)
+			}
+			return sleeping(ctx, r)
+		})})
 		for n := range 6 {
 			flood(p.dial(t, 10+n, fmt.Sprintf("10.0.0.%d", n)), someMethod, "300ms")
 		}
-		honest := p.dial(t, 2, "10.1.0.1")
-		flood(honest, someMethod, "3ms")
-		served := 0
+		flood(p.dial(t, 2, "10.1.0.1"), someMethod, "3ms")
 		<-time.After(10 * time.Second)
-		for end := time.Now().Add(100 * time.Second); time.Now().Before(end); served++ {
-			_, err := honest.Call(context.Background(), transport.Call{Method: someMethod, Body: []byte("3ms")})
-			require.NoError(t, err)
-		}
-		served *= cap(honest.slots) + 1 // they all take turns on the connection
-		require.Greater(t, served, 3000, "of the 4,761 that take a seventh of 100 s")
+		before := served.Load()
+		<-time.After(100 * time.Second)
+		require.Greater(t, served.Load()-before, int64(3000), "of the 4,761 that take a seventh of 100 s")
 		s.Close()
 	})
+}
+
+// TestWeightIsWork has two hosts send requests that take as long, but one host's weigh so much more
+// that they use ten times what the other's use.
+func TestWeightIsWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var light, heavy atomic.Int64
+		mux := new(transport.Mux)
+		mux.Handle(someMethod, transport.Weighed(transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) {
+			if <-time.After(time.Millisecond); len(r.Body) > 0 {
+				heavy.Add(1)
+			} else {
+				light.Add(1)
+			}
+			return nil, nil
+		}), func(r transport.Request) int64 { return int64(len(r.Body)) * leastWork }))
+		p := newPipes()
+		s := serve(t, p, 1, Options{Workers: 1, Handler: mux})
+		flood(p.dial(t, 2, "10.0.0.1"), someMethod, "")
+		flood(p.dial(t, 3, "10.0.0.2"), someMethod, string(make([]byte, 22)))
+		<-time.After(10 * time.Second)
+		require.InDelta(t, 10, float64(light.Load())/float64(heavy.Load()), 1)
+		s.Close()
+	})
+}
+
+// TestTurnsAreNotSavedUp has a host run one long request while another runs many short ones: when
+// it asks for more, it has no more turns than the other.
+func TestTurnsAreNotSavedUp(t *testing.T) {
+	turns := newTurns(2, 1)
+	a, b := originOf(pipeAddr("10.0.0.1:1")), originOf(pipeAddr("10.0.0.2:1"))
+	long := turns.join(a, 1)
+	for range 100 {
+		turns.done(turns.join(b, 2), 9)
+	}
+	last := turns.join(b, 2)
+	var waiting []*turn // of a and b
+	for range 10 {
+		waiting = append(waiting, turns.join(a, 1), turns.join(b, 2))
+	}
+	count := [2]int{}
+	for next := last; count[0]+count[1] < 10; {
+		turns.done(next, 9)
+		for i, r := range waiting {
+			if r == nil {
+				continue
+			}
+			select {
+			case <-r.begun:
+				next, waiting[i] = r, nil
+				count[i%2]++
+			default:
+			}
+		}
+	}
+	require.InDelta(t, count[0], count[1], 2)
+	turns.done(long, 0)
 }
 
 // TestNetworksTakeTurns has a /48 of IPv6 flood a server from many hosts: they are one part.
@@ -184,4 +242,29 @@ func TestTurnsAtRandom(t *testing.T) {
 		require.Equal(t, line{parts: turns.mu.all.parts}, turns.mu.all)
 		require.Empty(t, turns.mu.all.parts)
 	})
+}
+
+// TestDebtsAreRemembered has a host send one costly request at a time, so that it never waits while
+// it pays.
+func TestDebtsAreRemembered(t *testing.T) {
+	turns := newTurns(1, 1)
+	a, b := originOf(pipeAddr("10.0.0.1:1")), originOf(pipeAddr("10.0.0.2:1"))
+	costly := turns.join(a, 1)
+	var others []*turn
+	for range 50 {
+		others = append(others, turns.join(b, 2))
+	}
+	turns.done(costly, 499)
+	again := turns.join(a, 1)
+	for n, r := range others {
+		select {
+		case <-again.begun:
+			require.Fail(t, "too early", "after %d", n)
+		case <-r.begun:
+		}
+		turns.done(r, 9)
+	}
+	<-again.begun
+	turns.done(again, 0)
+	require.Empty(t, turns.mu.all.parts)
 }
