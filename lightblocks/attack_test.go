@@ -139,3 +139,55 @@ func TestWrongSignaturesDoNotSpoilEvidence(t *testing.T) {
 	}
 	require.Equal(t, 1, taken)
 }
+
+// Reports are sent again to who is busy, one at a time, and a Verifier that is closed leaves them
+// some time: whoever sees an attack ends its join at once.
+func TestReportsAreRetried(t *testing.T) {
+	c := sharedChain(chainOptions{heights: 60, validators: 5, turnover: 9})
+	for name, test := range map[string]struct {
+		answers []error // to the first reports; then nil
+		want    int     // reports that arrive, of two
+		calls   int
+		took    time.Duration // of Close
+	}{
+		"taken":               {nil, 2, 2, 0},
+		"busy, twice":         {[]error{transport.ErrBusy, transport.ErrBusy}, 2, 4, time.Second},
+		"busy, then no store": {[]error{transport.ErrBusy, transport.ErrBusy, transport.ErrGone, transport.ErrFailed}, 2, 6, 3 * time.Second},
+		"refused":             {[]error{transport.ErrRefused}, 1, 2, 0},
+		"gone for good":       {[]error{transport.ErrClosed, transport.ErrClosed}, 0, 2, 0},
+		"busy for good":       {slices.Repeat([]error{transport.ErrBusy}, 100), 0, 6, reportGrace},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				one, two := &testPeer{id: "one", chain: c, latency: time.Millisecond}, &testPeer{id: "two", chain: c.fork(40), latency: 2 * time.Millisecond}
+				busy := &reluctant{testPeer: &testPeer{id: "busy", chain: c, latency: 3 * time.Millisecond}, answers: test.answers}
+				v := testVerifier(t, c, 5, nil)
+				for _, p := range []Peer{one, two, busy} {
+					v.Add(p)
+				}
+				_, err := v.LightBlock(context.Background(), 55)
+				require.ErrorIs(t, err, ErrConflict)
+				began := time.Now()
+				v.Close()
+				require.Equal(t, test.took, time.Since(began))
+				require.Len(t, busy.reported(), test.want)
+				require.Equal(t, test.calls, busy.calls)
+				require.Len(t, one.reported(), 2)
+			})
+		})
+	}
+}
+
+// reluctant answers the first reports with errors.
+type reluctant struct {
+	*testPeer
+	answers []error
+	calls   int // of ReportEvidence, one after the other
+}
+
+func (p *reluctant) ReportEvidence(ctx context.Context, ev types.Evidence) error {
+	if p.calls++; p.calls <= len(p.answers) {
+		return fmt.Errorf("report: %w", p.answers[p.calls-1])
+	}
+	return p.testPeer.ReportEvidence(ctx, ev)
+}

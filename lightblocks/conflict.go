@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	cmtjson "github.com/cometbft/cometbft/libs/json"
@@ -84,6 +85,13 @@ func (v *Verifier) attack(ctx context.Context, p *peer, ours *lightclient.Proved
 		return conflict
 	}
 	v.mu.conflict = conflict
+	// Whoever hears of the conflict may call Close before the reports have begun.
+	done := func() {}
+	if reported := make(chan struct{}); !v.mu.closed {
+		v.mu.reported = reported
+		v.wg.Add(1)
+		done = func() { close(reported); v.wg.Done() }
+	}
 	flights := make([]*flight, 0, len(v.mu.flights))
 	for _, f := range v.mu.flights {
 		flights = append(flights, f)
@@ -104,19 +112,59 @@ func (v *Verifier) attack(ctx context.Context, p *peer, ours *lightclient.Proved
 	if err := v.keepEvidence(transport.ID(ours.By), p.id, evidence); err != nil {
 		v.log.Error("evidence of an attack could not be kept", "dir", v.opts.EvidenceDir, "err", err)
 	}
-	// peers on the right chain accept one of the two, and refuse the other
+	go func() {
+		defer done()
+		v.reportAll(peers, evidence)
+	}()
+	return conflict
+}
+
+// Reports of evidence are sent again to a peer that is busy, or has no stores yet: after firstRetry,
+// then after twice as long each time, up to lastRetry. Close leaves them reportGrace.
+const (
+	firstRetry  = time.Second
+	lastRetry   = 32 * time.Second
+	reportGrace = 5 * time.Second
+)
+
+// reportAll reports evidence to peers. Those on the right chain accept one piece, and refuse the
+// other.
+func (v *Verifier) reportAll(peers []*peer, evidence []*types.LightClientAttackEvidence) {
+	var wg sync.WaitGroup
 	for _, p := range peers {
-		for _, ev := range evidence {
-			v.spawn(func() {
-				call, cancel := context.WithTimeout(v.ctx, v.opts.callTimeout)
-				defer cancel()
-				if err := lightclient.Guard(func() error { return p.ReportEvidence(call, ev) }); err != nil {
-					v.log.Info("a peer did not accept evidence of an attack", "peer", p.id, "height", ev.ConflictingBlock.Height, "err", err)
+		wg.Go(func() {
+			for wait, left := firstRetry, v.report(p, evidence); len(left) > 0 && wait <= lastRetry; wait *= 2 {
+				select {
+				case <-time.After(wait):
+					left = v.report(p, left)
+				case <-v.ctx.Done():
+					return
 				}
-			})
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// report sends evidence to a peer, one piece after the other, since a server takes one at a time.
+// It returns what is worth another try.
+func (v *Verifier) report(p *peer, evidence []*types.LightClientAttackEvidence) (left []*types.LightClientAttackEvidence) {
+	for _, ev := range evidence {
+		call, cancel := context.WithTimeout(v.ctx, v.opts.callTimeout)
+		err := lightclient.Guard(func() error { return p.ReportEvidence(call, ev) })
+		cancel()
+		if err == nil {
+			continue
+		}
+		v.log.Info("a peer did not accept evidence of an attack", "peer", p.id, "height", ev.ConflictingBlock.Height, "err", err)
+		for _, passing := range []error{transport.ErrBusy, transport.ErrGone, transport.ErrFailed, context.DeadlineExceeded} {
+			if errors.Is(err, passing) {
+				left = append(left, ev)
+				break
+			}
 		}
 	}
-	return conflict
+	return left
 }
 
 // fork finds the first block of climb that is not on our chain, by asking the peer that gave our

@@ -106,6 +106,9 @@ type Verifier struct {
 		// the trusted block; nil from then on.
 		denied   map[transport.ID]error
 		conflict error // set once, never reset
+		// reported is closed when the evidence of conflict has been reported; nil: there is none to
+		// report.
+		reported chan struct{}
 		closed   bool
 	}
 }
@@ -174,12 +177,19 @@ func NewVerifier(opts Options) (*Verifier, error) {
 	return v, nil
 }
 
-// Close ends all calls and searches in progress and waits for their goroutines. It does not close
-// the peers.
+// Close ends all calls and searches in progress and waits for their goroutines. Reports of evidence
+// have five seconds to arrive, so the peers should be closed later. It does not close them.
 func (v *Verifier) Close() {
 	v.mu.Lock()
 	v.mu.closed = true
+	reported := v.mu.reported
 	v.mu.Unlock()
+	if reported != nil {
+		select {
+		case <-reported:
+		case <-time.After(reportGrace):
+		}
+	}
 	v.cancel()
 	v.wg.Wait()
 }

@@ -1,6 +1,7 @@
 package lightblocks
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -39,6 +41,38 @@ func TestEveryHeightIsProved(t *testing.T) {
 	}
 }
 
+// A commit with one wrong signature is a lie although enough of the others are right: CometBFT
+// panics when it starts from one. The trusted block's own is right here, so that nothing but the
+// check of those above it sees it.
+func TestWrongSignaturesAboveTheTrustedBlock(t *testing.T) {
+	c := sharedChain(chainOptions{heights: 120, validators: 5, turnover: 4})
+	for _, height := range []int64{11, 12, 21, 90} {
+		synctest.Test(t, func(t *testing.T) {
+			var lied error
+			v := testVerifier(t, c, 10, func(o *Options) { o.Lied = func(_ transport.ID, err error) { lied = err } })
+			p := &testPeer{id: "liar", chain: c}
+			p.lightBlock = func(_ context.Context, h int64) (*types.LightBlock, error) {
+				lb, err := p.honest(h)
+				if err == nil && lb.Height > 10 {
+					last := len(lb.Commit.Signatures) - 1
+					signature := bytes.Clone(lb.Commit.Signatures[last].Signature)
+					signature[7] ^= 1
+					lb.Commit.Signatures[last].Signature = signature
+				}
+				return lb, err
+			}
+			v.Add(p)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := v.LightBlock(ctx, height)
+			require.Error(t, err)
+			synctest.Wait()
+			require.ErrorIs(t, lied, errLie)
+			require.ErrorIs(t, lied, lightclient.ErrInvalid)
+		})
+	}
+}
+
 // State returns what a node has that executed all blocks.
 func TestState(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 120, validators: 5, turnover: 4})
@@ -58,6 +92,8 @@ func TestState(t *testing.T) {
 			require.Equal(t, []byte(current.AppHash), s.AppHash)
 			require.Equal(t, []byte(current.LastResultsHash), s.LastResultsHash)
 			require.Equal(t, uint64(1), s.Version.Consensus.App)
+			require.Equal(t, h+2, s.LastHeightValidatorsChanged, "where CometBFT looks for the next validators")
+			require.Equal(t, h+1, s.LastHeightConsensusParamsChanged)
 			for i, set := range []*types.ValidatorSet{s.LastValidators, s.Validators, s.NextValidators} {
 				want := []*types.LightBlock{last, current, next}[i].ValidatorSet
 				require.Equal(t, want.Validators, set.Validators, "height %d set %d", h, i)

@@ -33,6 +33,26 @@ func TestRulesAreChecked(t *testing.T) {
 	}
 }
 
+// A skip needs as much of the trusted set's power as the rules say, not as the default says.
+func TestTrustLevel(t *testing.T) {
+	c := makeChain(40, 5, 4) // of five validators, one is replaced every four heights
+	for _, test := range []struct {
+		level cmtmath.Fraction
+		to    int64 // where 3, 4 or 5 of the five have signed
+		err   error
+	}{
+		{cmtmath.Fraction{Numerator: 1, Denominator: 3}, 12, nil},
+		{cmtmath.Fraction{Numerator: 3, Denominator: 5}, 12, ErrGap}, // not more than three fifths
+		{cmtmath.Fraction{Numerator: 3, Denominator: 5}, 8, nil},
+		{cmtmath.Fraction{Numerator: 4, Denominator: 5}, 8, ErrGap},
+		{cmtmath.Fraction{Numerator: 4, Denominator: 5}, 3, nil},
+	} {
+		r, err := Rules{TrustLevel: test.level}.WithDefaults()
+		require.NoError(t, err)
+		require.ErrorIs(t, r.Follows(c.at(1), c.at(test.to), now), test.err, "%v, to %d", test.level, test.to)
+	}
+}
+
 // climb runs a climb whose missing blocks come from get. It returns the heights that were proved
 // and those that were requested.
 func climb(r Rules, base, target *types.LightBlock, get func(h int64) *types.LightBlock) (proved, asked []int64, err error) {

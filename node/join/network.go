@@ -216,8 +216,8 @@ func (n *Network) releaseOwn() {
 
 // Close ends the connections.
 func (n *Network) Close() {
+	n.verifier.Close() // first: it may have evidence to report to peers
 	n.peers.Close()
-	n.verifier.Close()
 }
 
 // selfConn is a connection of a node to itself.
