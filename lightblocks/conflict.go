@@ -119,8 +119,8 @@ func (v *Verifier) attack(ctx context.Context, p *peer, ours *lightclient.Proved
 	return conflict
 }
 
-// Reports of evidence are sent again to a peer that is busy, or has no stores yet: after firstRetry,
-// then after twice as long each time, up to lastRetry. Close leaves them reportGrace.
+// Reports of evidence are sent again to a peer that is busy, or has no stores yet: after
+// firstRetry, then after twice as long each time, up to lastRetry. Close leaves them reportGrace.
 const (
 	firstRetry  = time.Second
 	lastRetry   = 32 * time.Second

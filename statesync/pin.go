@@ -36,6 +36,7 @@ type source interface {
 	chunk(k uint32) ([]byte, error)
 	// chunkRange returns [from, to) of chunk k, which is within chunkBytes.
 	chunkRange(k uint32, from, to uint64) ([]byte, error)
+	rangeCost(k uint32, from, to uint64) uint64       // bytes that are made for a range of chunk k
 	cut(k uint32, limit uint64) (*avlstar.Cut, error) // of chunk k
 	retain()
 	release()
@@ -71,6 +72,7 @@ func (s *inMemory) chunkBytes(k uint32) uint64 {
 func (s *inMemory) chunkRange(k uint32, from, to uint64) ([]byte, error) {
 	return s.version.ChunkRange(k, from, to)
 }
+func (s *inMemory) rangeCost(_ uint32, from, to uint64) uint64 { return to - from }
 func (s *inMemory) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
 	return s.version.CutChunk(k, limit)
 }
@@ -131,6 +133,15 @@ func (s *onDisk) chunk(k uint32) ([]byte, error) {
 }
 
 func (s *onDisk) chunkBytes(k uint32) uint64 { return s.decoded.Entries[k].Root.Bytes }
+
+// rangeCost is that of the chunk, and of the range if that is not all of it.
+func (s *onDisk) rangeCost(k uint32, from, to uint64) uint64 {
+	n := s.chunkBytes(k)
+	if to-from == n {
+		return n
+	}
+	return n + to - from
+}
 
 // chunkRange returns a copy: the whole chunk does not stay in memory for it.
 func (s *onDisk) chunkRange(k uint32, from, to uint64) ([]byte, error) {

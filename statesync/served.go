@@ -92,6 +92,16 @@ func (s *Served) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 	return data, s.damaged(err)
 }
 
+// RangeCost returns about how many bytes ChunkRange takes, the range included; 0 if there is no
+// such range.
+func (s *Served) RangeCost(k uint32, from, to uint64) uint64 {
+	n, ok := s.ChunkBytes(k)
+	if !ok || from > to || to > n {
+		return 0
+	}
+	return s.p.rangeCost(k, from, to)
+}
+
 // SubManifest returns the encoded manifest of chunk k, cut into pieces of at most limit bytes.
 func (s *Served) SubManifest(k uint32, limit uint64) ([]byte, error) {
 	if err := s.check(k); err != nil {

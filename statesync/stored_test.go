@@ -561,7 +561,7 @@ func TestRangesOfChunks(t *testing.T) {
 	rnd := newRNG(t, 23)
 	c := newChain(t, 23, Options{Interval: 10, Keep: 2})
 	c.commit(10)
-	check := func() {
+	check := func(onDisk bool) {
 		t.Helper()
 		served, ok := c.m.Serve(10)
 		require.True(t, ok)
@@ -579,10 +579,16 @@ func TestRangesOfChunks(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, whole[from:to], part)
 				require.LessOrEqual(t, cap(part), int(to-from)+64, "the chunk is not kept for it")
+				cost := to - from
+				if onDisk && cost < n {
+					cost += n
+				}
+				require.Equal(t, cost, served.RangeCost(k, from, to))
 			}
 			for _, r := range [][2]uint64{{0, n + 1}, {2, 1}, {n + 1, n + 1}} {
 				_, err := served.ChunkRange(k, r[0], r[1])
 				require.Error(t, err)
+				require.Zero(t, served.RangeCost(k, r[0], r[1]))
 			}
 		}
 		_, ok = served.ChunkBytes(served.Commitment().Chunks)
@@ -590,10 +596,10 @@ func TestRangesOfChunks(t *testing.T) {
 		_, err := served.ChunkRange(served.Commitment().Chunks, 0, 0)
 		require.Error(t, err)
 	}
-	check()
+	check(false)
 	c.restart()
 	before := c.pins.reads.Load()
-	check()
+	check(true)
 	served, ok := c.m.Serve(10)
 	require.True(t, ok)
 	defer served.Release()

@@ -148,6 +148,15 @@ func TestServerMakesOnlyTheRange(t *testing.T) {
 	NewServer(ServerOptions{Snapshots: m}).Register(mux)
 	length := uint32(v.Manifest().Entries[0].Root.Bytes)
 	require.Greater(t, length, uint32(256<<10))
+	weigh := func(r chunkRequest) int64 {
+		return mux.Weigh(transport.Request{Method: MethodChunk, Body: r.encode()})
+	}
+	require.EqualValues(t, 7, weigh(chunkRequest{10, 0, 5, 7}))
+	require.EqualValues(t, length, weigh(chunkRequest{10, 0, 0, length}))
+	for _, refused := range []chunkRequest{{11, 0, 0, 1}, {10, 1 << 20, 0, 1}, {10, 0, 1, length}, {10, 0, 1<<32 - 1, 1<<32 - 1}} {
+		require.Zero(t, weigh(refused))
+	}
+	require.Zero(t, mux.Weigh(transport.Request{Method: MethodChunk, Body: []byte("?")}))
 	const requests = 100
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

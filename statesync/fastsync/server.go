@@ -38,8 +38,8 @@ func (s *Server) Register(mux *transport.Mux) {
 	handle := func(method transport.Method, f func(body []byte) ([]byte, error)) {
 		mux.Handle(method, transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) { return f(r.Body) }))
 	}
-	costly := func(method transport.Method, f func(body []byte) ([]byte, error)) {
-		mux.Handle(method, transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
+	costly := func(f func(body []byte) ([]byte, error)) transport.Handler {
+		return transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
 			select {
 			case s.o.Making <- struct{}{}:
 				defer func() { <-s.o.Making }()
@@ -47,13 +47,13 @@ func (s *Server) Register(mux *transport.Mux) {
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
-		}))
+		})
 	}
 	handle(MethodStatus, s.status)
 	handle(MethodCommitment, s.commitment)
 	handle(MethodManifest, s.manifest)
-	costly(MethodChunk, s.chunk)
-	costly(MethodSubManifest, s.subManifest)
+	mux.Handle(MethodChunk, transport.Weighed(costly(s.chunk), s.weighChunk))
+	mux.Handle(MethodSubManifest, costly(s.subManifest))
 	handle(MethodPeers, s.peers)
 	handle(MethodGenesis, s.genesis)
 }
@@ -124,6 +124,20 @@ func (s *Server) chunk(body []byte) ([]byte, error) {
 		return nil, notHere(err)
 	}
 	return data, nil
+}
+
+// weighChunk returns how many bytes are made to answer a request for a chunk or a range of one.
+func (s *Server) weighChunk(request transport.Request) int64 {
+	r, err := decodeChunkRequest(request.Body)
+	if err != nil {
+		return 0
+	}
+	served, err := s.find(r.height)
+	if err != nil {
+		return 0
+	}
+	defer served.Release()
+	return int64(served.RangeCost(r.k, uint64(r.offset), uint64(r.offset)+uint64(r.length)))
 }
 
 func (s *Server) subManifest(body []byte) ([]byte, error) {
