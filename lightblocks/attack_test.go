@@ -153,6 +153,7 @@ func TestReportsAreRetried(t *testing.T) {
 		"taken":               {nil, 2, 2, 0},
 		"busy, twice":         {[]error{transport.ErrBusy, transport.ErrBusy}, 2, 4, time.Second},
 		"busy, then no store": {[]error{transport.ErrBusy, transport.ErrBusy, transport.ErrGone, transport.ErrFailed}, 2, 6, 3 * time.Second},
+		"silent, once":        {[]error{context.DeadlineExceeded}, 2, 3, time.Second},
 		"refused":             {[]error{transport.ErrRefused}, 1, 2, 0},
 		"gone for good":       {[]error{transport.ErrClosed, transport.ErrClosed}, 0, 2, 0},
 		"busy for good":       {slices.Repeat([]error{transport.ErrBusy}, 100), 0, 6, reportGrace},

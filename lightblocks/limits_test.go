@@ -134,6 +134,24 @@ func TestLargestHonestAnswersAreDecoded(t *testing.T) {
 	require.LessOrEqual(t, spent, times*len(headers))
 }
 
+// Long messages are decoded one at a time, short ones beside them.
+func TestLongMessagesAreDecodedOneAtATime(t *testing.T) {
+	for _, test := range []struct {
+		length int
+		alone  bool
+	}{{100, false}, {shortMessage, false}, {shortMessage + 2, true}, {MaxLightBlock, true}} {
+		body := bytes.Repeat([]byte{15 << 3, 1}, test.length/2) // of an unknown number
+		alone := false
+		require.NoError(t, walked(body, &lightBlockTable, func() error {
+			if alone = !long.TryLock(); !alone {
+				long.Unlock()
+			}
+			return nil
+		}))
+		require.Equal(t, test.alone, alone, "%d bytes", len(body))
+	}
+}
+
 func TestSignaturesBelongToValidators(t *testing.T) {
 	c := sharedChain(chainOptions{heights: 12, validators: 4, turnover: 5})
 	lb := copyBlock(c.blocks[5])

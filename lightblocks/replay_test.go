@@ -193,6 +193,26 @@ func TestFarHeightsDoNotKeepOthersOut(t *testing.T) {
 	})
 }
 
+// Other stores have other validators.
+func TestReplaysEndWithTheStores(t *testing.T) {
+	one := sharedChain(chainOptions{heights: 40, validators: 4})
+	two := sharedChain(chainOptions{heights: 40, validators: 4, salt: "another "})
+	var mux transport.Mux
+	s := NewServer(ServerOptions{ChainID: testChain})
+	s.Register(&mux)
+	for _, c := range []*chain{one, two} {
+		states := &sparse{chain: c, t: t}
+		s.SetStores(c, states, nil)
+		answer, err := mux.Serve(t.Context(), transport.Request{Method: MethodLightBlock, Body: encodeHeight(20)})
+		require.NoError(t, err)
+		lb, err := decodeLightBlock(answer, testChain, 20)
+		require.NoError(t, err)
+		require.Equal(t, c.at(20).Hash(), lb.Hash())
+		require.Equal(t, c.at(20).ValidatorSet.ProposerPriorityHash(), lb.ValidatorSet.ProposerPriorityHash())
+		require.EqualValues(t, 1, states.loads.Load())
+	}
+}
+
 // BenchmarkReplay measures a replay of the longest span, as the first request of it costs.
 func BenchmarkReplay(b *testing.B) {
 	for _, n := range []int{4, 100, 400} {
