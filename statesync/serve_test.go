@@ -57,6 +57,30 @@ func TestPinsTheNewestAtMultiples(t *testing.T) {
 	require.EqualValues(t, 30, m.OldestServed())
 }
 
+// A range counts as a chunk does; who only looks holds no snapshot.
+func TestSnapshotsOfWhichRangesAreRequestedStay(t *testing.T) {
+	v := randomTree(t, newRNG(t, 4), 50, 200)
+	now := time.Unix(1_700_000_000, 0)
+	m := NewManager(Options{Interval: 1, Keep: 2, Hold: time.Minute, now: func() time.Time { return now }})
+	m.Committed(1, v)
+	m.Committed(2, v)
+	for height, ranged := range map[int64]bool{1: false, 2: true} {
+		served, ok := m.Serve(height)
+		require.True(t, ok)
+		if ranged {
+			_, err := served.ChunkRange(0, 1, 2)
+			require.NoError(t, err)
+		}
+		served.Release()
+	}
+	m.Committed(3, v)
+	m.Committed(4, v)
+	now = now.Add(59 * time.Second)
+	m.Committed(5, v)
+	require.Equal(t, []int64{2, 4, 5}, m.Heights())
+	require.NoError(t, m.Close())
+}
+
 // A joiner that has chosen a snapshot gets to its end, however fast snapshots follow each other.
 func TestSnapshotsThatAreAskedForStay(t *testing.T) {
 	v := randomTree(t, newRNG(t, 3), 50, 200)

@@ -34,6 +34,7 @@ func TestDecodingCostsNoMoreThanWhatCame(t *testing.T) {
 	for name, body := range map[string][]byte{
 		"kinds in one operation":         in(3, fill([]byte{1<<3 | 2, 0}, room-10)),
 		"kinds in each operation":        fill(in(3, fill([]byte{1<<3 | 2, 0}, 190)), room),
+		"each kind in each operation":    fill(in(3, []byte{1<<3 | 2, 0, 2<<3 | 2, 0, 3<<3 | 2, 0, 4<<3 | 2, 0, 5<<3 | 2, 0, 6<<3 | 2, 0, 7<<3 | 2, 0, 8<<3 | 2, 0, 9<<3 | 2, 0}), 20*MaxOperations),
 		"keys in one operation":          in(3, in(1, fill([]byte{1<<3 | 2, 1, 'k'}, room-20))),
 		"empty operations":               fill(in(3, nil), room),
 		"as many empty ones as may be":   fill(in(3, nil), 2*MaxOperations),
