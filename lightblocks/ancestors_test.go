@@ -273,6 +273,26 @@ func TestAncestorsAmongSilentPeers(t *testing.T) {
 	}
 }
 
+// The order in which peers came does not say who is asked first.
+func TestAncestorsAskAtRandom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := headersChain()
+		var asked []transport.ID
+		v := testVerifier(t, chain, 50, func(o *Options) {
+			o.shuffle = func(n int, swap func(i, j int)) { swap(0, n-1) }
+		})
+		for _, id := range []transport.ID{"first", "second", "third"} {
+			v.Add(&headersPeer{Provider: serve(id, chain, nil), headers: func(_ context.Context, headers []Ancestor) ([]Ancestor, error) {
+				asked = append(asked, id)
+				return headers, nil
+			}})
+		}
+		_, err := v.Ancestors(t.Context(), 49, downTo(40))
+		require.NoError(t, err)
+		require.Equal(t, []transport.ID{"third"}, asked)
+	})
+}
+
 // A slow line is used to its end where nobody else waits: no question to it is cut and repeated.
 func TestAncestorsOverASlowLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
