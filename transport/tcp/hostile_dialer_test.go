@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -344,6 +345,39 @@ func TestWithoutReading(t *testing.T) {
 		require.Error(t, <-e.closed)
 		require.Equal(t, s.o.stallTimeout, time.Since(began))
 		require.Zero(t, s.unsent.held())
+		s.Close()
+	})
+}
+
+// Who requests long answers and reads none has two of them made, not as many as it may request.
+func TestUnreadIsNotMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const window, length = 16, 1 << 20
+		var served atomic.Int64
+		answers := transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
+			served.Add(1)
+			return make([]byte, length), nil
+		})
+		p := newPipes()
+		s := serve(t, p, 1, Options{bounds: bounds{maxCalls: window}, Handler: transport.Weighed(answers, func(transport.Request) int64 { return length })})
+		c := rawDial(t, p.raw(t, "10.0.0.1"), helloHere)
+		for id := range uint64(window) {
+			c.Write(requestFrame(1+id, ""))
+		}
+		synctest.Wait()
+		require.EqualValues(t, maxBacklog/length, served.Swap(0))
+
+		honest := p.dial(t, 3, "10.0.0.2")
+		var calls sync.WaitGroup
+		for range window {
+			calls.Go(func() {
+				got, err := ask(honest, "")
+				require.NoError(t, err)
+				require.Len(t, got, length)
+			})
+		}
+		calls.Wait()
+		require.EqualValues(t, window, served.Load())
 		s.Close()
 	})
 }

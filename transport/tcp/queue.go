@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/starling-kv/starling/transport"
@@ -12,7 +13,10 @@ import (
 // of the answer of which least is left, so that a header overtakes chunks, and every fourth time
 // those of the answer that has waited longest, so that none waits for ever.
 //
-//	open ──► (handler) ──► answer, refuse ──► next … next ──► settled
+//	open ──► room ──► (handler) ──► answer, refuse ──► next … next ──► settled
+//
+// A long answer is made only once there is room for it: the peer has read most of those before. So
+// one that requests much and reads nothing costs nobody's turn.
 type queue struct {
 	server *Server
 	guest  *guest
@@ -25,7 +29,11 @@ type queue struct {
 		ready  []*request // answered but not sent completely; in the order of their answers
 		pong   bool       // one is due
 		turn   int        // of pick
-		head   []byte     // of the piece that is being sent
+		// backlog is what the answers that wait to be sent have left, and what those that are being
+		// made are taken to need; in bytes.
+		backlog int64
+		waiting []*waiter // for room; in the order of their requests
+		head    []byte    // of the piece that is being sent
 	}
 }
 
@@ -39,7 +47,19 @@ type request struct {
 	answer    []byte // else its bytes,
 	sent      int    // and how many of them were sent
 	started   bool   // its first frame was sent
+	weight    int64  // of backlog, until it is answered
 }
+
+// waiter is a request that waits for room. Guarded by queue.mu.
+type waiter struct {
+	*request
+	weight  int64
+	granted chan struct{} // closed when there is room
+}
+
+// maxBacklog is the backlog of a connection above which no answer is made that is longer than a
+// piece, in bytes: about two chunks, so that one is made while another is sent.
+const maxBacklog = 2 << 20
 
 // piece is a frame to be sent. head is valid until next is called again.
 type piece struct {
@@ -76,6 +96,50 @@ func (q *queue) open(id uint64, cancel context.CancelFunc) error {
 	return nil
 }
 
+// room returns when the answer to a request, of about weight bytes, may be made. It fails with
+// ctx's error. The request is answered, or refused, afterwards.
+func (q *queue) room(ctx context.Context, id uint64, weight int64) error {
+	w := q.wait(id, weight)
+	select {
+	case <-w.granted:
+		return nil
+	case <-ctx.Done():
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.waiting = slices.DeleteFunc(q.mu.waiting, func(o *waiter) bool { return o == w })
+	q.admit()
+	return ctx.Err()
+}
+
+func (q *queue) wait(id uint64, weight int64) *waiter {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	w := &waiter{q.mu.open[id], weight, make(chan struct{})}
+	if weight <= maxPiece {
+		close(w.granted) // a short one overtakes
+		return w
+	}
+	q.mu.waiting = append(q.mu.waiting, w)
+	q.admit()
+	return w
+}
+
+// admit grants room while there is some. A connection without any backlog has room for whatever it
+// is. The caller holds q.mu.
+func (q *queue) admit() {
+	for len(q.mu.waiting) > 0 {
+		w := q.mu.waiting[0]
+		if q.mu.backlog > 0 && q.mu.backlog+w.weight > maxBacklog {
+			return
+		}
+		w.request.weight = w.weight
+		q.mu.backlog += w.weight
+		q.mu.waiting = slices.Delete(q.mu.waiting, 0, 1)
+		close(w.granted)
+	}
+}
+
 // cancel ends a request that is no longer needed. known is false if it was settled already.
 func (q *queue) cancel(id uint64) (known bool, err error) {
 	q.mu.Lock()
@@ -98,8 +162,15 @@ func (q *queue) cancel(id uint64) (known bool, err error) {
 
 // drop releases the bytes of an answer. The caller holds q.mu.
 func (q *queue) drop(r *request) {
-	q.count(-int64(len(r.answer) - r.sent))
+	q.sent(left(r))
 	r.answer, r.sent = nil, 0
+}
+
+// sent counts bytes that wait no more. The caller holds q.mu.
+func (q *queue) sent(bytes int) {
+	q.count(-int64(bytes))
+	q.mu.backlog -= int64(bytes)
+	q.admit()
 }
 
 func (q *queue) count(bytes int64) { q.server.unsent.count(q.guest.from, bytes) }
@@ -122,6 +193,8 @@ func (q *queue) ready(id uint64, bytes []byte, code byte, reserved int64) {
 	}
 	r.ready, r.answer, r.code = true, bytes, code
 	q.count(int64(len(bytes)) - reserved)
+	q.mu.backlog += int64(len(bytes)) - r.weight
+	q.admit()
 	q.mu.ready = append(q.mu.ready, r)
 	q.poke()
 }
@@ -160,7 +233,7 @@ func (q *queue) next() (piece, bool) {
 	}
 	r.started = true
 	r.sent += len(bytes)
-	q.count(-int64(len(bytes)))
+	q.sent(len(bytes))
 	if r.sent == len(r.answer) { // or an error
 		q.mu.ready = append(q.mu.ready[:at], q.mu.ready[at+1:]...)
 		delete(q.mu.open, r.id)

@@ -1,8 +1,11 @@
 package tcp
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +20,7 @@ import (
 func TestQueue(t *testing.T) {
 	var s *Server
 	var q *queue
+	var rooms map[uint64]*waiter // of requests that asked for room
 	frames := map[byte]string{frameAnswer: "answer", frameMore: "more", frameError: "error", framePong: "pong"}
 	next := func() string {
 		p, ok := q.next()
@@ -36,7 +40,7 @@ func TestQueue(t *testing.T) {
 		var out strings.Builder
 		if d.Cmd == "new" {
 			s = prepare(Options{bounds: bounds{maxCalls: 4}})
-			q = newQueue(s, newGuest("host"))
+			q, rooms = newQueue(s, newGuest("host")), map[uint64]*waiter{}
 		}
 		for _, line := range strings.Split(d.Input, "\n") {
 			var id uint64
@@ -48,6 +52,23 @@ func TestQueue(t *testing.T) {
 			case "open":
 				_, _ = fmt.Sscan(rest, &id)
 				err = q.open(id, func() { fmt.Fprintf(&out, "context of %d ends\n", id) })
+			case "room":
+				_, _ = fmt.Sscan(rest, &id, &size)
+				rooms[id] = q.wait(id, int64(size)<<10)
+			case "making":
+				for _, id := range slices.Sorted(maps.Keys(rooms)) {
+					select {
+					case <-rooms[id].granted:
+						result += fmt.Sprintf("%d ", id)
+					default:
+					}
+				}
+				result = fmt.Sprintf("%sof %d, backlog %d KiB\n", result, len(rooms), q.mu.backlog>>10)
+			case "leave":
+				_, _ = fmt.Sscan(rest, &id, &size)
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				require.ErrorIs(t, q.room(ctx, id, int64(size)<<10), context.Canceled)
 			case "answer":
 				_, _ = fmt.Sscan(rest, &id, &size)
 				q.answer(id, make([]byte, size<<10), 0)

@@ -128,7 +128,7 @@ func (n *session) request(br *bufio.Reader, h header) error {
 	}
 	r.Body = body.bytes
 	n.wg.Go(func() {
-		answer, reserved, err := n.serve(ctx, r)
+		answer, reserved, err := n.serve(ctx, h.id, r)
 		// Before the answer is sent: the peer may then send as long a body again.
 		body.release()
 		if err != nil {
@@ -177,9 +177,13 @@ func (b *body) release() {
 	b.bytes, b.held = nil, 0
 }
 
-// serve lets the handler answer a request, in its turn. reserved is what of maxUnsent was taken for
-// the answer.
-func (n *session) serve(ctx context.Context, r transport.Request) (answer []byte, reserved int64, err error) {
+// serve lets the handler answer a request, once there is room, in its turn. reserved is what of
+// maxUnsent was taken for the answer.
+func (n *session) serve(ctx context.Context, id uint64, r transport.Request) (answer []byte, reserved int64, err error) {
+	weight := transport.Weigh(n.server.o.Handler, r)
+	if err := n.queue.room(ctx, id, weight); err != nil {
+		return nil, 0, err
+	}
 	workers := n.server.workers
 	if lane := n.server.lanes[r.Method]; lane != nil {
 		workers = lane
@@ -189,7 +193,6 @@ func (n *session) serve(ctx context.Context, r transport.Request) (answer []byte
 		return nil, 0, err
 	}
 	began := time.Now()
-	weight := transport.Weigh(n.server.o.Handler, r)
 	switch {
 	case n.restricted && !slices.Contains(n.server.o.OpenMethods, r.Method):
 		err = fmt.Errorf("method %d is not open to strangers: %w", r.Method, transport.ErrRefused)
