@@ -359,7 +359,7 @@ func (w *abciWorld) recheck() {
 func (w *abciWorld) query(r *replica) {
 	w.did["query"]++
 	if w.decisions.choose(2) == 0 || r.Height() == 0 {
-		paths := []string{"", PathKey, PathRange, PathNonce, PathSnapshots, "/nothing"}
+		paths := []string{"", PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, "/nothing"}
 		_, err := r.Query(ctx, &abci.RequestQuery{
 			Path: paths[w.decisions.choose(len(paths))], Data: w.decisions.junk(40), Height: int64(w.decisions.choose(20)) - 2, Prove: w.decisions.choose(2) == 1,
 		})

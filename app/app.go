@@ -63,12 +63,15 @@ type Snapshots interface {
 
 // Options configure an App.
 type Options struct {
-	Logger       log.Logger // default: none
-	Store        Store      // required
-	ChainID      string     // if set, the state of another chain is refused
-	KeepRecent   int        // number of committed versions that answer queries, at least 1
-	RetainBlocks int64      // number of blocks that CometBFT keeps; 0: all
-	Version      string     // of the program, for Info
+	Logger     log.Logger // default: none
+	Store      Store      // required
+	ChainID    string     // if set, the state of another chain is refused
+	KeepRecent int        // number of committed versions that answer queries, at least 1
+	// KeepRecentBytes limits the memory that these take beyond that of the last one, by keeping
+	// fewer of them; 0: no limit. See drop.
+	KeepRecentBytes uint64
+	RetainBlocks    int64  // number of blocks that CometBFT keeps; 0: all
+	Version         string // of the program, for Info
 	// NewestVersion is the newest app version whose blocks are executed, 0: NewestVersion(). A
 	// version without rules of its own uses those of the newest, so that an upgrade can be
 	// rehearsed before there is one.
@@ -207,7 +210,7 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
 	height, v := a.block.height, a.block.version
 	v.Retain()
 	old := a.published.Load().recent
-	drop := max(0, len(old)-a.options.KeepRecent+1)
+	drop := a.options.drop(old)
 	recent := append(make([]committed, 0, len(old)-drop+1), old[drop:]...)
 	a.published.Store(&published{height: height, recent: append(recent, committed{height, v})})
 	for _, c := range old[:drop] { // only now that published lacks them: see acquire
@@ -215,6 +218,26 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
 	}
 	a.check.reset(v, a.block.params, rewritten, sameRights)
 	a.options.Metrics.committed(height, v)
+	a.options.Metrics.OldestHeight.Set(float64(a.Oldest()))
+}
+
+// drop returns how many of the recent versions, the oldest, are no longer kept behind a new one:
+// as many as are more than KeepRecent, or hold more than KeepRecentBytes together. What a version
+// holds is what the next one does not share with it, so it is what keeping the version costs. If
+// somebody else has an older version (a snapshot, a query), some of that stays in memory for it
+// instead: at most as much as that version's whole state.
+func (o *Options) drop(recent []committed) int {
+	held := uint64(0)
+	for i := len(recent) - 1; i >= 0; i-- {
+		// A block that changes nothing has the version of the one before.
+		if i == len(recent)-1 || recent[i].version != recent[i+1].version {
+			held += recent[i].version.HeldBytes()
+		}
+		if len(recent)-i >= o.KeepRecent || o.KeepRecentBytes > 0 && held > o.KeepRecentBytes {
+			return i + 1
+		}
+	}
+	return 0
 }
 
 // acquire returns the version after block height (0: the latest) if it is kept. The caller releases

@@ -158,7 +158,7 @@ func FuzzCheckTx(f *testing.F) {
 
 // Any query: no panic, and a refusal carries our codespace.
 func FuzzQuery(f *testing.F) {
-	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, ""} {
+	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, ""} {
 		f.Add(path, []byte("a"), int64(0), true)
 		f.Add(path, account("alice"), int64(1), false)
 	}

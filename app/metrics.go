@@ -12,6 +12,7 @@ import (
 // Metrics are the application's metrics for Prometheus.
 type Metrics struct {
 	Height        prometheus.Gauge       // last committed block
+	OldestHeight  prometheus.Gauge       // of the oldest state that answers queries
 	Keys          prometheus.Gauge       // in the tree, bookkeeping included
 	Bytes         prometheus.Gauge       // of all leaf records
 	Chunks        prometheus.Gauge       // of the tree
@@ -24,14 +25,14 @@ type Metrics struct {
 // hold.
 type MemoryMetrics struct {
 	// As in avlstar.MemoryStats.
-	InnerNodes, Leaves, Held, NodeBytes, LeafBytes, Versions prometheus.Gauge
+	InnerNodes, Leaves, Held, HeldBytes, NodeBytes, LeafBytes, Versions prometheus.Gauge
 }
 
 // NewMetrics registers the application's metrics.
 func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	m := NopMetrics()
 	t := m.Memory
-	registerer.MustRegister(m.Height, m.Keys, m.Bytes, m.Chunks, t.InnerNodes, t.Leaves, t.Held, t.NodeBytes, t.LeafBytes, t.Versions,
+	registerer.MustRegister(m.Height, m.OldestHeight, m.Keys, m.Bytes, m.Chunks, t.InnerNodes, t.Leaves, t.Held, t.HeldBytes, t.NodeBytes, t.LeafBytes, t.Versions,
 		m.CommitSeconds, m.Transactions)
 	return m
 }
@@ -43,14 +44,16 @@ func NopMetrics() *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help})
 	}
 	return &Metrics{
-		Height: gauge("height", "Height of the last committed block."),
-		Keys:   gauge("keys", "Keys in the tree, bookkeeping records included."),
-		Bytes:  gauge("bytes", "Bytes of all leaf records of the tree."),
-		Chunks: gauge("chunks", "Chunks of the tree."),
+		Height:       gauge("height", "Height of the last committed block."),
+		OldestHeight: gauge("oldest_height", "Height of the oldest state that answers queries."),
+		Keys:         gauge("keys", "Keys in the tree, bookkeeping records included."),
+		Bytes:        gauge("bytes", "Bytes of all leaf records of the tree."),
+		Chunks:       gauge("chunks", "Chunks of the tree."),
 		Memory: MemoryMetrics{
 			InnerNodes: gauge("tree_inner_nodes", "Inner nodes in memory, those of older versions included."),
 			Leaves:     gauge("tree_leaves", "Leaves in memory, those of older versions included."),
 			Held:       gauge("tree_held_nodes", "Inner nodes and leaves that only older versions have: what queries, keep_recent and snapshots hold."),
+			HeldBytes:  gauge("tree_held_bytes", "Memory of the nodes and leaves that only older versions have."),
 			NodeBytes:  gauge("tree_node_bytes", "Memory for inner nodes, in use or not."),
 			LeafBytes:  gauge("tree_leaf_bytes", "Memory for leaves, in use or not."),
 			Versions:   gauge("tree_versions", "Versions of the tree that are in use, as of the last block."),
@@ -71,6 +74,7 @@ func (m *Metrics) committed(height int64, v *avlstar.Version) {
 	m.Memory.InnerNodes.Set(float64(tree.InnerNodes))
 	m.Memory.Leaves.Set(float64(tree.Leaves))
 	m.Memory.Held.Set(float64(tree.Held))
+	m.Memory.HeldBytes.Set(float64(tree.HeldBytes))
 	m.Memory.NodeBytes.Set(float64(tree.NodeBytes))
 	m.Memory.LeafBytes.Set(float64(tree.LeafBytes))
 	m.Memory.Versions.Set(float64(tree.Versions))

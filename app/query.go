@@ -19,6 +19,7 @@ const (
 	// Data: an account; value: u64be, the nonce of its next transaction.
 	PathNonce     = "/nonce"
 	PathSnapshots = "/snapshots" // value: JSON, a list of SnapshotInfo
+	PathHeights   = "/heights"   // value: JSON, a HeightsInfo
 )
 
 // Limits of an answer to PathRange, whichever is reached first. A single entry always fits. With
@@ -36,6 +37,13 @@ type SnapshotInfo struct {
 	Hash   string `json:"hash"` // AppHash, lower-case hex
 }
 
+// HeightsInfo says which states answer queries: all from Oldest to Latest. Both are 0 while there
+// is none.
+type HeightsInfo struct {
+	Oldest int64 `json:"oldest"`
+	Latest int64 `json:"latest"`
+}
+
 // Query answers from a committed state, by default the latest.
 func (a *App) Query(_ context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
 	var (
@@ -51,8 +59,10 @@ func (a *App) Query(_ context.Context, req *abci.RequestQuery) (*abci.ResponseQu
 		res, err = a.queryNonce(req)
 	case PathSnapshots:
 		res, err = a.querySnapshots()
+	case PathHeights:
+		res, err = a.queryHeights()
 	default:
-		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s and %s", shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots)
+		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s, %s and %s", shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots, PathHeights)
 	}
 	if err != nil {
 		return &abci.ResponseQuery{Code: uint32(err.Code), Codespace: tx.Codespace, Log: err.Reason, Height: a.published.Load().height}, nil //nolint:nilerr // a refusal is an answer
@@ -71,7 +81,7 @@ func (p *published) at(height int64) (committed, *tx.Error) {
 		return latest, nil
 	}
 	if height < oldest || height > latest.height { // recent has no gaps
-		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "height %d is not kept here: there are %d to %d ([state] keep_recent in app.toml)",
+		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "height %d is not kept here: there are %d to %d ([state] keep_recent and keep_recent_bytes in app.toml)",
 			height, oldest, latest.height)
 	}
 	return p.recent[height-oldest], nil
@@ -218,4 +228,16 @@ func (a *App) querySnapshots() (*abci.ResponseQuery, *tx.Error) {
 		return nil, tx.Errorf(tx.CodeBadRequest, "encode the snapshots: %v", err)
 	}
 	return &abci.ResponseQuery{Value: value, Height: a.published.Load().height}, nil
+}
+
+func (a *App) queryHeights() (*abci.ResponseQuery, *tx.Error) {
+	var heights HeightsInfo
+	if p := a.published.Load(); len(p.recent) > 0 {
+		heights = HeightsInfo{Oldest: p.recent[0].height, Latest: p.height}
+	}
+	value, err := json.Marshal(heights)
+	if err != nil {
+		return nil, tx.Errorf(tx.CodeBadRequest, "encode the heights: %v", err)
+	}
+	return &abci.ResponseQuery{Value: value, Height: heights.Latest}, nil
 }

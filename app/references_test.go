@@ -91,7 +91,7 @@ func askEverything(t *testing.T, a *App) {
 	var request RangeRequest
 	all, err := request.Marshal()
 	require.NoError(t, err)
-	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, "", "/nothing"} {
+	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, "", "/nothing"} {
 		for _, data := range [][]byte{nil, all, []byte("a"), account("alice")} {
 			for height := range a.Height() + 2 {
 				for _, prove := range []bool{false, true} {
@@ -271,6 +271,7 @@ func TestMemoryMetrics(t *testing.T) {
 	}
 	require.Equal(t, map[string]float64{
 		"inner_nodes": float64(want.InnerNodes), "leaves": float64(want.Leaves), "held_nodes": float64(want.Held),
+		"held_bytes": float64(want.HeldBytes),
 		"node_bytes": float64(want.NodeBytes), "leaf_bytes": float64(want.LeafBytes), "versions": 4,
 	}, got)
 	require.NotZero(t, want.Held)

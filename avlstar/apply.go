@@ -169,6 +169,7 @@ func (t *tree) settle(e *edit, next *Version) {
 	latest := t.mu.alive[len(t.mu.alive)-1]
 	if len(e.dead) > 0 {
 		latest.held = append(latest.held, e.dead)
+		latest.version.held.Add(t.mu.bytesOf(e.dead))
 	}
 	e.clean(&t.mu.memory)
 }

@@ -27,6 +27,7 @@ func (t *tree) check(v *Version) {
 	}
 	for i, a := range t.mu.alive[:len(t.mu.alive)-1] {
 		next := t.mu.alive[i+1].version
+		c.must(t.mu.bytesOf(slices.Concat(a.held...)) == a.version.HeldBytes(), "version %d holds another number of bytes", a.version.epoch)
 		for _, d := range slices.Concat(a.held...) {
 			c.must(d.born <= a.version.epoch, "node of epoch %d held by version %d", d.born, a.version.epoch)
 			if d.n.isLeaf() {

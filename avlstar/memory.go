@@ -24,6 +24,7 @@ func (r ref) isInner() bool { return int32(r) > 0 }
 //	inner node   0 │ slab (20 bits) │ node (11 bits)
 //	leaf record  1 │ page (19 bits) │ offset in units of 16 bytes (12 bits)
 const (
+	nodeBytes = 16 + 128 // link and image
 	slabShift = 11
 	slabNodes = 1 << slabShift
 	maxSlabs  = 1 << (31 - slabShift)
@@ -243,6 +244,26 @@ func (m *memory) addPage(page []byte, b *block) uint32 {
 	p := m.freePages.pop()
 	m.pages[p], m.pageBlocks[p] = page, b
 	return p
+}
+
+// slotBytes returns the memory that a node takes.
+func (m *memory) slotBytes(n ref) uint64 {
+	if !n.isLeaf() {
+		return nodeBytes
+	}
+	p := (n &^ leafBit) >> pageShift
+	if class := m.pageBlocks[p].class; class != largeClass {
+		return uint64(classBytes[class])
+	}
+	return uint64(len(m.pages[p]))
+}
+
+// bytesOf returns the memory that nodes take.
+func (m *memory) bytesOf(nodes []dead) (sum uint64) {
+	for _, d := range nodes {
+		sum += m.slotBytes(d.n)
+	}
+	return sum
 }
 
 func (m *memory) freeRecord(r ref) {

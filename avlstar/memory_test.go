@@ -129,3 +129,66 @@ func settle() (m runtime.MemStats) {
 	runtime.ReadMemStats(&m)
 	return m
 }
+
+// TestHeldBytes replaces what versions share, in random trees, and releases versions in random
+// order: what each holds is the memory of what only it and earlier ones have, and what the oldest
+// holds becomes free when it is released.
+func TestHeldBytes(t *testing.T) {
+	rnd := newRand(t)
+	inUse := func(v *Version) (sum uint64) { // slots of nodes and leaves
+		m := &v.tree.mu.memory
+		sum = m.nodes * nodeBytes
+		for p, b := range m.pageBlocks {
+			switch {
+			case b == nil || b.slots == 0 || m.pages[p] == nil:
+			case b.class == largeClass:
+				sum += uint64(len(m.pages[p]))
+			default:
+				sum += uint64(b.used) * uint64(classBytes[b.class])
+			}
+		}
+		return sum
+	}
+	for range scaled(20) {
+		v := mustEmpty(t, uint64(1+rnd.IntN(2000)))
+		versions := []*Version{v}
+		for range 40 {
+			block := make([]Change, 0, 30)
+			for i := range 60 {
+				if rnd.IntN(2) == 0 {
+					continue
+				}
+				c := Change{Key: binary.BigEndian.AppendUint32(nil, uint32(i))}
+				if rnd.IntN(4) > 0 {
+					c.Value = make([]byte, 1+rnd.IntN(20)*rnd.IntN(20)*rnd.IntN(50))
+				}
+				block = append(block, c)
+			}
+			v = mustApply(t, v, block...)
+			versions = append(versions, v)
+			if rnd.IntN(3) == 0 && len(versions) > 2 {
+				i := rnd.IntN(len(versions) - 1)
+				versions[i].Release()
+				versions = append(versions[:i], versions[i+1:]...)
+				v = mustApply(t, v, Change{Key: []byte("x"), Value: []byte{byte(rnd.IntN(256)), byte(len(versions))}})
+				versions = append(versions, v)
+			}
+			for i, a := range v.tree.mu.alive {
+				sum := uint64(0)
+				for _, list := range a.held {
+					sum += v.tree.mu.bytesOf(list)
+				}
+				require.Equal(t, sum, a.version.HeldBytes(), "version %d of %d", i, len(v.tree.mu.alive))
+			}
+			require.Zero(t, v.HeldBytes())
+		}
+		for len(versions) > 1 {
+			before, held := inUse(v), versions[0].HeldBytes()
+			versions[0].Release()
+			versions = versions[1:]
+			v.tree.reclaim()
+			require.Equal(t, before-held, inUse(v))
+		}
+		v.Release()
+	}
+}

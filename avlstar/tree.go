@@ -44,7 +44,7 @@ type tree struct {
 // alive is a version whose nodes are not freed.
 type alive struct {
 	version *Version
-	held    [][]dead // nodes that this version has and no later one
+	held    [][]dead // nodes that this version has and no later one; version.held is their memory
 }
 
 // dead is a node that the latest version lacks.
@@ -68,6 +68,7 @@ type MemoryStats struct {
 	InnerNodes uint64 // in use
 	Leaves     uint64 // in use
 	Held       uint64 // of these, those that only older versions have
+	HeldBytes  uint64 // memory of those
 	NodeBytes  uint64 // of inner nodes, in use or not
 	LeafBytes  uint64 // of leaf records, in use or not
 	Evicted    uint64 // number of pages that left memory so far
@@ -76,6 +77,11 @@ type MemoryStats struct {
 
 // Memory returns what the tree of v held after its last Apply.
 func (v *Version) Memory() MemoryStats { return *v.tree.stats.Load() }
+
+// HeldBytes returns the memory, in bytes, of the nodes and leaves that v has and the version after
+// it lacks: what the tree cannot reuse because of v, or of versions before it. It grows when those
+// after v are released. The latest version holds nothing.
+func (v *Version) HeldBytes() uint64 { return v.held.Load() }
 
 // Retain adds a reference. The caller must know that the version has one already.
 func (v *Version) Retain() {
@@ -174,6 +180,7 @@ func (t *tree) drop(i int) {
 		for _, d := range list {
 			if before != nil && d.born <= before.version.epoch {
 				before.hold(d)
+				before.version.held.Add(t.mu.slotBytes(d.n))
 			} else {
 				t.free(d.n)
 			}
@@ -226,6 +233,7 @@ func (t *tree) rewind(v *Version) error {
 				}
 			}
 			a.held, t.mu.alive = nil, t.mu.alive[:i+1]
+			v.held.Store(0)
 			return nil
 		case a.version.refs.Load() > 0:
 			return ErrNotLatest
@@ -256,7 +264,10 @@ func (t *tree) freeSince(n ref, epoch uint32, stubs bool) {
 func (t *tree) account() {
 	s := MemoryStats{
 		Versions: len(t.mu.alive), InnerNodes: t.mu.nodes, Leaves: t.mu.leaves, LeafBytes: t.mu.leafBytes,
-		NodeBytes: uint64(t.mu.slabCount) * slabNodes * (16 + 128), Held: t.held(),
+		NodeBytes: uint64(t.mu.slabCount) * slabNodes * nodeBytes, Held: t.held(),
+	}
+	for _, a := range t.mu.alive {
+		s.HeldBytes += a.version.HeldBytes()
 	}
 	if p := t.paging; p != nil {
 		s.Evicted, s.Loaded = p.evicted, p.loaded.Load()

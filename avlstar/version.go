@@ -24,6 +24,7 @@ type Version struct {
 	view
 	tree         *tree
 	refs         atomic.Int64
+	held         atomic.Uint64 // bytes, see HeldBytes; written under tree.mu
 	nextReleased *Version
 
 	root       ref  // 0: the empty tree, or a stub of a partial one

@@ -135,7 +135,7 @@ func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
 	trees := treestore.New(store)
 	application, err := app.New(app.Options{
 		Logger: o.Logger.With("module", "app"), Store: trees, ChainID: store.ChainID,
-		KeepRecent: o.Config.State.KeepRecent, RetainBlocks: o.Config.State.RetainBlocks,
+		KeepRecent: o.Config.State.KeepRecent, KeepRecentBytes: uint64(o.Config.State.KeepRecentBytes), RetainBlocks: o.Config.State.RetainBlocks,
 		Version: buildinfo.Read().Starling, NewestVersion: newest, Metrics: appMetrics,
 	})
 	if err != nil {

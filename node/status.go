@@ -70,9 +70,10 @@ func (s statusSource) Status() statuspage.Status {
 		defer v.Release()
 		memory := v.Memory()
 		status.Chain.Height, status.Chain.AppHash = height, v.AppHash().String()
+		status.Chain.OldestHeight = n.application.Oldest()
 		status.Tree = statuspage.Tree{
 			Keys: int64(v.Len()), Bytes: v.Root().Bytes, Height: int(v.Root().Height), Chunks: v.NumChunks(),
-			MemoryBytes: memory.NodeBytes + memory.LeafBytes, HeldNodes: memory.Held, Versions: memory.Versions,
+			MemoryBytes: memory.NodeBytes + memory.LeafBytes, HeldNodes: memory.Held, HeldBytes: memory.HeldBytes, Versions: memory.Versions,
 		}
 	}
 	m := n.application.state.Metrics()

@@ -61,6 +61,8 @@ func TestStatusOfANode(t *testing.T) {
 	require.Equal(t, statuspage.Node{
 		Moniker: "test", ID: n.ID(), ChainID: "test-chain", Version: buildinfo.Read().Starling, CometBFT: buildinfo.Read().CometBFT, AppVersion: 1,
 	}, s.Node)
+	require.Positive(t, s.Chain.OldestHeight)
+	require.LessOrEqual(t, s.Chain.OldestHeight, s.Chain.Height)
 	require.Len(t, s.Chain.AppHash, 64)
 	require.Equal(t, v.Root().Bytes, s.Tree.Bytes)
 	require.Equal(t, int64(v.Len()), s.Tree.Keys)

@@ -48,8 +48,9 @@ type Node struct {
 
 // Chain is the node's position in the chain.
 type Chain struct {
-	Height       int64     `json:"height"`   // of the state
-	AppHash      string    `json:"app_hash"` // after that block
+	Height       int64     `json:"height"`        // of the state
+	OldestHeight int64     `json:"oldest_height"` // of the oldest state that answers queries
+	AppHash      string    `json:"app_hash"`      // after that block
 	BlockTime    time.Time `json:"block_time"`
 	BlockSeconds float64   `json:"block_seconds"` // mean time between recent blocks; 0: unknown
 	Peers        int       `json:"peers"`         // of CometBFT
@@ -67,6 +68,7 @@ type Tree struct {
 	Chunks      uint32 `json:"chunks"`
 	MemoryBytes uint64 `json:"memory_bytes"`
 	HeldNodes   uint64 `json:"held_nodes"` // nodes that only older versions have
+	HeldBytes   uint64 `json:"held_bytes"` // memory of those
 	Versions    int    `json:"versions"`
 }
 

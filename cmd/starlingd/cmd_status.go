@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,8 +11,10 @@ import (
 	"text/tabwriter"
 	"time"
 
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	"github.com/spf13/cobra"
 
+	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/client"
 )
 
@@ -28,8 +31,9 @@ type status struct {
 	AppVersion  uint64            `json:"app_version"`
 	Height      int64             `json:"height"` // of the last block
 	BlockTime   time.Time         `json:"block_time"`
-	AppHeight   int64             `json:"app_height"` // of the application's state
-	AppHash     string            `json:"app_hash"`   // of that state
+	AppHeight   int64             `json:"app_height"`   // of the application's state
+	AppHash     string            `json:"app_hash"`     // of that state
+	OldestState int64             `json:"oldest_state"` // lowest for queries; 0: unknown
 	CatchingUp  bool              `json:"catching_up"`
 	Peers       int               `json:"peers"`
 	VotingPower int64             `json:"voting_power"` // of this node
@@ -98,6 +102,9 @@ func askStatus(ctx context.Context, address string) (status, error) {
 		CatchingUp: node.SyncInfo.CatchingUp, Peers: net.NPeers, VotingPower: node.ValidatorInfo.VotingPower,
 		Validators: []statusValidator{},
 	}
+	if s.OldestState, err = oldestState(ctx, rpc); err != nil {
+		return failed(err)
+	}
 	if s.Height == 0 {
 		return s, nil // no validator set is stored before the first block
 	}
@@ -120,6 +127,19 @@ func askStatus(ctx context.Context, address string) (status, error) {
 	}
 }
 
+// oldestState returns the lowest height that the node answers queries at, 0 if it does not say.
+func oldestState(ctx context.Context, rpc *rpchttp.HTTP) (int64, error) {
+	answer, err := rpc.ABCIQuery(ctx, app.PathHeights, nil)
+	if err != nil {
+		return 0, err
+	}
+	var heights app.HeightsInfo
+	if answer.Response.Code != 0 || json.Unmarshal(answer.Response.Value, &heights) != nil {
+		return 0, nil
+	}
+	return heights.Oldest, nil
+}
+
 func (s status) write(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	line := func(name string, value any) { fmt.Fprintf(table, "%s\t%v\n", name, value) }
@@ -132,6 +152,9 @@ func (s status) write(w io.Writer) error {
 		line("block time", s.BlockTime.UTC().Format(time.RFC3339))
 	}
 	line("state", fmt.Sprintf("height %d, app hash %s", s.AppHeight, s.AppHash))
+	if s.OldestState > 0 {
+		line("queries", fmt.Sprintf("answered from height %d on", s.OldestState))
+	}
 	line("catching up", map[bool]string{true: "yes", false: "no"}[s.CatchingUp])
 	line("peers", s.Peers)
 	line("voting power", s.VotingPower)

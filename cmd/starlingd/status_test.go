@@ -16,6 +16,7 @@ func TestStatusOfALiar(t *testing.T) {
 	answers := map[string]string{
 		"status":     `{"node_info": {"network": "demo", "moniker": "\u001b]0;owned\u0007", "version": "1"}, "sync_info": {"latest_block_height": "7"}}`,
 		"abci_info":  `{"response": {"version": "v1\u001b[2J", "last_block_height": "7"}}`,
+		"abci_query": `{"response": {"value": "bm90IEpTT04="}}`,
 		"net_info":   `{"n_peers": "0"}`,
 		"validators": `{"block_height": "7", "validators": [{"address": "00", "pub_key": {"type": "tendermint/PubKeyEd25519", "value": "AAAA"}, "voting_power": "1"}], "count": "1", "total": "1000000"}`,
 	}

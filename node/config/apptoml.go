@@ -19,6 +19,10 @@ halt_height = {{ .HaltHeight }}
 # Number of recent states that can be queried (at their heights, with proofs). At least 1: the last one.
 keep_recent = {{ .State.KeepRecent }}
 
+# Memory, in bytes, that these states may take beyond that of the last one: where blocks change much, fewer states are kept, at least the
+# last one (` + "`starlingd status`" + ` shows which). Snapshots are not counted here: each takes at most as much as the whole state once more. 0: no limit.
+keep_recent_bytes = {{ .State.KeepRecentBytes }}
+
 # Number of recent blocks that CometBFT keeps; 0 keeps all. Blocks that a served snapshot needs are kept in any case.
 # A node that is further behind than the blocks of all others reach can only return by state sync.
 retain_blocks = {{ .State.RetainBlocks }}

@@ -88,6 +88,8 @@ type Join struct {
 type State struct {
 	KeepRecent   int   `mapstructure:"keep_recent"`   // number of versions that queries can read
 	RetainBlocks int64 `mapstructure:"retain_blocks"` // number of blocks that are kept; 0: all
+	// KeepRecentBytes limits the memory of these versions beyond that of the last one; 0: no limit.
+	KeepRecentBytes int64 `mapstructure:"keep_recent_bytes"`
 }
 
 // Snapshots is the section [snapshots].
@@ -120,7 +122,7 @@ const MaxSnapshots = 10
 // DefaultApp returns the settings that hold where app.toml has none.
 func DefaultApp() App {
 	return App{
-		State: State{KeepRecent: 100}, Snapshots: Snapshots{Keep: 2},
+		State: State{KeepRecent: 100, KeepRecentBytes: 256 << 20}, Snapshots: Snapshots{Keep: 2},
 		Storage: Storage{
 			MemoryBytes: 256 << 20, StateInMemory: true,
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
@@ -139,6 +141,8 @@ func (c App) validate() error {
 		return fmt.Errorf("halt_height is %d, it must be 0 (never) or more", c.HaltHeight)
 	case c.State.KeepRecent < 1:
 		return fmt.Errorf("state.keep_recent is %d, it must be 1 or more", c.State.KeepRecent)
+	case c.State.KeepRecentBytes < 0:
+		return fmt.Errorf("state.keep_recent_bytes is %d, it must be 0 (no limit) or more", c.State.KeepRecentBytes)
 	case c.State.RetainBlocks < 0:
 		return fmt.Errorf("state.retain_blocks is %d, it must be 0 (keep all) or more", c.State.RetainBlocks)
 	case c.Snapshots.Keep < 0 || c.Snapshots.Keep > MaxSnapshots:

@@ -60,7 +60,7 @@ func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	conf, err := config.Load(home, v)
 	require.NoError(t, err)
 	want := config.DefaultApp()
-	want.State, want.Snapshots = config.State{9, 80}, config.Snapshots{3}
+	want.State, want.Snapshots = config.State{9, 80, 256 << 20}, config.Snapshots{3}
 	want.Storage.FlushInterval, want.Storage.FlushBlocks, want.Storage.MaxLagBlocks, want.Storage.MemoryBytes = 3*time.Second, 5, 77, 20_000_000
 	require.Equal(t, want, conf.App)
 	require.Equal(t, []string{"http://a:1", "http://b:2"}, conf.CometBFT.StateSync.RPCServers)
@@ -82,6 +82,7 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 		"unknown field":        {app: "[state]\nkeep = 1\n", want: "unknown field state.keep (did you mean snapshots.keep?)"},
 		"fraction":             {app: "[state]\nkeep_recent = 1.5\n", want: "state.keep_recent must be a whole number"},
 		"wrong kind":           {app: "[snapshots]\nkeep = true\n", want: "snapshots.keep must be a whole number"},
+		"negative bytes":       {app: "[state]\nkeep_recent_bytes = -1\n", want: "state.keep_recent_bytes is -1, it must be 0 (no limit) or more"},
 		"out of range":         {app: "[state]\nkeep_recent = 0\n", want: "state.keep_recent is 0, it must be 1 or more"},
 		"too many":             {app: "[snapshots]\nkeep = 11\n", want: "snapshots.keep is 11"},
 		"little memory":        {app: "[storage]\nmemory_bytes = 1000\n", want: "storage.memory_bytes is 1000, it must be 16777216"},

@@ -43,6 +43,7 @@ var shown = map[string]string{
 	"instrumentation.prometheus": "serve metrics for Prometheus",
 	"halt_height":                "stop after this block; 0: never",
 	"state.keep_recent":          "states that can be queried",
+	"state.keep_recent_bytes":    "memory for these beyond the last one; 0: no limit",
 	"state.retain_blocks":        "blocks that are kept; 0: all",
 	"snapshots.keep":             "snapshots served to joining nodes",
 	"storage.memory_bytes":       "memory for caches of what is on disk",

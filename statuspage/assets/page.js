@@ -67,6 +67,7 @@ function show(s) {
   const hasBlock = Date.parse(s.chain.block_time) > 0;
   list("card-chain", [
     ["Height", count.format(s.chain.height)],
+    ["Queries answered from", s.chain.oldest_height > 0 ? "height " + count.format(s.chain.oldest_height) : undefined],
     ["Last block", hasBlock ? duration(Math.max(blockAge, 0)) + " ago" : "none yet"],
     ["Between blocks", s.chain.block_seconds > 0 ? duration(s.chain.block_seconds) : undefined],
     ["Peers", early ? undefined : count.format(s.chain.peers)],
@@ -81,7 +82,7 @@ function show(s) {
     ["Height of the tree", String(s.tree.height)],
     ["Memory", bytes(s.tree.memory_bytes)],
     ["Versions in use", count.format(s.tree.versions)],
-    ["Nodes held by old versions", count.format(s.tree.held_nodes)],
+    ["Held by old versions", bytes(s.tree.held_bytes) + ", " + count.format(s.tree.held_nodes) + " nodes"],
     ["Snapshots to join from", s.snapshots && s.snapshots.length ? s.snapshots.map((h) => count.format(h)).join(", ") : "none"],
   ]);
   const low = s.disk.known && s.disk.min_free_bytes > 0 && s.disk.free_bytes < 2 * s.disk.min_free_bytes;
