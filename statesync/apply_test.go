@@ -150,6 +150,35 @@ func TestWaitingAnswers(t *testing.T) {
 	target.requireEmpty()
 }
 
+// A second copy that the pool did not take, because its caller gave up, takes nothing from the
+// first, which is being verified: the restore completes without being sent that chunk again.
+func TestCancelledSecondCopy(t *testing.T) {
+	v := randomTree(t, newRNG(t, 1), 30, 200)
+	chunks := chunksOf(t, v)
+	require.Greater(t, len(chunks), 2)
+	target := &blockedTarget{&fakeTarget{t: t}, make(chan struct{}, len(chunks)), make(chan struct{})}
+	m := NewManager(Options{Target: target, Interval: interval, Keep: 1, Workers: 1})
+	m.Committed(10, v)
+	require.Equal(t, offerAccept, offer(t, m, offerOf(t, m)))
+	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(t, m, 0, chunks[0], "peer").Result)
+	<-target.entered // the only worker has it, and the next one fills the pool
+	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(t, m, 1, chunks[1], "peer").Result)
+
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := m.ApplySnapshotChunk(ctx, &abci.RequestApplySnapshotChunk{Chunk: chunks[0]})
+	require.ErrorIs(t, err, context.Canceled)
+
+	close(target.release)
+	for i := 2; i < len(chunks); i++ {
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(t, m, uint32(i), chunks[i], "peer").Result)
+	}
+	target.mu.Lock()
+	require.EqualValues(t, 10, target.mu.height, "all chunks were given, and the restore is not complete")
+	target.mu.Unlock()
+	require.NoError(t, m.Close())
+}
+
 func TestRestorer(t *testing.T) {
 	rng := newRNG(t, 3)
 	v := randomTree(t, rng, 200, 200)
