@@ -17,6 +17,7 @@ import (
 type speaker struct {
 	says  []byte
 	stops int // the most bytes that it says in one question
+	said  int
 }
 
 // ask asks a speaker until it falls silent, the manifest is proved, or it is caught.
@@ -42,9 +43,11 @@ func (s *speaker) ask(t *testing.T, k *sketch, id transport.ID) (lied bool) {
 		b := s.says[from:min(from+uint64(r.length), uint64(len(s.says)))]
 		if len(b) > left {
 			k.took(d, r, b[:left], false)
+			s.said += left
 			return false
 		}
 		left -= len(b)
+		s.said += len(b)
 		k.took(d, r, b, true)
 	}
 	return false
@@ -66,14 +69,14 @@ func TestManifestOfSeveralPeers(t *testing.T) {
 	k := newSketch(t, v)
 	said := 0
 	for _, id := range []transport.ID{"a", "b", "c", "a", "d", "b"} {
-		require.False(t, (&speaker{truth, 5000}).ask(t, k, id))
+		require.False(t, (&speaker{says: truth, stops: 5000}).ask(t, k, id))
 		if said += 5000; said < len(truth) {
 			require.Equal(t, said, k.mu.of[id].length(), "nothing is asked for twice")
 			require.Nil(t, k.proved())
 		}
 	}
 	require.Less(t, said, len(truth), "the test is about parts")
-	require.False(t, (&speaker{truth, len(truth) - said}).ask(t, k, "e"))
+	require.False(t, (&speaker{says: truth, stops: len(truth) - said}).ask(t, k, "e"))
 	require.Equal(t, truth, k.proved().Encode())
 }
 
@@ -89,27 +92,47 @@ func TestManifestThatALiarBegan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newSketch(t, v)
-			liar := &speaker{began, len(began) - 1}
+			liar := &speaker{says: began, stops: len(began) - 1}
 			require.False(t, liar.ask(t, k, "liar"), "nothing is proved yet")
-			other := &speaker{truth, 0}
+			other := &speaker{says: truth, stops: 0}
 			require.False(t, other.ask(t, k, "other"))
-			require.False(t, (&speaker{truth, endless}).ask(t, k, "honest"))
+			require.False(t, (&speaker{says: truth, stops: endless}).ask(t, k, "honest"))
 			require.Equal(t, truth, k.proved().Encode())
 		})
 	}
 	t.Run("who lies alone is caught", func(t *testing.T) {
 		for _, lie := range [][]byte{lie, truth[:len(truth)-1], append(bytes.Clone(truth), 0), nil, make([]byte, 1<<20)} {
 			k := newSketch(t, v)
-			require.True(t, (&speaker{lie, endless}).ask(t, k, "liar"))
+			require.True(t, (&speaker{says: lie, stops: endless}).ask(t, k, "liar"))
 			require.Nil(t, k.proved())
 		}
 	})
+	t.Run("nothing is said twice", func(t *testing.T) {
+		k := newSketch(t, v)
+		honest := &speaker{says: truth, stops: 5000}
+		require.False(t, honest.ask(t, k, "honest"))
+		require.False(t, (&speaker{says: lie, stops: 10_000}).ask(t, k, "another"))
+		require.False(t, (&speaker{says: make([]byte, len(truth)), stops: 10_000}).ask(t, k, "liar"))
+		honest.stops = endless
+		require.False(t, honest.ask(t, k, "honest"), "it continues the liar's, and then its own")
+		require.Equal(t, truth, k.proved().Encode())
+		require.Equal(t, len(truth), honest.said)
+	})
+	t.Run("nobody continues what is too long", func(t *testing.T) {
+		k := newSketch(t, v)
+		liar := &speaker{says: make([]byte, 1<<20), stops: endless}
+		require.True(t, liar.ask(t, k, "liar"))
+		// It is not yet judged.
+		k.mu.of["liar"] = &draft{asking: make(chan struct{}, 1), tail: make([]byte, k.mu.limit)}
+		require.False(t, (&speaker{says: truth, stops: endless}).ask(t, k, "honest"))
+		require.Equal(t, truth, k.proved().Encode())
+	})
 	t.Run("who ends another's beginning falsely is caught", func(t *testing.T) {
 		k := newSketch(t, v)
-		require.False(t, (&speaker{truth, 10_000}).ask(t, k, "honest"))
-		require.True(t, (&speaker{append(bytes.Clone(truth), 0), endless}).ask(t, k, "liar"))
+		require.False(t, (&speaker{says: truth, stops: 10_000}).ask(t, k, "honest"))
+		require.True(t, (&speaker{says: append(bytes.Clone(truth), 0), stops: endless}).ask(t, k, "liar"))
 		require.False(t, k.mu.of["honest"].doubtful, "the liar's word is worth nothing")
-		require.False(t, (&speaker{truth, len(truth) - 10_000}).ask(t, k, "honest"))
+		require.False(t, (&speaker{says: truth, stops: len(truth) - 10_000}).ask(t, k, "honest"))
 		require.Equal(t, truth, k.proved().Encode())
 	})
 }
@@ -123,7 +146,7 @@ func TestDraftsAreFew(t *testing.T) {
 	k.bound(v.Commitment())
 	for i := range 50 {
 		id := transport.ID(rune('A' + i))
-		(&speaker{bytes.Repeat([]byte{byte(i)}, len(truth)), 100 - i}).ask(t, k, id)
+		(&speaker{says: bytes.Repeat([]byte{byte(i)}, len(truth)), stops: 100 - i}).ask(t, k, id)
 		require.LessOrEqual(t, len(k.mu.of), idleDrafts)
 	}
 	require.Contains(t, k.mu.of, transport.ID("A"))

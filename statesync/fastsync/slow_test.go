@@ -143,7 +143,7 @@ func TestHostileManifestsAByteAtATime(t *testing.T) {
 				}
 				p := w.peersOver(w.drip(c.liars, c.methods...), w.all()...)
 				began := time.Now()
-				w.join(24*time.Hour, w.options(p, newDisk()), 10)
+				w.join(time.Hour, w.options(p, newDisk()), 10)
 				t.Logf("joined after %v", time.Since(began))
 				require.Less(t, time.Since(began), 30*time.Second)
 				_, banned := p.Count()
@@ -167,7 +167,7 @@ func TestHostileHeightsAByteAtATime(t *testing.T) {
 		o := w.options(p, newDisk())
 		o.Interval = 0 // else heights are too old for patient
 		began := time.Now()
-		w.join(24*time.Hour, o, 10)
+		w.join(time.Hour, o, 10)
 		t.Logf("joined after %v", time.Since(began))
 		require.Less(t, time.Since(began), 5*time.Minute)
 	})
@@ -215,7 +215,7 @@ func TestSlowLineForManifests(t *testing.T) {
 					return nil
 				}}, w.all()...)
 				began := time.Now()
-				w.join(24*time.Hour, w.options(p, newDisk()), 10)
+				w.join(time.Hour, w.options(p, newDisk()), 10)
 				alone := time.Duration(len(v.Manifest().Encode())) * time.Second / 500
 				t.Logf("joined after %v, %d bytes; the line needs %v", time.Since(began), shared.sent, alone)
 				limit := alone + 5*time.Second
@@ -256,7 +256,7 @@ func TestHostileChunkEvery14Seconds(t *testing.T) {
 				}}
 				o := w.options(w.peersOver(lateDialer{d, hostOf(1), time.Now().Add(3 * time.Second)}, 0, 1), newDisk())
 				began := time.Now()
-				result := w.join(24*time.Hour, o, honest)
+				result := w.join(time.Hour, o, honest)
 				<-begun
 				t.Logf("joined after %v, reused %d of %d bytes", time.Since(began), result.Summary.Reused, result.Summary.Bytes)
 				require.Less(t, time.Since(began), 30*time.Second)
