@@ -120,6 +120,34 @@ func TestProposalTime(t *testing.T) {
 	}
 }
 
+// Transactions that only write are proposed without a look at what they write to; those that read
+// are proposed by what was written before them.
+func TestWritesAreProposedUnexecuted(t *testing.T) {
+	state := newPagedState(t)
+	var txs [][]byte
+	for nonce := range uint64(3) {
+		txs = append(txs, sign(t, "alice", 1+nonce, deletes(50, "a")...))
+	}
+	paged, pages := state.app(t)
+	pagesRead := func(txs [][]byte) int64 {
+		res, err := paged.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: paged.Height() + 1, Txs: txs, MaxTxBytes: 1 << 20})
+		require.NoError(t, err)
+		require.Equal(t, txs, res.Txs)
+		return pages.clients.Swap(0)
+	}
+	require.Zero(t, pagesRead(txs))
+	require.NotZero(t, pagesRead(append(txs, sign(t, "alice", 4, read("a1")))))
+
+	a := startChain(t, &memoryStore{}, aliceOwnsA)
+	txs = [][]byte{sign(t, "alice", 0, put("a", strings.Repeat("x", ReadBudgetBytes/2)))}
+	for nonce := range uint64(3) {
+		txs = append(txs, sign(t, "alice", 1+nonce, read("a")))
+	}
+	res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: 2, Txs: txs, MaxTxBytes: 4 << 20})
+	require.NoError(t, err)
+	require.Equal(t, txs[:3], res.Txs, "the third read exceeds the block's budget")
+}
+
 // What was executed for a proposal and left out is not executed again in the next round: others get
 // their turn.
 func TestPassedOverOnceAtAHeight(t *testing.T) {

@@ -85,6 +85,11 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 		return outcome{}, err
 	}
 
+	return x.runOperations(body)
+}
+
+// runOperations executes what follows the nonce of a signed transaction, all of it or nothing.
+func (x *executor) runOperations(body *tx.Body) (outcome, error) {
 	mark, before, counted := x.mark(), x.reads, x.validators.clone()
 	undo := func(refused *tx.Error) outcome {
 		x.undo(mark)
@@ -93,7 +98,10 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 	}
 	x.changed = nil
 	result := &tx.Result{Results: make([]tx.OperationResult, 0, len(body.Operations))}
-	var events []abci.Event
+	var (
+		events  []abci.Event
+		refused *tx.Error
+	)
 	for i := range body.Operations {
 		if x.late() {
 			return outcome{trace: true, late: true}, nil

@@ -3,8 +3,10 @@ package app
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,10 +42,11 @@ func (p *passedOver) add(height int64, id [sha256.Size]byte) {
 	}
 }
 
-// PrepareProposal executes the mempool's transactions in order and proposes those that leave a
+// PrepareProposal goes through the mempool's transactions in order and proposes those that leave a
 // trace: others would only fill the block. Text is proposed as key=value, and only once. Reads that
-// exceed the block's budget wait for the next block. What it executes, proposed or not, costs no
-// more than a block may, and takes Options.ProposalTime at most: the rest waits too.
+// exceed the block's budget wait for the next block. What it tries, proposed or not, costs no more
+// than a block may, and takes Options.ProposalTime at most: the rest waits too. Transactions that
+// only write are not executed, unless one that reads or administers comes after them.
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
 	deadline := time.Now().Add(a.options.ProposalTime)
 	a.block.Lock()
@@ -69,8 +72,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		if t.err != nil {
 			continue
 		}
-		p.ahead.tx = i
-		inVain, err := p.try(req.Txs[i], t)
+		inVain, err := p.try(i, req.Txs[i], t)
 		if err != nil {
 			return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
 		}
@@ -91,12 +93,19 @@ type proposer struct {
 	texts  map[string]struct{} // of txs
 	passed map[[sha256.Size]byte]struct{}
 	room   int64
-	cost   int // of what was executed
+	cost   int // of what was tried
+	writes []unexecuted
 }
 
-// try executes a transaction if there is room for it, and proposes it if it leaves a trace. inVain:
-// all of it was executed and undone, because it waits for the next block.
-func (p *proposer) try(raw []byte, t decoded) (inVain bool, err error) {
+// unexecuted is a proposed transaction that only writes, whose nonce alone was executed yet.
+type unexecuted struct {
+	at   int // in the mempool's list
+	body *tx.Body
+}
+
+// try tries the transaction at index i if there is room for it, and proposes it if it leaves a
+// trace. inVain: all of it was executed and undone, because it waits for the next block.
+func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	if _, again := p.passed[t.id]; again || p.cost+cost(t.tx) > p.rules.maxCost {
 		return false, nil
 	}
@@ -110,8 +119,11 @@ func (p *proposer) try(raw []byte, t decoded) (inVain bool, err error) {
 	if added > p.room {
 		return false, nil
 	}
+	if late, err := p.executeWrites(t.tx); err != nil || late {
+		return false, err
+	}
 	mark, before := p.mark(), p.reads
-	done, err := p.run(t.tx)
+	done, err := p.run(i, t.tx)
 	if err != nil || !done.trace {
 		return false, err
 	}
@@ -132,6 +144,51 @@ func (p *proposer) try(raw []byte, t decoded) (inVain bool, err error) {
 	p.room -= added
 	p.txs = append(p.txs, raw)
 	return false, nil
+}
+
+// run executes a transaction, but for the operations of one that only writes: its nonce alone
+// decides whether it leaves a trace, and no other nonce or text depends on what it writes. So
+// 10,000 deletes, each in a page of its own, take no time of a proposal.
+func (p *proposer) run(i int, t *tx.Tx) (outcome, error) {
+	if onlyWrites(t) {
+		var refused *tx.Error
+		if err := p.spendNonce(t.Body); errors.As(err, &refused) {
+			return outcome{err: refused}, nil
+		} else if err != nil {
+			return outcome{}, err
+		}
+		p.writes = append(p.writes, unexecuted{i, t.Body})
+		return outcome{trace: true}, nil
+	}
+	p.ahead.tx = i
+	return p.executor.run(t)
+}
+
+// executeWrites executes the operations that wait, if t may depend on them. late: the time is over.
+func (p *proposer) executeWrites(t *tx.Tx) (late bool, err error) {
+	if t.Body == nil || onlyWrites(t) {
+		return false, nil
+	}
+	for ; len(p.writes) > 0; p.writes = p.writes[1:] {
+		mark := p.mark()
+		p.ahead.tx = p.writes[0].at
+		if done, err := p.runOperations(p.writes[0].body); err != nil || done.late {
+			return done.late, err
+		}
+		p.keep(mark)
+	}
+	return false, nil
+}
+
+// onlyWrites reports whether a transaction is signed, and consists of writes under grants.
+func onlyWrites(t *tx.Tx) bool {
+	return t.Body != nil && !slices.ContainsFunc(t.Body.Operations, func(o tx.Operation) bool {
+		switch o.Op.(type) {
+		case *tx.Operation_Put, *tx.Operation_Delete, *tx.Operation_CompareAndPut:
+			return false
+		}
+		return true
+	})
 }
 
 // ProcessProposal rejects a block only for what no honest proposer can have proposed, whatever the

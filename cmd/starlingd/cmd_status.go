@@ -134,8 +134,11 @@ func oldestState(ctx context.Context, rpc *rpchttp.HTTP) (int64, error) {
 		return 0, err
 	}
 	var heights app.HeightsInfo
-	if answer.Response.Code != 0 || json.Unmarshal(answer.Response.Value, &heights) != nil {
+	if answer.Response.Code != 0 { // a node of before this query
 		return 0, nil
+	}
+	if err := json.Unmarshal(answer.Response.Value, &heights); err != nil {
+		return 0, fmt.Errorf("the answer to the query %s is malformed: %w", app.PathHeights, err)
 	}
 	return heights.Oldest, nil
 }
