@@ -37,6 +37,10 @@ type Databases struct {
 		blocks *blocks.Zone         // nil: not opened, or another backend
 		closed bool                 // none is opened until Open
 	}
+	gap struct {
+		sync.Mutex      // held while one is recorded
+		wanted     bool // by a block that stops the node
+	}
 }
 
 // errClosed: a database was requested after Close.

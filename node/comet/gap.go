@@ -49,8 +49,15 @@ func (d *Databases) Gap() (g Gap, err error) {
 	if err != nil {
 		return Gap{}, err
 	}
-	if below == nil || g.Headers() == 0 {
-		return g, nil // the block after the snapshot has not come yet
+	if g.Headers() == 0 {
+		return g, nil
+	}
+	if below == nil { // the block after the snapshot has not come yet, or is pruned, with all evidence about it
+		blocks, err := d.Blocks()
+		if err != nil || blocks.Base() > g.First {
+			return Gap{}, err
+		}
+		return g, nil
 	}
 	expired, err := d.Expired()
 	if err != nil || expired(below) {
@@ -107,23 +114,29 @@ func (d *Databases) Want(height int64) error {
 	for first > 1 && blocks.LoadBlockMeta(first-1) != nil {
 		first--
 	}
-	return d.SetGap(Gap{First: first, Wanted: height})
+	return d.recordGap(Gap{First: first, Wanted: height}, true)
 }
 
 // SetGap records what is missing.
-func (d *Databases) SetGap(g Gap) error {
+func (d *Databases) SetGap(g Gap) error { return d.recordGap(g, false) }
+
+// recordGap records a gap. Once one is wanted, since the node stops for it, no other is recorded
+// until the next start.
+func (d *Databases) recordGap(g Gap, wanted bool) error {
 	db, err := d.DB("evidence")
 	if err != nil {
 		return err
 	}
-	return setGap(db, g)
-}
-
-func setGap(db interface{ SetSync(key, value []byte) error }, g Gap) error {
 	raw, err := json.Marshal(g)
 	if err != nil {
 		return err
 	}
+	d.gap.Lock()
+	defer d.gap.Unlock()
+	if d.gap.wanted && !wanted {
+		return nil
+	}
+	d.gap.wanted = wanted
 	return db.SetSync(gapKey, raw)
 }
 
@@ -149,7 +162,7 @@ func (d *Databases) Fill(g Gap, found []lightblocks.Ancestor) (Gap, error) {
 		return g, err
 	}
 	g.First = found[len(found)-1].Height
-	return g, setGap(databases[2], g)
+	return g, d.SetGap(g)
 }
 
 // missingHeader matches what CometBFT's evidence pool says of a height that it cannot look up

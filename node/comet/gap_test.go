@@ -38,5 +38,12 @@ func TestGap(t *testing.T) {
 	left, err := d.Fill(gap, nil)
 	require.NoError(t, err)
 	require.Equal(t, gap, left)
+
+	// Once a block has stopped the node, what is fetched meanwhile changes nothing of what it wants.
+	require.NoError(t, d.Want(3))
+	require.NoError(t, d.SetGap(Gap{}))
+	gap, err = d.Gap()
+	require.NoError(t, err)
+	require.EqualValues(t, 3, gap.Wanted)
 	require.NoError(t, d.Close())
 }

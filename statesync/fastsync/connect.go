@@ -171,7 +171,7 @@ func (p *Peers) attend(conn transport.Conn, own bool) transport.Conn {
 		<-old.gone
 		p.mu.Lock()
 	}
-	if p.refused(id) || p.ctx.Err() != nil {
+	if p.refused(id) || p.ctx.Err() != nil || !own && p.mu.book.leaves(id) {
 		p.mu.Unlock()
 		return nil
 	}

@@ -62,7 +62,7 @@ func (s *sketches) received(height int64) int64 {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	total := int64(0)
+	total := k.mu.received
 	for _, d := range k.mu.of {
 		total += d.received.Load()
 	}
@@ -78,6 +78,8 @@ type sketch struct {
 		limit  uint64            // of the manifest, in bytes; 0: no commitment is proved yet
 		proved *avlstar.Manifest // nil: none yet
 		of     map[transport.ID]*draft
+		// received is in bytes, of drafts that were forgotten: the sum never falls.
+		received int64
 	}
 }
 
@@ -168,6 +170,14 @@ func (s *sketch) rest(d *draft) {
 	}
 	slices.SortFunc(idle, func(a, b transport.ID) int { return s.mu.of[b].own() - s.mu.of[a].own() })
 	for _, id := range idle[min(idleDrafts, len(idle)):] {
+		s.drop(id)
+	}
+}
+
+// drop forgets a draft. The caller holds s.mu.
+func (s *sketch) drop(id transport.ID) {
+	if d := s.mu.of[id]; d != nil {
+		s.mu.received += d.received.Load()
 		delete(s.mu.of, id)
 	}
 }
@@ -239,7 +249,8 @@ func (s *sketch) refused(d *draft) bool {
 	if d.old {
 		return false
 	}
-	d.old, d.from, d.base, d.tail = true, nil, nil, nil
+	d.old, d.from, d.base, d.tail, d.head = true, nil, nil, nil, nil
+	d.ended, d.failed, d.short = false, false, false // the next answer is all its own word
 	return true
 }
 
@@ -273,6 +284,9 @@ func (s *sketch) whole(d *draft) []byte {
 func (s *sketch) refuted(d *draft) (lied bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.mu.proved != nil {
+		return false // meanwhile: what it continued from is no longer kept
+	}
 	lied = d.failed || d.base == nil
 	if d.from != nil {
 		d.from.doubtful = !lied
@@ -310,5 +324,5 @@ func (s *sketch) prove(b []byte) error {
 func (s *sketch) forget(id transport.ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.mu.of, id)
+	s.drop(id)
 }

@@ -137,6 +137,64 @@ func TestManifestThatALiarBegan(t *testing.T) {
 	})
 }
 
+// A liar that is asked for what it said instead of another's beginning, and then refuses ranges as
+// an older version does, is judged by the whole manifest that it gives.
+func TestHostileRefusalAfterALie(t *testing.T) {
+	v := stateOf(t, newRNG(t), 2000, 1000)
+	truth := v.Manifest().Encode()
+	lie := bytes.Clone(truth)
+	lie[0] ^= 1
+	k := newSketch(t, v)
+	require.False(t, (&speaker{says: lie, stops: 100}).ask(t, k, "liar"))
+	require.False(t, (&speaker{says: truth, stops: 1000}).ask(t, k, "honest"))
+	d, err := k.draft(t.Context(), "liar")
+	require.NoError(t, err)
+	k.took(d, k.next(d), lie[:50], true)
+	require.Error(t, k.prove(k.whole(d)))
+	require.False(t, k.refuted(d), "the beginning is another's")
+	require.True(t, k.refused(d))
+	require.Nil(t, k.whole(d))
+	r := k.next(d)
+	require.Zero(t, r.offset)
+	k.took(d, r, lie, true)
+	require.Error(t, k.prove(k.whole(d)))
+	require.True(t, k.refuted(d))
+	k.rest(d)
+}
+
+// Once the manifest is proved, nobody is judged by parts that are no longer kept.
+func TestNobodyIsJudgedAfterTheProof(t *testing.T) {
+	v := stateOf(t, newRNG(t), 2000, 1000)
+	truth := v.Manifest().Encode()
+	k := newSketch(t, v)
+	require.False(t, (&speaker{says: make([]byte, 100), stops: 99}).ask(t, k, "liar"))
+	d, err := k.draft(t.Context(), "honest")
+	require.NoError(t, err)
+	require.NotNil(t, d.base, "it continues the liar's")
+	k.took(d, k.next(d), truth[99:], true)
+	mixed := k.whole(d)
+	require.NoError(t, k.prove(truth))
+	require.Error(t, k.prove(mixed))
+	require.False(t, k.refuted(d))
+	k.rest(d)
+}
+
+// What has come never becomes less: rates would be told from it.
+func TestForgottenDraftsCount(t *testing.T) {
+	v := stateOf(t, newRNG(t), 2000, 1000)
+	s := new(sketches)
+	k := s.at(10, v.AppHash())
+	k.bound(v.Commitment())
+	d, err := k.draft(t.Context(), "liar")
+	require.NoError(t, err)
+	d.received.Add(100)
+	k.rest(d)
+	require.EqualValues(t, 100, s.received(10))
+	k.forget("liar")
+	k.forget("liar")
+	require.EqualValues(t, 100, s.received(10))
+}
+
 // Few drafts are kept beside those that grow: the longest. The same of heights: the latest.
 func TestDraftsAreFew(t *testing.T) {
 	v := stateOf(t, newRNG(t), 2000, 1000)

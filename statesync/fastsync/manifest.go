@@ -77,6 +77,9 @@ func (j *joiner) manifestFrom(ctx context.Context, k *sketch, conn transport.Con
 		}
 		r := k.next(d)
 		if r.length == 0 {
+			if k.proved() != nil {
+				continue // meanwhile: nothing of it is kept
+			}
 			return nil, lied(fmt.Errorf("%w: it is longer than its chunks allow", avlstar.ErrInvalidManifest))
 		}
 		b, err := moving(ctx, conn, transport.Call{Method: MethodManifest, Body: k.body(d, r), Into: make([]byte, r.length), Received: &d.received})

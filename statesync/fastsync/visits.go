@@ -206,6 +206,12 @@ func (b *book) left(now time.Time, id transport.ID, gone bool) {
 	}
 }
 
+// leaves reports whether a node was told to make room. It does not get another connection for it.
+func (b *book) leaves(id transport.ID) bool {
+	n := b.known[id]
+	return n != nil && n.visit != nil && n.visit.leaves
+}
+
 // leaving returns who makes room while others wait: those that have given nothing for a turn, and
 // from time to time the worst of the others, where places are lacking. Of equals, those go whose
 // networks have most places.

@@ -35,6 +35,8 @@ type session struct {
 	proto      transport.Request // the fields that all its requests have in common
 	restricted bool              // the peer does not know the chain id
 	idle       *rate.Limiter     // of pings, and of cancels of settled requests
+	// turns is this connection in turns, which remember it for longer than it lasts.
+	turns *byte
 
 	ctx   context.Context
 	end   context.CancelCauseFunc
@@ -45,7 +47,7 @@ type session struct {
 func newSession(s *Server, t *tls.Conn, w *wire, g *guest, h hello, proto transport.Request) *session {
 	n := &session{
 		server: s, tls: t, wire: w, guest: g, proto: proto, restricted: h.chainID == "",
-		idle: rate.NewLimiter(idleFrames, idleFrames), queue: newQueue(s, g),
+		idle: rate.NewLimiter(idleFrames, idleFrames), queue: newQueue(s, g), turns: new(byte),
 	}
 	n.ctx, n.end = context.WithCancelCause(s.ctx)
 	return n
@@ -188,7 +190,7 @@ func (n *session) serve(ctx context.Context, id uint64, r transport.Request) (an
 	if lane := n.server.lanes[r.Method]; lane != nil {
 		workers = lane
 	}
-	turn, err := workers.wait(ctx, n.guest.from, n)
+	turn, err := workers.wait(ctx, n.guest.from, n.turns)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -273,7 +275,7 @@ func (n *session) pace(batch *[]byte, bytes int) error {
 	if err := n.send(batch, nil, true); err != nil {
 		return err
 	}
-	turn, err := n.server.sending.wait(n.ctx, n.guest.from, n)
+	turn, err := n.server.sending.wait(n.ctx, n.guest.from, n.turns)
 	if err != nil {
 		return err
 	}
