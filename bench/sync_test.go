@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -132,6 +133,9 @@ func TestHiccup(t *testing.T) {
 
 // All attackers of a kind come and go; what they achieve is the run's to say.
 func TestSiege(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("NOT RUN: attackers need loopback addresses of their own, as Linux has them")
+	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "siege.json")
 	out, err := run(t.Context(), "siege", "--keys", "30000", "--repeat", "1", "--blocks", "10", "--limit", "5", "--kinds", "sybils,idle", "--json", file, "--dir", dir)
@@ -150,7 +154,6 @@ func TestSiege(t *testing.T) {
 	require.Positive(t, result.Kinds["idle"].BlockX)
 	require.Zero(t, result.Kinds["idle"].JoinX)
 	require.Positive(t, result.Kinds["honest"].RateMBS)
-	require.Zero(t, result.Kinds["honest"].Kept)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "databases left behind")

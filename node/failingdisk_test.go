@@ -131,6 +131,8 @@ func TestFailingDisks(t *testing.T) {
 			process.Env = append(os.Environ(), failingHome+"="+home, failingHow+"="+c.how)
 			var output bytes.Buffer
 			process.Stdout, process.Stderr = &output, &output
+			_, err := process.StdinPipe() // open until the test ends, however it does
+			require.NoError(t, err)
 			require.NoError(t, process.Start())
 			client = nodetest.RPC(t, home) // not the connections to the node before
 			ended := make(chan error, 1)
@@ -147,14 +149,19 @@ func TestFailingDisks(t *testing.T) {
 					return err == nil || len(ended) > 0
 				})
 				require.Empty(t, ended, "it ended before its disk failed: %s", &output)
-				nodetest.Put(t, client, "between", "x")
+				attempts := 0
+				nodetest.Until(t, "a block", func() bool {
+					attempts++
+					res, err := client.BroadcastTxCommit(t.Context(), fmt.Appendf(nil, "between %d=x", attempts))
+					return err == nil && res.TxResult.Code == 0
+				})
 				if c.flipped == "" {
 					require.NoError(t, process.Process.Signal(syscall.SIGUSR1))
 				} else {
 					flipTables(t, filepath.Join(home, "data", c.flipped))
 				}
 			}
-			err := underLoad(t, client, ended)
+			err = underLoad(t, client, ended)
 			var status *exec.ExitError
 			require.ErrorAs(t, err, &status, output.String())
 			require.Equal(t, c.status, status.ExitCode(), output.String())

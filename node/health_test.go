@@ -65,7 +65,7 @@ func TestNotReadyWhileTheChainStands(t *testing.T) {
 		facts = n.healthFacts()
 		return facts.Pending != nil && facts.Pending.Height == facts.Height+1 && len(n.Comet().Mempool().ReapMaxTxs(1)) == 1
 	})
-	facts.Now = facts.Pending.Since.Add(facts.MaxPending)
+	facts.Now, facts.Disk = facts.Pending.Since.Add(facts.MaxPending), nil
 	require.True(t, health.Of(facts).Ready, health.Of(facts).Line(false))
 	facts.Now = facts.Now.Add(time.Second)
 	require.Contains(t, health.Of(facts).Line(false), fmt.Sprintf("not ready: block %d is pending for", facts.Height+1))
@@ -77,9 +77,12 @@ func TestReadyWhileTheChainWaitsForTransactions(t *testing.T) {
 	dir, _ := nodetest.Home(t, onlyForTransactions)
 	n := start(t, dir, log.NewNopLogger())
 	nodetest.Put(t, nodetest.RPC(t, dir), "a", "1")
-	nodetest.Until(t, "no pending block", func() bool { return n.Comet().BlockStore().Height() > 1 && n.healthFacts().Pending == nil })
-	facts := n.healthFacts()
-	facts.Now = facts.Now.Add(24 * time.Hour)
+	var facts health.Facts
+	nodetest.Until(t, "no pending block", func() bool {
+		facts = n.healthFacts()
+		return n.Comet().BlockStore().Height() > 1 && facts.Pending == nil
+	})
+	facts.Now, facts.Disk = facts.Now.Add(24*time.Hour), nil
 	require.True(t, health.Of(facts).Ready, health.Of(facts).Line(false))
 	require.NoError(t, n.Stop())
 }

@@ -103,6 +103,15 @@ func (b *besieger) serve(n int, o tcp.Options, wrap func(i int, h transport.Hand
 // loopback is 127.0.0.n.
 func loopback(n int) string { return fmt.Sprintf("127.0.0.%d", n) }
 
+// manyLoopbacks returns an error if this system has one loopback address only.
+func manyLoopbacks() error {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", net.JoinHostPort(loopback(attackFrom), "0"))
+	if err != nil {
+		return fmt.Errorf("attackers need loopback addresses of their own, as Linux has them: %w", err)
+	}
+	return l.Close()
+}
+
 // relays starts peers that serve nothing, and tell the addresses of others. first has one of its
 // own.
 func (b *besieger) relays(first, everybody []string) (relays []string, err error) {

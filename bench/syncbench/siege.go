@@ -115,6 +115,9 @@ func RunSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
+	if err := manyLoopbacks(); err != nil {
+		return nil, err
+	}
 	s := &siege{o: o, progress: progress, rows: map[string]*SiegeRow{honest: {}}}
 	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
 		s.r = &runner{o: Options{Keys: o.Keys, Seed: o.Seed}, dir: dir, progress: progress}

@@ -52,7 +52,7 @@ func (d *Databases) Gap() (g Gap, err error) {
 	if g.Headers() == 0 {
 		return g, nil
 	}
-	if below == nil { // the block after the snapshot has not come yet, or is pruned, with all evidence about it
+	if below == nil { // not there yet, or pruned: then no evidence needs what is below
 		blocks, err := d.Blocks()
 		if err != nil || blocks.Base() > g.First {
 			return Gap{}, err

@@ -39,7 +39,7 @@ func TestGap(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, gap, left)
 
-	// Once a block has stopped the node, what is fetched meanwhile changes nothing of what it wants.
+	// Once a block has stopped the node, what is fetched meanwhile does not change what it wants.
 	require.NoError(t, d.Want(3))
 	require.NoError(t, d.SetGap(Gap{}))
 	gap, err = d.Gap()

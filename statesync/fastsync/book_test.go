@@ -201,13 +201,13 @@ func TestBudgetOfATeller(t *testing.T) {
 	s.now = s.now.Add(reserveEvery)
 	require.Len(t, s.dial(), 1)
 	require.Empty(t, s.dial())
-	for _, a := range first[:10] {
+	for _, a := range first[:40] { // of each teller more than the reserve lent
 		s.connected(s.now, a)
 		require.True(t, s.useful(s.now, a.ID, 1))
 		require.False(t, s.useful(s.now, a.ID, 1))
 	}
-	require.Len(t, s.dial(), 10-2, "the reserve has lent two")
-	for _, a := range first[10:20] {
+	require.Len(t, s.dial(), 40-2, "the reserve has lent two")
+	for _, a := range first[40:50] {
 		s.lied(s.now, a.ID)
 		s.left(s.now, a.ID, true)
 	}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -91,7 +93,8 @@ func TestDamagedFiles(t *testing.T) {
 				return b
 			}
 		}
-		for what, damage := range damages {
+		for _, what := range slices.Sorted(maps.Keys(damages)) {
+			damage := damages[what]
 			where := name + " " + what
 			fs := vfs.NewMem()
 			_, err := vfs.Clone(origin, fs, "zone", "zone")
