@@ -254,7 +254,7 @@ func TestHostileHeightOfAPiece(t *testing.T) {
 		old := stateOf(t, w.rng, 8000, 200_000)
 		w.chain.set(30, touched(t, w.rng, old, 400))
 		liar := w.add(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-			if c, decoded := decodeChunkRequest(r.Body); r.Method == MethodChunk && decoded == nil && c.offset > 0 {
+			if c, decoded := decodeChunkRequest(r.Body); err == nil && r.Method == MethodChunk && decoded == nil && c.offset > 0 {
 				answer = bytes.Clone(answer)
 				answer[0] ^= 1
 			}

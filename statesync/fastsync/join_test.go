@@ -54,7 +54,7 @@ var meddlers = map[string]meddler{
 		return served.Chunk((c.k + 1) % served.Commitment().Chunks)
 	},
 	"lying manifest": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-		if err == nil && r.Method == MethodManifest {
+		if err == nil && r.Method == MethodManifest && len(answer) > 0 {
 			answer = bytes.Clone(answer)
 			answer[len(answer)-1] ^= 1
 		}
