@@ -18,9 +18,9 @@ var ErrNoVersion = errors.New("no such version here")
 // versions are the earlier builds that networks begin with, by name. A tag of the same name takes
 // precedence: see commitOf.
 var versions = map[string]string{
-	// What networks were first upgraded from: before rules changed at a height, before the status
-	// page.
-	Preview: "99555fcfb3bc93a61f9be0e7987a1e3e55313c3a",
+	// The oldest build with today's rules of app version 1, which changed while no chain was
+	// released: with an older one in a network, app hashes differ.
+	Preview: "fe3c54229222cd741539677a6f1f5ed3fd596ed6",
 }
 
 // Preview is the version that manifests and generated networks are upgraded from.
