@@ -174,7 +174,7 @@ func TestStoresAreNotUsedAfterTheyWereSwapped(t *testing.T) {
 		<-old.entered
 	}
 	_, err := p.LightBlock(context.Background(), 30)
-	require.ErrorIs(t, err, provider.ErrNoResponse, "all places are taken: nobody waits for one")
+	require.ErrorIs(t, err, provider.ErrNoResponse, "all places are taken: to wait would take a worker")
 
 	swapped := make(chan struct{})
 	go func() {
