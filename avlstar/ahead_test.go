@@ -5,13 +5,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestReadAhead reads keys, present and absent, in windows: each page comes from the disk once, the
 // answers are the usual ones, and a window takes no more memory than it may.
 func TestReadAhead(t *testing.T) {
 	smallPages(t, 2000)
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	d := &disk{}
 	full := advance(t, mustEmpty(t, 1<<20), randomBlock(rnd, 10_000, 1<<30, 0, false)...)
 	d.store(t, full)

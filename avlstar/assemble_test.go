@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // The same version results in whatever order chunks arrive, and however many at once.
 func TestAssemblerInAnyOrder(t *testing.T) {
-	r := newRand(t)
+	r := seeds.Rand(t)
 	v := cutTree(t, r, 5000, 6000, 100)
 	encoded := encodeChunks(t, v)
 	orders := map[string]func(i int) int{
@@ -54,7 +56,7 @@ func TestAssemblerInAnyOrder(t *testing.T) {
 }
 
 func TestAssemblerRefuses(t *testing.T) {
-	r := newRand(t)
+	r := seeds.Rand(t)
 	v := cutTree(t, r, 5000, 500, 100)
 	other := cutTree(t, r, 5000, 500, 100)
 	chunk := func(v *Version, k uint32) *Chunk {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // requireRanges compares random ranges of all chunks with the chunks.
@@ -39,7 +41,7 @@ func requireRanges(t *testing.T, rnd *rand.Rand, v *Version) {
 }
 
 func TestChunkRangeIsPartOfTheChunk(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	for _, maxValue := range []int{1, 40, 3000} {
 		for _, leaves := range []int{1, 2, 3, 50, 2000} {
 			requireRanges(t, rnd, cutTree(t, rnd, 16<<10, leaves, maxValue))
@@ -51,7 +53,7 @@ func TestChunkRangeIsPartOfTheChunk(t *testing.T) {
 // Of what lies on disk, no more is read than the pages that a range lies in.
 func TestChunkRangeReadsItsPagesOnly(t *testing.T) {
 	smallPages(t, 1000)
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	d := &disk{}
 	v := mustEmpty(t, 1<<14)
 	v.EnablePaging(Paging{Pages: d, Budget: func() int64 { return 0 }})
@@ -86,7 +88,7 @@ func TestChunkRangeReadsItsPagesOnly(t *testing.T) {
 
 // A range takes the memory of its own bytes, however long the chunk is.
 func TestChunkRangeAllocatesItsOwnBytesOnly(t *testing.T) {
-	v := cutTree(t, newRand(t), 1<<20, 20_000, 40)
+	v := cutTree(t, seeds.Rand(t), 1<<20, 20_000, 40)
 	e := v.Manifest().Entries[0]
 	require.Greater(t, e.Root.Bytes, uint64(200_000))
 	require.LessOrEqual(t, testing.AllocsPerRun(100, func() {

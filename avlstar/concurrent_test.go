@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // snapshot is a version with its expected content, for readers.
@@ -22,7 +24,7 @@ type snapshot struct {
 // order. Readers take them from a place where the writer may replace and release them at the same
 // time.
 func TestManyReaders(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	var places [8]atomic.Pointer[snapshot]
 	content := model{}
 	v := mustEmpty(t, 2000)

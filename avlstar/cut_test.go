@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // cutTree returns a tree of random keys, with values of up to maxValue bytes.
@@ -41,7 +43,7 @@ func joined(t *testing.T, c *Cut) []byte {
 }
 
 func TestCut(t *testing.T) {
-	r := newRand(t)
+	r := seeds.Rand(t)
 	v := cutTree(t, r, 64<<10, 8000, 200)
 	whole, err := v.Cut(MinCutBytes)
 	require.NoError(t, err)
@@ -71,7 +73,7 @@ func TestCut(t *testing.T) {
 
 // If a few leaves change, most pieces of the chunks that change are found in the previous version.
 func TestCutFindsWhatIsTheSame(t *testing.T) {
-	r := newRand(t)
+	r := seeds.Rand(t)
 	v := cutTree(t, r, 64<<10, 8000, 200)
 	var changes []Change
 	i, which := 0, r.IntN(1000)
@@ -101,7 +103,7 @@ func TestCutFindsWhatIsTheSame(t *testing.T) {
 }
 
 func TestSubManifestIsProved(t *testing.T) {
-	r := newRand(t)
+	r := seeds.Rand(t)
 	v := cutTree(t, r, 64<<10, 3000, 100)
 	cut, err := v.CutChunk(1, MinCutBytes)
 	require.NoError(t, err)

@@ -4,36 +4,13 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"iter"
-	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
-	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
 )
-
-// newRand returns a source of randomness whose seed a failing test prints; STARLING_SEED repeats a
-// run.
-func newRand(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("STARLING_SEED"); s != "" {
-		var err error
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("to repeat: STARLING_SEED=%d go test ./avlstar -run '^%s$'", seed, t.Name())
-		}
-	})
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 // child returns a child of inner node n.
 func (w *view) child(n ref, side int) sub { return childOf(w, n, side) }

@@ -5,13 +5,15 @@ import (
 
 	ics23 "github.com/cosmos/ics23/go"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestICS23 checks proofs of random trees, some of them large, with ics23/go alone. It also checks
 // that the encoder, which writes directly from the tree's memory, makes the same bytes as ics23's
 // own from what that decodes.
 func TestICS23(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	present, absent := 0, 0
 	for range scaled(40) {
 		keys := 1 + rnd.IntN(1<<rnd.IntN(13))

@@ -7,12 +7,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestLifetimes keeps versions for random times and releases them in random orders. Those that are
 // kept do not change; the others are freed.
 func TestLifetimes(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	for name, policy := range map[string]pinPolicy{
 		"at once": releaseAtOnce, "in order": pinSome, "in any order": pinShuffled, "forks": pinForks, "at the end": pinAll,
 	} {
@@ -162,7 +164,7 @@ func TestSameVersion(t *testing.T) {
 // TestRewind goes back several versions; the versions between are released before, while, or after
 // newer ones are made.
 func TestRewind(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	for range scaled(60) {
 		v, content := mustEmpty(t, 500), model{}
 		for range scaled(20) {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // treeOf returns a tree of n leaves that were put in ascending order.
@@ -77,7 +79,7 @@ func TestLoadSizes(t *testing.T) {
 
 // TestLoadOfOtherShapes reloads trees whose subtrees of height 12 have from 377 leaves, not 4,096.
 func TestLoadOfOtherShapes(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	v := mustEmpty(t, 10_000)
 	for i := range 12 {
 		v = advance(t, v, randomBlock(rnd, scaled(8000), 60_000, []float64{0, 0.3, 0.9}[i%3], false)...)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestMemoryReturns makes a million changes, twice, with 20 versions pinned for the first third.
@@ -14,7 +16,7 @@ import (
 // content changes; at the end they take at most 1.5 times what they took at first (leaves: twice).
 // Go's heap is then at its level.
 func TestMemoryReturns(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	const keys = 100_000
 	versions, perVersion := scaled(1000), 1000
 	if debug { // every version is checked completely
@@ -134,7 +136,7 @@ func settle() (m runtime.MemStats) {
 // order: what each holds is the memory of what only it and earlier ones have, and what the oldest
 // holds becomes free when it is released.
 func TestHeldBytes(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	inUse := func(v *Version) (sum uint64) { // slots of nodes and leaves
 		m := &v.tree.mu.memory
 		sum = m.nodes * nodeBytes

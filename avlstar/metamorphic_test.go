@@ -13,6 +13,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/avlstar/sha256mb"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestMetamorphic runs a random list of blocks under many configurations. After every block, all
@@ -26,7 +27,7 @@ import (
 //	               ├ partial   all stubs but what a block touches
 //	               └ paged     pages leave memory and come back
 func TestMetamorphic(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	for i := range scaled(8) {
 		t.Run(fmt.Sprint("story ", i), func(t *testing.T) { newStory(rnd, 40).compareAll(t) })
 	}

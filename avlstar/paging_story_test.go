@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // rootAway returns a tree of one leaf that was a stub until everything beside it was deleted.
@@ -145,7 +147,7 @@ func (f *flaky) Page(s Subtree) (*Page, error) {
 func TestPagedStory(t *testing.T) {
 	oldTune := tune
 	t.Cleanup(func() { tune = oldTune })
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	failures := 0
 	for round := range scaled(60) {
 		tune.minChanges, tune.minTask, tune.minTaskHeight, tune.maxBackoff = 8, 1+rnd.IntN(4), uint8(1+rnd.IntN(3)), rnd.IntN(3)

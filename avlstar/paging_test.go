@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // disk holds what a tree's pages are read from: the leaves of several versions, as a store keeps
@@ -118,7 +119,7 @@ func age(t *testing.T, v *Version) *Version {
 }
 
 func TestPageOfAnotherStub(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	v := mustApply(t, mustEmpty(t, 1<<20), randomBlock(rnd, 60, 100, 0, false)...)
 	var records []byte
 	for l := range mustLeaves(t, v) {
@@ -150,7 +151,7 @@ func TestPageOfAnotherStub(t *testing.T) {
 // back has its former content.
 func TestPagesLeave(t *testing.T) {
 	smallPages(t, 1000)
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	block := randomBlock(rnd, 20_000, 1<<30, 0, false)
 	d := &disk{}
 	v := mustEmpty(t, 1<<14)
@@ -177,7 +178,7 @@ func TestPagesLeave(t *testing.T) {
 // on.
 func TestBrokenPages(t *testing.T) {
 	smallPages(t, 500)
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	d := &disk{}
 	v := mustEmpty(t, 1<<14)
 	v.EnablePaging(Paging{Pages: d, Budget: func() int64 { return 0 }})

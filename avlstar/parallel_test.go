@@ -8,13 +8,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestParallelIsInOrder makes blocks that are aimed at the borders of subtrees with one goroutine
 // and with several. The limits of cutting are lowered until nearly every block has rotations above
 // its tasks, or as they are.
 func TestParallelIsInOrder(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	usual := tune
 	defer func() { tune = usual }()
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
@@ -150,7 +152,7 @@ func TestPagesRunOut(t *testing.T) {
 // TestHeldListsAreShort pins a version over many blocks: the lists that hold its nodes are no
 // longer than the nodes are many.
 func TestHeldListsAreShort(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	v := mustEmpty(t, 1<<20)
 	pin := v
 	for i := range 30 + scaled(270) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // pruneTo returns a partial tree of what lies on the way to some keys.
@@ -120,7 +122,7 @@ func TestAbsenceNeedsNeighbour(t *testing.T) {
 // are equal, or an error names a stub that lies on the key's way; with its content, the operation
 // gets further.
 func TestRandomPruning(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	for range scaled(60) {
 		v := mustEmpty(t, 1+rnd.Uint64N(2000))
 		keys := 10 << rnd.IntN(6)

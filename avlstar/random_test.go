@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // world is a version and all that must agree with it: a map of the keys, the naive reference tree,
@@ -142,7 +144,7 @@ func TestRapid(t *testing.T) {
 
 // TestRandomBlocks grows and shrinks larger trees with blocks of very different sizes and mixtures.
 func TestRandomBlocks(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	for _, chunkBytes := range []uint64{1, 40, 200, 1000, 1 << 20} {
 		t.Run(fmt.Sprint(chunkBytes), func(t *testing.T) {
 			w := newWorld(t, chunkBytes)
@@ -172,7 +174,7 @@ func TestRandomBlocks(t *testing.T) {
 // TestNewInnerFurtherBack checks that with an older base, or none, the result still includes all
 // that changed.
 func TestNewInnerFurtherBack(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	w := newWorld(t, 100)
 	bases := []*Version{nil, w.v}
 	for range 30 {
@@ -205,7 +207,7 @@ func TestNewInnerFurtherBack(t *testing.T) {
 }
 
 func TestOldVersionsStay(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	w := newWorld(t, 100)
 	var versions []*Version
 	var hashes []Hash

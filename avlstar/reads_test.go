@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // needsNoPage lists the methods of Version that read nothing below stubs, with the reason.
@@ -100,7 +102,7 @@ func lastError[T any](seq func(yield func(T, error) bool)) (last error) {
 // none reports a key as absent. A new method of Version must be added to one of the two tables.
 func TestEveryReadFailsWhereAPageDoes(t *testing.T) {
 	smallPages(t, 500)
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	d := &disk{}
 	block := randomBlock(rnd, 2_000, 1<<30, 0, false)
 	key := block[len(block)/2].Key

@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestGroups applies blocks so large that several goroutines make and hash them, in trees of every
 // shape. The result must be that of one goroutine, and that of small blocks.
 func TestGroups(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	// New keys in one place, so that everything above must rotate.
 	corner := func(n int) (block []Change) {
 		for i := range n {
@@ -90,7 +92,7 @@ func newInnerOf(v *Version) (all []string) {
 
 // TestHashed: exactly what the previous version lacks is hashed.
 func TestHashed(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	for _, n := range []int{1, 30, 1000} {
 		v := mustEmpty(t, 500)
 		for range 20 {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // TestSlabGivenBackInsideApply makes and removes the only inner node of a slab in one block. Slab 0
@@ -81,7 +83,7 @@ func TestRoomStaysShort(t *testing.T) {
 // it, and when all are freed no page is left.
 func TestRecordSizes(t *testing.T) {
 	var m memory
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	type stored struct {
 		r    ref
 		n    int
@@ -137,7 +139,7 @@ func TestRecordSizes(t *testing.T) {
 // TestNodes takes and frees nodes at random: none is returned twice, the lowest slab is used first,
 // and empty slabs are given back.
 func TestNodes(t *testing.T) {
-	rnd := newRand(t)
+	rnd := seeds.Rand(t)
 	var m memory
 	var list []ref
 	held := map[ref]int{} // position in list

@@ -5,37 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
-
-// newRNG returns a source of randomness whose seed a failing test prints; STARLING_SEED repeats a
-// run.
-func newRNG(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("STARLING_SEED"); s != "" {
-		var err error
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("to repeat: STARLING_SEED=%d go test ./lightblocks -run '^%s$'", seed, t.Name())
-		}
-	})
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 // randomSet returns a set whose priorities are any that CometBFT could have stored, and some that
 // it could not.
@@ -65,7 +45,7 @@ func randomSet(rnd *rand.Rand, n int) *types.ValidatorSet {
 
 // The priorities are those that CometBFT computes, whatever was requested before.
 func TestReplayIsCometBFTs(t *testing.T) {
-	rnd := newRNG(t)
+	rnd := seeds.Rand(t)
 	for _, n := range []int{1, 2, 3, 5, 30, 100} {
 		for range 4 {
 			set := randomSet(rnd, n)
@@ -88,7 +68,7 @@ func TestReplayIsCometBFTs(t *testing.T) {
 }
 
 func TestReplaysAreForgotten(t *testing.T) {
-	set := randomSet(newRNG(t), 1000)
+	set := randomSet(seeds.Rand(t), 1000)
 	r := newReplays(make(chan struct{}, 1))
 	loads := 0
 	at := func(stored int64, heights int64) {
@@ -120,7 +100,7 @@ func TestReplayFails(t *testing.T) {
 	_, err = r.validators(t.Context(), 5, 1, func() (*types.ValidatorSet, error) { return new(types.ValidatorSet), nil })
 	require.ErrorContains(t, err, "without any")
 	require.Empty(t, r.mu.spans)
-	set := randomSet(newRNG(t), 3)
+	set := randomSet(seeds.Rand(t), 3)
 	ctx, cancel := context.WithCancel(t.Context())
 	r.making <- struct{}{} // others compute
 	cancel()

@@ -11,6 +11,7 @@ import (
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -23,7 +24,7 @@ type shelf struct {
 
 func newShelf(t *testing.T) *shelf {
 	t.Helper()
-	rng := newRNG(t)
+	rng := seeds.Rand(t)
 	return &shelf{newBook(rand.New(rand.NewPCG(rng.Uint64(), 0)), false), t, time.Unix(0, 0)}
 }
 
@@ -410,7 +411,7 @@ func TestPlacesRotate(t *testing.T) {
 
 // Whatever happens, in whatever order: nothing is counted twice, or forgotten.
 func TestRandomBooks(t *testing.T) {
-	rng := newRNG(t)
+	rng := seeds.Rand(t)
 	for range 10 {
 		s := newShelf(t)
 		visited := map[transport.ID]transport.Address{}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -64,7 +65,7 @@ const endless = 1 << 30
 
 // What one peer gave, the next continues, and what comes at last is the manifest.
 func TestManifestOfSeveralPeers(t *testing.T) {
-	v := stateOf(t, newRNG(t), 2000, 1000)
+	v := stateOf(t, seeds.Rand(t), 2000, 1000)
 	truth := v.Manifest().Encode()
 	k := newSketch(t, v)
 	said := 0
@@ -83,7 +84,7 @@ func TestManifestOfSeveralPeers(t *testing.T) {
 // A liar begins the manifest, and an honest peer continues: it is asked for the beginning too, and
 // is not banned. Nor is who continued a liar's beginning and then its own.
 func TestManifestThatALiarBegan(t *testing.T) {
-	v := stateOf(t, newRNG(t), 2000, 1000)
+	v := stateOf(t, seeds.Rand(t), 2000, 1000)
 	truth := v.Manifest().Encode()
 	lie := bytes.Clone(truth)
 	lie[100] ^= 1
@@ -140,7 +141,7 @@ func TestManifestThatALiarBegan(t *testing.T) {
 // A liar that is asked for what it said instead of another's beginning, and then refuses ranges as
 // an older version does, is judged by the whole manifest that it gives.
 func TestHostileRefusalAfterALie(t *testing.T) {
-	v := stateOf(t, newRNG(t), 2000, 1000)
+	v := stateOf(t, seeds.Rand(t), 2000, 1000)
 	truth := v.Manifest().Encode()
 	lie := bytes.Clone(truth)
 	lie[0] ^= 1
@@ -164,7 +165,7 @@ func TestHostileRefusalAfterALie(t *testing.T) {
 
 // Once the manifest is proved, nobody is judged by parts that are no longer kept.
 func TestNobodyIsJudgedAfterTheProof(t *testing.T) {
-	v := stateOf(t, newRNG(t), 2000, 1000)
+	v := stateOf(t, seeds.Rand(t), 2000, 1000)
 	truth := v.Manifest().Encode()
 	k := newSketch(t, v)
 	require.False(t, (&speaker{says: make([]byte, 100), stops: 99}).ask(t, k, "liar"))
@@ -181,7 +182,7 @@ func TestNobodyIsJudgedAfterTheProof(t *testing.T) {
 
 // What has come never becomes less: rates would be told from it.
 func TestForgottenDraftsCount(t *testing.T) {
-	v := stateOf(t, newRNG(t), 2000, 1000)
+	v := stateOf(t, seeds.Rand(t), 2000, 1000)
 	s := new(sketches)
 	k := s.at(10, v.AppHash())
 	k.bound(v.Commitment())
@@ -197,7 +198,7 @@ func TestForgottenDraftsCount(t *testing.T) {
 
 // Few drafts are kept beside those that grow: the longest. The same of heights: the latest.
 func TestDraftsAreFew(t *testing.T) {
-	v := stateOf(t, newRNG(t), 2000, 1000)
+	v := stateOf(t, seeds.Rand(t), 2000, 1000)
 	truth := v.Manifest().Encode()
 	s := new(sketches)
 	k := s.at(10, v.AppHash())

@@ -3,12 +3,8 @@ package fastsync
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	mathrand "math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,31 +15,13 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
 const testInterval = 10
-
-// newRNG returns randomness whose seed a failing test prints; STARLING_SEED repeats a run.
-func newRNG(t *testing.T) *mathrand.Rand {
-	t.Helper()
-	var b [8]byte
-	_, err := rand.Read(b[:])
-	require.NoError(t, err)
-	seed := binary.BigEndian.Uint64(b[:])
-	if s := os.Getenv("STARLING_SEED"); s != "" {
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("to repeat: STARLING_SEED=%d go test ./statesync/fastsync -run '^%s$'", seed, t.Name())
-		}
-	})
-	return mathrand.New(mathrand.NewPCG(seed, 0))
-}
 
 // slowDisk takes its time over a chunk.
 type slowDisk struct {
@@ -153,7 +131,7 @@ type world struct {
 func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, rng: newRNG(t), chain: newChain()}
+		w := &world{t: t, rng: seeds.Rand(t), chain: newChain()}
 		defer w.close()
 		f(t, w)
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
@@ -386,7 +387,7 @@ func TestHostileAncientSnapshot(t *testing.T) {
 // An anonymous peer asks for every snapshot there ever was: that pins none for long.
 func TestHostileAskingHoldsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rng := newRNG(t)
+		rng := seeds.Rand(t)
 		m := statesync.NewManager(statesync.Options{Interval: 10, Keep: 2})
 		mux := new(transport.Mux)
 		NewServer(ServerOptions{Snapshots: m}).Register(mux)
@@ -453,7 +454,7 @@ func TestHostileTrueManifestsOfBusyPeers(t *testing.T) {
 // A liar answers the first piece of a chunk with another first key, which nothing in the
 // sub-manifest commits to.
 func TestFirstKeyOfAPiece(t *testing.T) {
-	v := stateOf(t, newRNG(t), 2000, 100_000)
+	v := stateOf(t, seeds.Rand(t), 2000, 100_000)
 	data, err := v.Chunk(1)
 	require.NoError(t, err)
 	cut, err := v.CutChunk(1, pieceBytes)

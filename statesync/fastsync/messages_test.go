@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
@@ -84,7 +85,7 @@ func FuzzMessages(f *testing.F) {
 func TestServerRefuses(t *testing.T) {
 	m := statesync.NewManager(statesync.Options{Interval: 10, Keep: 1})
 	defer m.Close()
-	v := stateOf(t, newRNG(t), 2000, 100_000)
+	v := stateOf(t, seeds.Rand(t), 2000, 100_000)
 	m.Committed(10, v)
 	mux := new(transport.Mux)
 	NewServer(ServerOptions{Snapshots: m}).Register(mux)
@@ -142,7 +143,7 @@ func TestServerRefuses(t *testing.T) {
 func TestServerMakesOnlyTheRange(t *testing.T) {
 	m := statesync.NewManager(statesync.Options{Interval: 10, Keep: 1})
 	defer m.Close()
-	v := stateOf(t, newRNG(t), 20_000, 1<<20)
+	v := stateOf(t, seeds.Rand(t), 20_000, 1<<20)
 	m.Committed(10, v)
 	mux := new(transport.Mux)
 	NewServer(ServerOptions{Snapshots: m}).Register(mux)

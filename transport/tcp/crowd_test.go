@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -205,8 +206,7 @@ func TestIdleNeighbour(t *testing.T) {
 
 // TestCrowdAtRandom has members of a few networks come and go, and checks who made room.
 func TestCrowdAtRandom(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := seeds.New(t)
 	rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // it is to be repeatable
 	c := crowd{places: 12, perHost: 4}
 	now := time.Now()

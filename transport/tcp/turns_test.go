@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -210,8 +211,7 @@ func TestSendingTakesTurns(t *testing.T) {
 // TestTurnsAtRandom has requests of some networks come, be done and be given up in any order: no
 // place is lost, none is given twice, and nothing is left behind.
 func TestTurnsAtRandom(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := seeds.New(t)
 	synctest.Test(t, func(t *testing.T) {
 		const places = 3
 		turns := newTurns(places, 1)
