@@ -20,9 +20,9 @@ import (
 func TestSync(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sync.json")
-	out, err := run(t.Context(), "sync", "--keys", "30000", "--repeat", "3", "--seed", "3", "--json", file, "--dir", dir)
+	out, err := run(t.Context(), "sync", "--keys", "30000", "--repeat", "3", "--sdk-repeat", "2", "--seed", "3", "--json", file, "--dir", dir)
 	require.NoError(t, err)
-	for _, text := range []string{"starling", "memiavl", "sdk-iavl", "floor", "join, s", "at least 100× faster than the SDK's store"} {
+	for _, text := range []string{"starling", "memiavl", "sdk-iavl", "floor", "join, s", "at least 60× faster than the SDK's store restores"} {
 		require.Contains(t, out, text)
 	}
 	require.NotContains(t, out, "%!", "a format does not fit its arguments")
@@ -35,7 +35,7 @@ func TestSync(t *testing.T) {
 	var written map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(b, &written))
 	require.JSONEq(t, "30000", string(written["keys"]))
-	for _, key := range []string{"starling_s", "sdk_iavl_s", "memiavl_s", "floor_s", "cpu_s", "bytes", "rss_bytes"} {
+	for _, key := range []string{"starling_s", "sdk_restore_s", "sdk_create_s", "memiavl_s", "floor_s", "cpu_s", "bytes", "rss_bytes"} {
 		var figure float64
 		require.NoError(t, json.Unmarshal(written[key], &figure), key)
 		require.Positive(t, figure, key)
@@ -44,6 +44,7 @@ func TestSync(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &result))
 	require.Len(t, result.Starling.Seconds, 3)
 	require.Len(t, result.Memiavl.Seconds, 3)
+	require.Len(t, result.SDK.Seconds, 2)
 	j := result.Starling.Join
 	require.EqualValues(t, 30_000, j.Keys)
 	require.Greater(t, j.Chunks, 2)
@@ -55,6 +56,30 @@ func TestSync(t *testing.T) {
 	require.Greater(t, result.Bytes, int64(30_000*leaf))
 	require.InDelta(t, max(result.Floor.LoopbackS, result.Floor.HashesS, result.Floor.DiskS), result.FloorS, 1e-9, "of physics only")
 	require.Positive(t, result.SDK.Chunks)
+	if runtime.GOOS == "linux" {
+		for name, m := range map[string]harness.Memory{
+			"server": result.Starling.ServerMemory, "joiner": result.Starling.JoinerMemory, "memiavl": result.Memiavl.Memory, "sdk": result.SDK.Memory,
+		} {
+			require.Positive(t, m.Anon, name)
+			require.Positive(t, m.Files, name)
+			require.Greater(t, m.Peak, m.Anon/2, name)
+		}
+		require.Positive(t, result.Starling.BesideTree)
+	}
+}
+
+// Small chunks are joined beside chunks of the default limit.
+func TestSyncChunkBytes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "sync.json")
+	out, err := run(t.Context(), "sync", "--keys", "2000", "--repeat", "2", "--against", "", "--chunk-bytes", "5000", "--json", file)
+	require.NoError(t, err)
+	require.Contains(t, out, "within 2× of the same keys in chunks of 1 MiB")
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var result syncbench.Result
+	require.NoError(t, json.Unmarshal(b, &result))
+	require.Greater(t, result.Starling.Join.Chunks, 2000*123/5000)
+	require.Len(t, result.DefaultChunks.Seconds, 2)
 }
 
 func TestSyncAlone(t *testing.T) {
@@ -163,6 +188,8 @@ func TestSyncRefusals(t *testing.T) {
 	for name, c := range map[string]struct{ args, want []string }{
 		"keys":     {[]string{"sync", "--keys", "10"}, []string{"--keys is 10", "2000"}},
 		"repeat":   {[]string{"sync", "--repeat", "0"}, []string{"--repeat is 0"}},
+		"restores": {[]string{"sync", "--sdk-repeat", "0"}, []string{"--sdk-repeat is 0"}},
+		"chunks":   {[]string{"sync", "--chunk-bytes", "0"}, []string{"--chunk-bytes is 0"}},
 		"peer":     {[]string{"sync", "--against", "iavl"}, []string{`"iavl"`, "sdk", "memiavl"}},
 		"twice":    {[]string{"sync", "--against", "sdk,sdk"}, []string{"sdk twice"}},
 		"program":  {[]string{"sync", "--keys", "2000", "--against", "sdk", "--sdkstore", "no/such/program"}, []string{"no/such/program"}},

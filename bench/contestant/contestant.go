@@ -83,6 +83,9 @@ type Hasher interface {
 	Hashed() (inner, leaves uint64)
 }
 
+// Snapshotter is a Contestant that writes snapshots of its newest version, each into a new folder.
+type Snapshotter interface{ Snapshot(dir string) error }
+
 // Names are the trees that Open knows, Starling first.
 var Names = []string{"starling", "memiavl", "iavl"}
 

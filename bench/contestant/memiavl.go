@@ -145,3 +145,34 @@ func (e *memiavlExport) Import() (func(), error) {
 		_ = os.RemoveAll(dir)
 	}, checkRoot(snapshot.RootHash(), e.root)
 }
+
+// Snapshot writes the newest version as a snapshot into the new folder dir, with its files synced.
+func (m *memiavlTree) Snapshot(dir string) error { return m.tree.WriteSnapshot(dir) }
+
+// PipeMemiavl maps the snapshot in the folder from, and pipes its export into an import into the
+// new folder to, whose files are synced. It returns the bytes of the leaf records, and fails if the
+// roots differ.
+func PipeMemiavl(from, to string) (bytes int, err error) {
+	source, err := memiavl.OpenSnapshot(from)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	exporter := source.Export()
+	defer exporter.Close()
+	importer := memiavl.NewTreeImporter(to, int64(source.Version()))
+	for node, done := exporter.Next(); done == nil; node, done = exporter.Next() {
+		if node.Height == 0 {
+			bytes += leafBytes(node.Key, node.Value)
+		}
+		importer.Add(node)
+	}
+	if err := importer.Close(); err != nil {
+		return bytes, err
+	}
+	imported, err := memiavl.OpenSnapshot(to)
+	if err != nil {
+		return bytes, err
+	}
+	return bytes, errors.Join(checkRoot(imported.RootHash(), source.RootHash()), imported.Close())
+}

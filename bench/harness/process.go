@@ -120,6 +120,13 @@ func (p *Process) exchange(request any, follow func(*bufio.Writer) error, a Answ
 	return err
 }
 
+// Pause stops the child until Resume, so that others have the machine. It must not be answering a
+// request.
+func (p *Process) Pause() { freeze(p.cmd.Process) }
+
+// Resume undoes Pause.
+func (p *Process) Resume() { proceed(p.cmd.Process) }
+
 // died returns why a child did not answer.
 func (p *Process) died(cause error) error {
 	p.ended = true
@@ -147,9 +154,7 @@ func (p *Process) End() {
 		return
 	}
 	p.ended = true
-	if p.turns {
-		proceed(p.cmd.Process)
-	}
+	p.Resume()
 	_ = p.stdin.Close() // the child exits when it reads the end
 	giveUp := time.AfterFunc(p.patience, func() { _ = p.cmd.Process.Kill() })
 	defer giveUp.Stop()

@@ -9,7 +9,8 @@
 //
 // It is a module of its own because the SDK's store needs another version of IAVL than the rest of
 // the benchmark. Everything is configured as the SDK's server does by default: a cache of 781,250
-// nodes, fast storage, a snapshot store in its own database and folder.
+// nodes, fast storage, a snapshot store in its own database and folder; go.mod replaces goleveldb
+// as the SDK's does.
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 
 // Request is a line from the parent. Commit is followed by N changes (see readChanges).
 type Request struct {
-	Op string `json:"op"` // commit, join
+	Op string `json:"op"` // commit, create, restore
 	N  int    `json:"n,omitempty"`
 	// Snapshot of a commit starts a snapshot of its height in the background, as a node does at its
 	// interval.
@@ -38,12 +39,10 @@ type Answer struct {
 	Nanos int64  `json:"nanos,omitempty"` // of a commit, from the sorted changes to its hash
 	Root  []byte `json:"root,omitempty"`
 
-	CreateS  float64 `json:"create_s,omitempty"`
-	RestoreS float64 `json:"restore_s,omitempty"`
-	Chunks   int     `json:"chunks,omitempty"`
-	Bytes    int64   `json:"bytes,omitempty"` // of the chunks, compressed
-	CPUS     float64 `json:"cpu_s,omitempty"` // of both
-	RSSBytes int64   `json:"rss_bytes,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"` // of create, restore
+	CPUS    float64 `json:"cpu_s,omitempty"`   // of restore
+	Chunks  int     `json:"chunks,omitempty"`
+	Bytes   int64   `json:"bytes,omitempty"` // of the chunks, compressed
 
 	// Snapshots finished in the background so far, and whether one is being made.
 	Snapshots int  `json:"snapshots,omitempty"`
@@ -102,8 +101,10 @@ func (n *node) answer(r Request, in *bufio.Reader) (Answer, error) {
 			return Answer{}, err
 		}
 		return n.commit(changes, r.Snapshot)
-	case "join":
-		return n.join()
+	case "create":
+		return n.create()
+	case "restore":
+		return n.restore()
 	}
 	return Answer{}, errors.New("no such request")
 }

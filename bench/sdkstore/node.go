@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -69,8 +69,9 @@ func (e *end) close() (err error) {
 // node is the source, with what a join from it needs.
 type node struct {
 	*end
-	dir   string
-	joins int
+	dir      string
+	joins    int
+	snapshot *snapshottypes.Snapshot // nil: none was created
 
 	busy atomic.Bool // a snapshot is being made in the background
 	made atomic.Int64
@@ -124,9 +125,23 @@ func (n *node) background(height int64) {
 	n.made.Add(1)
 }
 
-// join makes a snapshot of the newest height and restores it into an empty store, with ABCI's four
-// snapshot calls, without a network.
-func (n *node) join() (a Answer, err error) {
+// create makes a snapshot of the newest height.
+func (n *node) create() (a Answer, err error) {
+	debug.FreeOSMemory() // garbage of the load is not the snapshot's
+	from := time.Now()
+	if n.snapshot, err = n.manager.Create(uint64(n.state.LastCommitID().Version)); err != nil {
+		return a, err
+	}
+	a.Seconds = time.Since(from).Seconds()
+	return a, nil
+}
+
+// restore restores the snapshot that create made into an empty store, with ABCI's snapshot calls,
+// without a network.
+func (n *node) restore() (a Answer, err error) {
+	if n.snapshot == nil {
+		return a, errors.New("no snapshot was created")
+	}
 	n.joins++
 	dir := filepath.Join(n.dir, fmt.Sprintf("target-%d", n.joins))
 	target, err := openEnd(dir)
@@ -134,17 +149,9 @@ func (n *node) join() (a Answer, err error) {
 		return a, err
 	}
 	defer func() { err = errors.Join(err, target.close(), os.RemoveAll(dir)) }()
-	runtime.GC() // garbage of the load is not the join's
+	debug.FreeOSMemory() // garbage of the load is not the restore's
+	s := n.snapshot
 	cpu, from := cpuSeconds(), time.Now()
-	s, err := n.manager.Create(uint64(n.state.LastCommitID().Version))
-	if err != nil {
-		return a, err
-	}
-	a.CreateS = time.Since(from).Seconds()
-	// The next join makes the same snapshot.
-	defer func() { err = errors.Join(err, n.files.Delete(s.Height, s.Format)) }()
-
-	from = time.Now()
 	if err := target.manager.Restore(*s); err != nil {
 		return a, err
 	}
@@ -162,8 +169,7 @@ func (n *node) join() (a Answer, err error) {
 		}
 	}
 	a.Root = target.state.LastCommitID().Hash
-	a.RestoreS = time.Since(from).Seconds()
-	a.CPUS, a.RSSBytes = cpuSeconds()-cpu, peakBytes()
+	a.Seconds, a.CPUS = time.Since(from).Seconds(), cpuSeconds()-cpu
 	if want := n.state.LastCommitID().Hash; !bytes.Equal(a.Root, want) {
 		return a, fmt.Errorf("the restored state has the hash %x, the snapshot has %x", a.Root, want)
 	}

@@ -1,10 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -16,23 +12,4 @@ func cpuSeconds() float64 {
 		return 0
 	}
 	return (time.Duration(u.Utime.Nano()) + time.Duration(u.Stime.Nano())).Seconds()
-}
-
-// peakBytes is the peak of resident memory, VmHWM of proc(5).
-func peakBytes() int64 {
-	f, err := os.Open("/proc/self/status")
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if rest, ok := strings.CutPrefix(lines.Text(), "VmHWM:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			if err != nil {
-				return 0
-			}
-			return kib << 10
-		}
-	}
-	return 0
 }

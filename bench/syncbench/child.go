@@ -1,6 +1,7 @@
 package syncbench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -53,7 +55,7 @@ func Serve(in io.Reader, out io.Writer) (err error) {
 func (c *child) open() (err error) {
 	switch c.Role {
 	case roleServer, roleBesieger:
-		if c.newest, err = avlstar.Empty(avlstar.DefaultChunkBytes); err != nil {
+		if c.newest, err = avlstar.Empty(cmp.Or(c.ChunkBytes, avlstar.DefaultChunkBytes)); err != nil {
 			return err
 		}
 	case roleMemiavl:
@@ -66,7 +68,7 @@ func (c *child) open() (err error) {
 	case roleDownload:
 		c.downloads, err = newDownloads()
 		return err
-	case roleJoiner:
+	case roleJoiner, roleImporter:
 		return nil
 	default:
 		return fmt.Errorf("no such role: %q", c.Role)
@@ -105,7 +107,7 @@ func (c *child) answer(r request, err error) answer {
 	if err != nil {
 		return answer{Error: fmt.Sprintf("%s: %v", r.Op, err)}
 	}
-	a.RSS = peakBytes()
+	a.RSS = harness.OwnMemory().Peak
 	return a
 }
 
@@ -125,7 +127,9 @@ func (c *child) do(r request) (answer, error) {
 		return c.serve(r)
 	case (r.Op == opBesiege || r.Op == opAttack) && c.Role == roleBesieger:
 		return c.besiege(r)
-	case r.Op == opJoin && c.memiavl != nil:
+	case r.Op == opWrite && c.memiavl != nil:
+		return answer{}, c.memiavl.(contestant.Snapshotter).Snapshot(filepath.Join(c.Dir, snapshotFolder))
+	case r.Op == opJoin && c.Role == roleImporter:
 		return c.importMemiavl()
 	case r.Op == opJoin && c.Role == roleJoiner:
 		return c.join(r)
@@ -169,6 +173,7 @@ func (c *child) serve(r request) (a answer, err error) {
 			return a, err
 		}
 		c.server = serveOnly(c.newest)
+		debug.FreeOSMemory() // garbage of the load is no memory of a server
 	}
 	if err := c.server.silence(); err != nil {
 		return a, err
@@ -183,7 +188,7 @@ func (c *child) serve(r request) (a answer, err error) {
 		}
 	}
 	a.Target = c.server.target
-	runtime.GC() // garbage of the load is not the join's
+	runtime.GC() // garbage so far is not the join's
 	return a, nil
 }
 
@@ -230,24 +235,16 @@ func (c *child) join(r request) (a answer, err error) {
 	return a, checkLen(uint64(a.Stats.Keys), int(r.Target.Keys))
 }
 
-// importMemiavl exports the newest version and imports it into a snapshot on disk, whose files
-// memiavl syncs.
-func (c *child) importMemiavl() (a answer, err error) {
-	runtime.GC()
+// snapshotFolder is where memiavl's snapshot lies, in the folder of the role that wrote it.
+const snapshotFolder = "snapshot"
+
+// importMemiavl pipes the snapshot's export into an import, which makes another snapshot on disk.
+func (c *child) importMemiavl() (answer, error) {
+	to := filepath.Join(c.Dir, "imported")
 	cpu, from := cpuTime(), time.Now()
-	export, err := c.memiavl.Export()
-	if err != nil {
-		return a, err
-	}
-	a.ExportS = time.Since(from).Seconds()
-	done, err := export.Import()
-	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
-	if err != nil {
-		return a, err
-	}
-	a.Bytes = int64(export.Bytes())
-	done()
-	return a, nil
+	bytes, err := contestant.PipeMemiavl(filepath.Join(c.Dir, snapshotFolder), to)
+	a := answer{Seconds: time.Since(from).Seconds(), CPU: (cpuTime() - cpu).Seconds(), Bytes: int64(bytes)}
+	return a, errors.Join(err, os.RemoveAll(to))
 }
 
 func checkLen(have uint64, want int) error {

@@ -51,6 +51,8 @@ func join(ctx context.Context, t Target, dir string) (s JoinStats, err error) {
 	s.Manifest = z.manifestBytes
 	s.Bytes = int64(sum.Bytes-sum.Reused+sum.Wasted) + s.Manifest
 	s.Keys = int64(done.Version.Len())
+	memory := done.Version.Memory()
+	s.TreeBytes = int64(memory.NodeBytes + memory.LeafBytes)
 	if hash := done.Version.AppHash(); hash != t.AppHash {
 		return s, fmt.Errorf("the joined state has the app hash %s, the target %s", hash, t.AppHash)
 	}

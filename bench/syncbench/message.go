@@ -9,7 +9,8 @@ import "github.com/starling-kv/starling/bench/workload"
 const (
 	roleServer    = "server"
 	roleJoiner    = "joiner"
-	roleMemiavl   = nameMemiavl
+	roleMemiavl   = nameMemiavl   // makes a snapshot
+	roleImporter  = "importer"    // of memiavl's snapshot, a new process each time
 	roleValidator = "validator"   // hiccup
 	roleDownload  = "downloaders" // hiccup, siege
 	roleBesieger  = "besieger"    // siege: everybody who attacks
@@ -21,6 +22,8 @@ type begin struct {
 	Spec   workload.Spec `json:"spec"`
 	Dir    string        `json:"dir"`
 	Blocks int           `json:"blocks,omitempty"` // validator: at most
+	// Server: of the tree; 0: the default.
+	ChunkBytes uint64 `json:"chunk_bytes,omitempty"`
 }
 
 // op is the kind of a request.
@@ -31,7 +34,8 @@ const (
 	opLoad  op = "load"  // n batches, or what is left
 	opServe op = "serve" // server, validator: listen, and answer with the target
 	opUsage op = "usage" // server
-	opJoin  op = "join"  // joiner: from the target; memiavl: export and import
+	opJoin  op = "join"  // joiner: from the target; importer: from the snapshot
+	opWrite op = "write" // memiavl: a snapshot
 
 	opBlocks   op = "blocks"   // validator: n blocks
 	opDownload op = "download" // downloaders: n of them, from now on
@@ -69,9 +73,8 @@ type answer struct {
 	Ended   bool      `json:"ended,omitempty"`   // opJoin, false: not within the limit
 	Seconds float64   `json:"seconds,omitempty"` // opJoin, opBlocks
 	Stats   JoinStats `json:"stats,omitzero"`
-	ExportS float64   `json:"export_s,omitempty"` // memiavl, of Seconds
-	Bytes   int64     `json:"bytes,omitempty"`    // memiavl: records; downloaders: received so far
-	Nanos   []int64   `json:"nanos,omitempty"`    // of each block
+	Bytes   int64     `json:"bytes,omitempty"` // importer: records; downloaders: received so far
+	Nanos   []int64   `json:"nanos,omitempty"` // of each block
 
 	// Downloaders, since the last answer: the slowest newcomer, and how many were not answered.
 	StatusMS float64 `json:"status_ms,omitempty"`
@@ -91,12 +94,10 @@ type sdkRequest struct {
 type sdkAnswer struct {
 	Error     string  `json:"error"`
 	Nanos     int64   `json:"nanos"`
-	CreateS   float64 `json:"create_s"`
-	RestoreS  float64 `json:"restore_s"`
+	Seconds   float64 `json:"seconds"`
+	CPUS      float64 `json:"cpu_s"`
 	Chunks    int     `json:"chunks"`
 	Bytes     int64   `json:"bytes"`
-	CPUS      float64 `json:"cpu_s"`
-	RSSBytes  int64   `json:"rss_bytes"`
 	Snapshots int     `json:"snapshots"`
 	Busy      bool    `json:"busy"`
 }

@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Peers that Starling can be compared with.
+// Contestants; the peers that Starling can be compared with are last.
 const (
+	nameStarling      = "starling"
+	nameDefaultChunks = "1 MiB chunks" // Starling, where its own chunks have another limit
+
 	nameSDK     = "sdk"
 	nameMemiavl = "memiavl"
 )
@@ -21,9 +25,15 @@ type Options struct {
 	Keys    int
 	Seed    uint64
 	Against []string
-	Repeat  int    // joins of each contestant; the SDK's store makes only one, which is long enough
-	Dir     string // for databases; each run makes a folder in it
-	SDK     string // the built program of bench/sdkstore; empty: built from its source
+	Repeat  int // joins of Starling and of memiavl
+	// SDKRepeat is the number of restores of the SDK's store, which take long; at most Repeat are
+	// made.
+	SDKRepeat int
+	// ChunkBytes is the limit of a chunk. If it is not the default, the same keys in chunks of the
+	// default are joined as well.
+	ChunkBytes uint64
+	Dir        string // for databases; each run makes a folder in it
+	SDK        string // the built program of bench/sdkstore; empty: built from its source
 }
 
 // Limits: identities of keys have 32 bits, and so have memiavl's sizes.
@@ -40,6 +50,12 @@ func (o Options) Check() error {
 	}
 	if o.Repeat < 1 || o.Repeat > maxRepeat {
 		return fmt.Errorf("--repeat is %d, it must be from 1 to %d", o.Repeat, maxRepeat)
+	}
+	if o.SDKRepeat < 1 || o.SDKRepeat > maxRepeat {
+		return fmt.Errorf("--sdk-repeat is %d, it must be from 1 to %d", o.SDKRepeat, maxRepeat)
+	}
+	if o.ChunkBytes < 1 || o.ChunkBytes > avlstar.MaxChunkBytes {
+		return fmt.Errorf("--chunk-bytes is %d, it must be from 1 to %d", o.ChunkBytes, avlstar.MaxChunkBytes)
 	}
 	for i, name := range o.Against {
 		if !slices.Contains(Peers, name) {

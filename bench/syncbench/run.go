@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
@@ -48,16 +49,11 @@ func (r *runner) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.turns(ctx); err != nil {
+	if err := r.turns(ctx, program); err != nil {
 		return err
 	}
 	if err := r.floor(ctx); err != nil {
 		return err
-	}
-	if slices.Contains(r.o.Against, nameSDK) {
-		if err := r.sdk(ctx, program); err != nil {
-			return err
-		}
 	}
 	r.result.Goals = r.result.goals()
 	return nil
@@ -82,26 +78,30 @@ func (r *runner) folder(name string) (string, error) {
 	return dir, nil
 }
 
-// startSelf runs this program as a child in a role. The child is never stopped: a server serves
-// while the parent waits for the joiner.
+// startSelf runs this program as a child in a role. The child is stopped only by Pause: a server
+// serves while the parent waits for the joiner.
 func startSelf(ctx context.Context, b begin) (*harness.Process, error) {
 	return harness.StartRunning(ctx, ChildCommand, b.Role, b, new(answer))
 }
 
 // startLoaded starts a child in a role, and lets it load all keys.
 func (r *runner) startLoaded(ctx context.Context, role string) (*harness.Process, error) {
-	dir, err := r.folder(role)
+	return r.startLoadedAs(ctx, role, begin{Role: role})
+}
+
+// startLoadedAs is startLoaded of a child that has a folder of its own name.
+func (r *runner) startLoadedAs(ctx context.Context, name string, b begin) (_ *harness.Process, err error) {
+	if b.Dir, err = r.folder(name); err != nil {
+		return nil, err
+	}
+	b.Spec, b.Blocks = specOf(r.o.Keys, r.o.Seed), r.blocks
+	p, err := startSelf(ctx, b)
 	if err != nil {
 		return nil, err
 	}
-	spec := specOf(r.o.Keys, r.o.Seed)
-	p, err := startSelf(ctx, begin{Role: role, Spec: spec, Dir: dir, Blocks: r.blocks})
-	if err != nil {
-		return nil, err
-	}
-	r.progress.Begin("load", "batches", spec.LoadSteps())
-	r.progress.Working(role)
-	for done := 0; done < spec.LoadSteps(); {
+	r.progress.Begin("load", "batches", b.Spec.LoadSteps())
+	r.progress.Working(name)
+	for done := 0; done < b.Spec.LoadSteps(); {
 		var a answer
 		if err := p.Ask(request{Op: opLoad, N: loadSlice}, &a); err != nil {
 			p.End()
@@ -113,62 +113,90 @@ func (r *runner) startLoaded(ctx context.Context, role string) (*harness.Process
 	return p, nil
 }
 
-// joined is a join of Starling, with the CPU seconds of the server during it.
+// joined is a join of Starling, with the CPU seconds of the server during it and the memory of
+// both.
 type joined struct {
 	answer
-	serverCPU float64
+	serverCPU            float64
+	serverHad, joinerHad harness.Memory
 }
 
-// turns lets joiners, each a new process, join from one server, in turns with memiavl's imports:
-// noise that lasts seconds hits both.
-func (r *runner) turns(ctx context.Context) error {
-	server, err := r.startLoaded(ctx, roleServer)
-	if err != nil {
-		return err
+// entrant is a contestant. Its process, if it keeps one, is stopped except in its own turns.
+type entrant struct {
+	name  string
+	turns int
+	join  func(round int) error
+	set   func() // puts the figures into the result
+	end   func()
+}
+
+// turns lets the contestants join in turns: noise that lasts seconds hits all.
+func (r *runner) turns(ctx context.Context, program string) error {
+	enter := []func(context.Context) (*entrant, error){func(ctx context.Context) (*entrant, error) {
+		return r.starling(ctx, nameStarling, r.o.ChunkBytes, r.setStarling)
+	}}
+	if r.o.ChunkBytes != avlstar.DefaultChunkBytes {
+		enter = append(enter, func(ctx context.Context) (*entrant, error) {
+			return r.starling(ctx, nameDefaultChunks, avlstar.DefaultChunkBytes, r.setDefaultChunks)
+		})
 	}
-	defer server.End()
-	var serving answer
-	if err := server.Ask(request{Op: opServe, Peers: 1}, &serving); err != nil {
-		return err
-	}
-	contestants := []string{"starling"}
-	var memiavl *harness.Process
 	if slices.Contains(r.o.Against, nameMemiavl) {
-		if memiavl, err = r.startLoaded(ctx, roleMemiavl); err != nil {
-			return err
-		}
-		defer memiavl.End()
-		contestants = append(contestants, nameMemiavl)
+		enter = append(enter, r.memiavl)
 	}
-	r.progress.Begin("join", "joins", r.o.Repeat*len(contestants))
-	var joins []joined
-	var imports []answer
-	err = harness.InTurns(r.o.Repeat, contestants, func(round int, name string) error {
-		r.progress.Working(name)
-		defer r.progress.Add(1)
-		if name == nameMemiavl {
-			syncDisk()
-			var a answer
-			err := memiavl.Ask(request{Op: opJoin}, &a)
-			imports = append(imports, a)
+	if slices.Contains(r.o.Against, nameSDK) {
+		enter = append(enter, func(ctx context.Context) (*entrant, error) { return r.sdk(ctx, program) })
+	}
+	var entrants []*entrant
+	total := 0
+	for _, start := range enter {
+		e, err := start(ctx)
+		if err != nil {
 			return err
 		}
-		j, err := r.join(ctx, server, request{Op: opJoin, Target: serving.Target}, fmt.Sprint(round))
-		joins = append(joins, j)
-		return err
+		defer e.end()
+		entrants, total = append(entrants, e), total+e.turns
+	}
+	r.progress.Begin("join", "joins", total)
+	err := harness.InTurns(r.o.Repeat, entrants, func(round int, e *entrant) error {
+		if round >= e.turns {
+			return nil
+		}
+		r.progress.Working(e.name)
+		defer r.progress.Add(1)
+		return e.join(round)
 	})
 	if err != nil {
 		return err
 	}
-	var usage answer
-	if err := server.Ask(request{Op: opUsage}, &usage); err != nil {
-		return err
-	}
-	r.setStarling(joins, usage.RSS)
-	if memiavl != nil {
-		r.setMemiavl(imports)
+	for _, e := range entrants {
+		e.set()
 	}
 	return nil
+}
+
+// starling joins from one server with a new process each time.
+func (r *runner) starling(ctx context.Context, name string, chunkBytes uint64, set func([]joined)) (*entrant, error) {
+	server, err := r.startLoadedAs(ctx, name, begin{Role: roleServer, ChunkBytes: chunkBytes})
+	if err != nil {
+		return nil, err
+	}
+	var serving answer
+	if err := server.Ask(request{Op: opServe, Peers: 1}, &serving); err != nil {
+		server.End()
+		return nil, err
+	}
+	server.Pause()
+	var joins []joined
+	return &entrant{
+		name: name, turns: r.o.Repeat, end: server.End, set: func() { set(joins) },
+		join: func(round int) error {
+			server.Resume()
+			defer server.Pause()
+			j, err := r.join(ctx, server, request{Op: opJoin, Target: serving.Target}, fmt.Sprintf("%s-%d", name, round))
+			joins = append(joins, j)
+			return err
+		},
+	}, nil
 }
 
 func (r *runner) join(ctx context.Context, server *harness.Process, q request, name string) (j joined, err error) {
@@ -187,7 +215,11 @@ func (r *runner) join(ctx context.Context, server *harness.Process, q request, n
 	if err := server.Ask(request{Op: opUsage}, &before); err != nil {
 		return j, err
 	}
-	if err := joiner.Ask(q, &j.answer); err != nil {
+	stop := harness.Watch(server, joiner)
+	err = joiner.Ask(q, &j.answer)
+	had := stop()
+	j.serverHad, j.joinerHad = had[0], had[1]
+	if err != nil {
 		return j, err
 	}
 	if err := server.Ask(request{Op: opUsage}, &after); err != nil {
@@ -197,18 +229,30 @@ func (r *runner) join(ctx context.Context, server *harness.Process, q request, n
 	return j, nil
 }
 
-// setStarling takes all figures from the join of the median time: they belong together.
-func (r *runner) setStarling(joins []joined, serverRSS int64) {
-	s := Starling{ServerRSS: serverRSS}
+// setStarling takes all figures but the times from the join of the median time: they belong
+// together.
+func (r *runner) setStarling(joins []joined) {
+	s := Starling{ChunkBytes: r.o.ChunkBytes}
 	for _, j := range joins {
 		s.Seconds = append(s.Seconds, j.Seconds)
 	}
 	median := harness.Median(s.Seconds)
 	m := joins[slices.Index(s.Seconds, median)]
 	s.ServerCPUS, s.JoinerCPUS, s.Join = m.serverCPU, m.CPU, m.Stats
+	s.ServerMemory, s.JoinerMemory = m.serverHad, m.joinerHad
+	s.BesideTree = max(0, m.joinerHad.Anon-m.Stats.TreeBytes)
 	r.result.Starling = s
 	r.result.StarlingS, r.result.CPUS = median, m.serverCPU+m.CPU
-	r.result.Bytes, r.result.RSSBytes = m.Stats.Bytes, m.RSS
+	r.result.Bytes, r.result.RSSBytes = m.Stats.Bytes, m.joinerHad.Peak
+}
+
+func (r *runner) setDefaultChunks(joins []joined) {
+	d := &DefaultChunks{}
+	for _, j := range joins {
+		d.Seconds = append(d.Seconds, j.Seconds)
+	}
+	d.StarlingS = harness.Median(d.Seconds)
+	r.result.DefaultChunks = d
 }
 
 func (r *runner) floor(ctx context.Context) (err error) {
@@ -220,47 +264,95 @@ func (r *runner) floor(ctx context.Context) (err error) {
 	return err
 }
 
-func (r *runner) setMemiavl(imports []answer) {
-	m := &Memiavl{}
-	var exports, cpus []float64
-	for _, a := range imports {
-		m.Seconds, exports, cpus = append(m.Seconds, a.Seconds), append(exports, a.ExportS), append(cpus, a.CPU)
-		m.Bytes, m.RSSBytes = a.Bytes, a.RSS
+// memiavl writes a snapshot, and pipes its export into an import with a new process each time.
+func (r *runner) memiavl(ctx context.Context) (*entrant, error) {
+	writer, err := r.startLoaded(ctx, roleMemiavl)
+	if err != nil {
+		return nil, err
 	}
-	r.result.MemiavlS = harness.Median(m.Seconds)
-	m.ExportS, m.CPUS = harness.Median(exports), harness.Median(cpus)
-	m.ImportS = r.result.MemiavlS - m.ExportS
-	r.result.Memiavl = m
+	err = writer.Ask(request{Op: opWrite}, new(answer))
+	writer.End()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := r.folder(roleMemiavl)
+	if err != nil {
+		return nil, err
+	}
+	m := &Memiavl{}
+	var cpus []float64
+	return &entrant{
+		name: nameMemiavl, turns: r.o.Repeat, end: func() {},
+		set: func() {
+			r.result.MemiavlS, m.CPUS = harness.Median(m.Seconds), harness.Median(cpus)
+			r.result.Memiavl = m
+		},
+		join: func(int) error {
+			p, err := startSelf(ctx, begin{Role: roleImporter, Dir: dir})
+			if err != nil {
+				return err
+			}
+			defer p.End()
+			syncDisk()
+			stop := harness.Watch(p)
+			var a answer
+			err = p.Ask(request{Op: opJoin}, &a)
+			m.Memory, m.Bytes = stop()[0], a.Bytes
+			m.Seconds, cpus = append(m.Seconds, a.Seconds), append(cpus, a.CPU)
+			return err
+		},
+	}, nil
 }
 
-func (r *runner) sdk(ctx context.Context, program string) error {
+// sdk creates a snapshot, and restores it into a new store each time.
+func (r *runner) sdk(ctx context.Context, program string) (_ *entrant, err error) {
 	dir, err := r.folder(nameSDK)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	store, err := startSDK(ctx, program, dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer store.End()
+	defer func() {
+		if err != nil {
+			store.End()
+		}
+	}()
 	w, err := workload.New(specOf(r.o.Keys, r.o.Seed), 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := loadSDK(store, w, r.o.Keys, r.progress); err != nil {
-		return err
+		return nil, err
 	}
-	r.progress.Begin("create and restore", "joins", 1)
+	r.progress.Begin("create", "snapshots", 1)
 	r.progress.Working(nameSDK)
-	syncDisk()
-	a, err := store.join()
+	created, err := store.create()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	r.progress.Add(1)
-	r.result.SDKIAVLS = a.CreateS + a.RestoreS
-	r.result.SDK = &SDK{CreateS: a.CreateS, RestoreS: a.RestoreS, CPUS: a.CPUS, Chunks: a.Chunks, Bytes: a.Bytes, RSSBytes: a.RSSBytes}
-	return nil
+	store.Pause()
+	s := &SDK{CreateS: created.Seconds}
+	var cpus []float64
+	return &entrant{
+		name: nameSDK, turns: min(r.o.SDKRepeat, r.o.Repeat), end: store.End,
+		set: func() {
+			r.result.SDKRestoreS, r.result.SDKCreateS, s.CPUS = harness.Median(s.Seconds), s.CreateS, harness.Median(cpus)
+			r.result.SDK = s
+		},
+		join: func(int) error {
+			store.Resume()
+			defer store.Pause()
+			syncDisk()
+			stop := harness.Watch(store.Process)
+			a, err := store.restore()
+			s.Memory, s.Chunks, s.Bytes = stop()[0], a.Chunks, a.Bytes
+			s.Seconds, cpus = append(s.Seconds, a.Seconds), append(cpus, a.CPUS)
+			return err
+		},
+	}, nil
 }
 
 // loadSDK makes the load here and sends it over: the SDK's module cannot import the workload's.

@@ -64,8 +64,14 @@ func (s sdkStore) commit(changes []workload.Change, snapshot bool) (a sdkAnswer,
 	return a, err
 }
 
-func (s sdkStore) join() (a sdkAnswer, err error) {
-	err = s.Ask(sdkRequest{Op: "join"}, &a)
+// create makes the snapshot that restore restores.
+func (s sdkStore) create() (a sdkAnswer, err error) {
+	err = s.Ask(sdkRequest{Op: "create"}, &a)
+	return a, err
+}
+
+func (s sdkStore) restore() (a sdkAnswer, err error) {
+	err = s.Ask(sdkRequest{Op: "restore"}, &a)
 	return a, err
 }
 

@@ -30,9 +30,10 @@ type JoinStats struct {
 	Manifest int64 `json:"manifest"` // of Bytes: the manifest
 
 	Chunks    int   `json:"chunks"`
-	Refetched int   `json:"refetched"` // chunks re-requested
-	Banned    int   `json:"banned"`    // peers
-	Keys      int64 `json:"keys"`      // of the joined state
+	Refetched int   `json:"refetched"`  // chunks re-requested
+	Banned    int   `json:"banned"`     // peers
+	Keys      int64 `json:"keys"`       // of the joined state
+	TreeBytes int64 `json:"tree_bytes"` // memory of its tree
 
 	// Seconds from the start to the end of each phase; they overlap.
 	ManifestS float64 `json:"manifest_s"` // until the manifest was verified

@@ -10,6 +10,4 @@ func syncDisk() {}
 
 func cpuTime() time.Duration { return 0 }
 
-func peakBytes() int64 { return 0 }
-
 func resetPeak() {}

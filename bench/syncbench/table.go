@@ -3,26 +3,48 @@ package syncbench
 import (
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
 
 // column is a contestant in the table; figures of zero are not shown.
 type column struct {
-	name                 string
-	seconds, first, then float64
-	cpu                  float64
-	bytes, rss           int64
+	name         string
+	seconds      float64
+	all          []float64 // of each join
+	fetched, cpu float64
+	create       float64
+	bytes        int64
+	memory       harness.Memory // of both sides
+	joiner       harness.Memory // where it is a process of its own
+	beside       int64          // of joiner, beside its tree
+	// What its time contains.
+	network, proved, synced string
 }
 
 func (r *Result) columns() []column {
-	j := r.Starling.Join
-	columns := []column{{"starling", r.StarlingS, j.FetchedS, max(0, r.StarlingS-j.FetchedS), r.CPUS, r.Bytes, r.RSSBytes}}
+	s := r.Starling
+	columns := []column{{
+		name: nameStarling, seconds: r.StarlingS, all: s.Seconds, fetched: s.Join.FetchedS, cpu: r.CPUS, bytes: r.Bytes,
+		memory: s.ServerMemory.Plus(s.JoinerMemory), joiner: s.JoinerMemory, beside: s.BesideTree,
+		network: "TCP, TLS", proved: "each", synced: "all",
+	}}
+	if d := r.DefaultChunks; d != nil {
+		columns = append(columns, column{name: nameDefaultChunks, seconds: d.StarlingS, all: d.Seconds, network: "TCP, TLS", proved: "each", synced: "all"})
+	}
 	if m := r.Memiavl; m != nil {
-		columns = append(columns, column{nameMemiavl, r.MemiavlS, m.ExportS, m.ImportS, m.CPUS, m.Bytes, m.RSSBytes})
+		columns = append(columns, column{
+			name: nameMemiavl, seconds: r.MemiavlS, all: m.Seconds, cpu: m.CPUS, bytes: m.Bytes, memory: m.Memory,
+			network: "none", proved: "none", synced: "all",
+		})
 	}
 	if s := r.SDK; s != nil {
-		columns = append(columns, column{"sdk-iavl", r.SDKIAVLS, s.CreateS, s.RestoreS, s.CPUS, s.Bytes, s.RSSBytes})
+		columns = append(columns, column{
+			name: "sdk-iavl", seconds: r.SDKRestoreS, all: s.Seconds, create: s.CreateS, cpu: s.CPUS, bytes: s.Bytes, memory: s.Memory,
+			network: "none", proved: "none", synced: "last batch",
+		})
 	}
 	return append(columns, column{name: "floor", seconds: r.FloorS})
 }
@@ -30,30 +52,37 @@ func (r *Result) columns() []column {
 // Print writes the table, notes on how to read it, and the targets.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{
-		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  ×"}, {"  of it first, s"}, {"  then, s"}, {"CPU, s"}, {"bytes, MB"}, {"memory, MB"},
+		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  from"}, {"  to"}, {"  ×"}, {"  chunks verified after, s"}, {"create before it, s"},
+		{"CPU, s"}, {"bytes, MB"}, {"anonymous memory, MB"}, {"  joiner"}, {"  beside its tree"}, {"memory of files, MB"}, {"network"}, {"chunks proved"}, {"files synced"},
 	}
+	mb := func(n int64) string { return show("%.0f", float64(n)/1e6) }
 	for _, c := range r.columns() {
-		times := harness.Ratio(c.seconds, r.StarlingS)
+		interval := harness.MedianInterval(c.all)
 		for i, text := range []string{
-			c.name, show("%.3f", c.seconds), show("%.3g", times), show("%.3f", c.first), show("%.3f", c.then), show("%.2f", c.cpu),
-			show("%.1f", float64(c.bytes)/1e6), show("%.0f", float64(c.rss)/1e6),
+			c.name, show("%.3f", c.seconds), show("%.3f", interval.Low), show("%.3f", interval.High), show("%.3g", harness.Ratio(c.seconds, r.StarlingS)),
+			show("%.3f", c.fetched), show("%.3f", c.create), show("%.2f", c.cpu), show("%.1f", float64(c.bytes)/1e6),
+			mb(c.memory.Anon), mb(c.joiner.Anon), mb(c.beside), mb(c.memory.Files), c.network, c.proved, c.synced,
 		} {
 			cells[i] = append(cells[i], text)
 		}
 	}
+	cells = slices.DeleteFunc(cells, func(line []string) bool { return strings.Join(line[1:], "") == "" })
 	harness.PrintAligned(out, cells)
 	f, s := r.Floor, r.Starling
 	fmt.Fprintf(out, `
+join     the median, and an interval that covers it at 95 %% (of fewer than 6 joins: all of them); others' processes are stopped meanwhile
 ×        its figure over Starling's
-starling from connecting to durable, verified state, over loopback, with a known app hash; first: until the last chunk was verified and
-         written, then: until everything was durable; %s; CPU: server %.2f s, joiner %.2f s; memory: the joiner's peak, its
-         server had %.0f MB; the median of %s
-memiavl  export, then import with its files synced, both in one process; bytes: leaf records
-sdk-iavl snapshot create, then restore until committed, on goleveldb, both in one process, without loading; bytes: compressed
-memory   of one process each: Starling's joiner without its server; for the others source, copy and importer together, so not comparable
+starling from connecting to durable, verified state, over loopback, with a known app hash; %s of at most %s bytes; CPU: server %.2f s,
+         joiner %.2f s; %s
+memiavl  a fresh process maps a snapshot and pipes its export into an import whose files it syncs; bytes: leaf records
+sdk-iavl restore until committed, on goleveldb, without loading the state or creating the snapshot; bytes: compressed
+memory   of both sides: Starling's server and joiner, for the others one process that is both; the highest of what was resident every
+         10 ms, anonymous and of files (program text, mapped snapshots) each by itself
+proved   before it is used: by the app hash alone. memiavl and the SDK compare the root at the end, the SDK also chunks with hashes that
+         the same peer sent
 floor    the largest of loopback %.3f s (%.0f MB/s), hashes %.3f s (%d cores, %s: key %.1f, value %.1f, leaf %.1f, inner %.1f ns)
          and disk %.3f s (%.0f MB/s, synced): %s; not in it: the CPU time of both sides over the cores, %.3f s
-`, harness.Count(s.Join.Chunks, "chunk"), s.ServerCPUS, s.JoinerCPUS, float64(s.ServerRSS)/1e6, harness.Count(len(s.Seconds), "join"),
+`, harness.Count(s.Join.Chunks, "chunk"), harness.Group(int(s.ChunkBytes)), s.ServerCPUS, s.JoinerCPUS, harness.Count(len(s.Seconds), "join"),
 		f.LoopbackS, f.LoopbackMBPerS, f.HashesS, f.Cores, f.Hash.Kernel, f.Hash.Key, f.Hash.Value, f.Hash.Leaf, f.Hash.Inner,
 		f.DiskS, f.DiskMBPerS, f.By, f.CPUS)
 	printGoals(out, "1,000,000 keys", r.Goals)
