@@ -35,10 +35,10 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	v.inUse()
-	t.reclaim()
 	if err := t.rewind(v); err != nil {
 		return nil, fmt.Errorf("avlstar: apply: %w", err)
 	}
+	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
 	base := t.evict(v)
 	t.bring(base, ops, changes)
 	next, err := t.apply(base, ops, changes, c)
@@ -55,8 +55,10 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	if t.paging != nil {
 		t.paging.runs = nil
 	}
+	made, died := int(t.mu.nodes+t.mu.leaves)-int(nodes), int(t.held())-int(held)
+	t.reclaim(2*max(made, died, 0) + tune.minReclaim)
+	t.account()
 	if next == nil && err == nil {
-		t.account()
 		v.Retain()
 		return v, nil
 	}
@@ -111,7 +113,10 @@ func (c Change) check() error {
 // apply makes the version after v, nil if ops change nothing. The caller holds t.mu.
 func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version, error) {
 	if err := t.room(changes, v); err != nil {
-		return nil, err
+		t.reclaim(math.MaxInt) // not yet freed is not needed
+		if err := t.room(changes, v); err != nil {
+			return nil, err
+		}
 	}
 	if v.epoch+1 >= freed {
 		return nil, fmt.Errorf("%w: %d versions", ErrTooLarge, v.epoch)

@@ -60,6 +60,54 @@ func BenchmarkApply(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "apply-p99-µs")
 }
 
+// BenchmarkReleasedTogether makes 50 versions of 300,000 keys, 1,000 random changes each, releases
+// them together and makes 50 more, of which each is released at once. longest-µs is the longest
+// Apply of those, typical-µs their median.
+func BenchmarkReleasedTogether(b *testing.B) {
+	v := mustEmpty(b, DefaultChunkBytes)
+	load := make([]Change, 300_000)
+	for i := range load {
+		load[i] = Change{benchKey(uint64(i)), benchValue(0)}
+	}
+	v = advance(b, v, load...)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	x := uint64(0)
+	block := func() []Change {
+		changes := make([]Change, 1000)
+		for i := range changes {
+			x++
+			changes[i] = Change{benchKey(rnd.Uint64N(300_000)), benchValue(x)}
+		}
+		return uniqueKeys(changes)
+	}
+	var longest, typical []time.Duration
+	for b.Loop() {
+		var versions []*Version
+		for range 50 {
+			next := mustApply(b, v, block()...)
+			versions, v = append(versions, v), next
+		}
+		for _, old := range versions {
+			old.Release()
+		}
+		var took []time.Duration
+		for range 50 {
+			changes := block()
+			started := time.Now()
+			next := mustApply(b, v, changes...)
+			took = append(took, time.Since(started))
+			v.Release()
+			v = next
+		}
+		slices.Sort(took)
+		longest, typical = append(longest, took[49]), append(typical, took[25])
+	}
+	slices.Sort(longest)
+	slices.Sort(typical)
+	b.ReportMetric(float64(longest[len(longest)/2].Microseconds()), "longest-µs")
+	b.ReportMetric(float64(typical[len(typical)/2].Microseconds()), "typical-µs")
+}
+
 func uniqueKeys(changes []Change) (unique []Change) {
 	seen := map[string]bool{}
 	for _, c := range changes {

@@ -70,6 +70,44 @@ func (p *pins) advanceChecked(t require.TestingT, v *Version, block []Change, co
 	return next
 }
 
+// TestReleasedTogether releases the oldest versions, many between two Apply and in any order. None
+// of their nodes is passed from one to another, each Apply frees a bounded number of them, and in
+// the end the tree holds what it would hold if they had been released one by one.
+func TestReleasedTogether(t *testing.T) {
+	rnd := seeds.Rand(t)
+	reclaimSlowly(t, 300)
+	for range scaled(12) {
+		v, versions := mustEmpty(t, 3000), []*Version(nil)
+		p := &pins{policy: pinAll, rnd: rnd}
+		freed, most := 0, 0
+		for round := range 10 {
+			for range 1 + rnd.IntN(40) {
+				before := v.Memory()
+				next := mustApply(t, v, randomBlock(rnd, 1+rnd.IntN(200), 1500, 0.1, false)...)
+				p.requireReclaimed(t, v, before)
+				versions, v = append(versions, v), next
+				done := v.Reclaimed()
+				require.Zero(t, done.PassedOn)
+				if before.Versions > len(versions) { // more than those in use
+					require.NotZero(t, done.Freed+before.Versions+1-v.Memory().Versions, "no progress")
+				}
+				freed, most = freed+done.Freed, max(most, done.Freed)
+			}
+			n := 1 + rnd.IntN(len(versions))
+			if round == 9 {
+				n = len(versions)
+			}
+			for _, i := range rnd.Perm(n) {
+				versions[i].Release()
+			}
+			versions = versions[n:]
+		}
+		requireOnlyLatest(t, v)
+		require.Greater(t, freed, 2*most, "nothing was left to a later Apply")
+		v.Release()
+	}
+}
+
 func TestReleaseTooOften(t *testing.T) {
 	v := mustApply(t, mustEmpty(t, 100), Change{[]byte("a"), []byte("1")})
 	v.Retain()

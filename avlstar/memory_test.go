@@ -2,6 +2,7 @@ package avlstar
 
 import (
 	"encoding/binary"
+	"math"
 	"runtime"
 	"testing"
 
@@ -188,7 +189,7 @@ func TestHeldBytes(t *testing.T) {
 			before, held := inUse(v), versions[0].HeldBytes()
 			versions[0].Release()
 			versions = versions[1:]
-			v.tree.reclaim()
+			v.tree.reclaim(math.MaxInt)
 			require.Equal(t, before-held, inUse(v))
 		}
 		v.Release()

@@ -19,7 +19,7 @@ import (
 // TestMetamorphic runs a random list of blocks under many configurations. After every block, all
 // must agree with each other and with the naive reference tree:
 //
-//	               ┌ pins      released at once, kept, at random, in random order, forks given up
+//	               ┌ pins      released at once, kept, at random, in random order, forks given up; freed at once or slowly
 //	               ├ lanes     each kernel of this CPU
 //	blocks ──────▶ ├ procs     GOMAXPROCS 1, 2, 8           ──▶ root, manifest, chunks, proofs
 //	               ├ batches   a block in several Apply calls
@@ -37,7 +37,11 @@ func (s *story) compareAll(t *testing.T) {
 	want := s.run(t, config{})
 	s.compareReference(t, want)
 	for name, policy := range map[string]pinPolicy{"all": pinAll, "some": pinSome, "random order": pinShuffled, "forks": pinForks} {
-		t.Run("pins "+name, func(t *testing.T) { s.requireRun(t, want, config{pins: policy}) })
+		t.Run("pins "+name, func(t *testing.T) {
+			s.requireRun(t, want, config{pins: policy})
+			reclaimSlowly(t, 1+int(s.seed%50))
+			s.requireRun(t, want, config{pins: policy})
+		})
 	}
 	for _, k := range sha256mb.Kernels() {
 		t.Run("lanes "+k.Name, func(t *testing.T) {
@@ -72,6 +76,8 @@ func (s *story) compareAll(t *testing.T) {
 			defer func() { tune = usual }()
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 			tune.minChanges, tune.minTask, tune.minTaskHeight, tune.maxBackoff = 4, 2, 2, 0
+			s.requireRun(t, want, config{paged: true, pins: pinForks})
+			reclaimSlowly(t, 1+int(s.seed%50))
 			s.requireRun(t, want, config{paged: true, pins: pinForks})
 			s.requireRun(t, want, config{paged: true, pins: pinShuffled})
 		})

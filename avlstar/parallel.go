@@ -76,7 +76,8 @@ var tune = struct {
 	// The maximum number of blocks that are made in order at once, after some that had to be.
 	maxBackoff int
 	pageBytes  uint64
-}{256, 16, 7, 64, maxPageBytes}
+	minReclaim int // nodes that every Apply may free, whatever it made
+}{256, 16, 7, 64, maxPageBytes, 1 << 12}
 
 // maxTask limits the changes of a task, so that what a goroutine makes stays in its cache until it
 // hashes it.

@@ -1,6 +1,7 @@
 package avlstar
 
 import (
+	"math"
 	"math/rand/v2"
 
 	"github.com/stretchr/testify/require"
@@ -35,7 +36,9 @@ func (p *pins) advance(t require.TestingT, v *Version, block []Change) *Version 
 	if p.policy == pinForks {
 		p.fork(t, v)
 	}
+	before := v.Memory()
 	next := mustApply(t, v, block...)
+	p.requireReclaimed(t, v, before)
 	switch {
 	case p.policy == releaseAtOnce || p.policy == pinForks:
 		v.Release()
@@ -48,6 +51,20 @@ func (p *pins) advance(t require.TestingT, v *Version, block []Change) *Version 
 		p.release(t)
 	}
 	return next
+}
+
+// requireReclaimed checks what the Apply that made a version from v, when the tree held before,
+// gave back of versions that had been released.
+func (p *pins) requireReclaimed(t require.TestingT, v *Version, before MemoryStats) {
+	now, done := v.Memory(), v.Reclaimed()
+	if p.policy != pinForks { // versions that were given up are freed beside that
+		made := int(now.InnerNodes+now.Leaves) - int(before.InnerNodes+before.Leaves) + done.Freed
+		died := int(now.Held) - int(before.Held) + done.Freed
+		require.LessOrEqual(t, done.Freed+done.PassedOn, 2*max(made, died)+tune.minReclaim)
+	}
+	if len(p.held) == 0 && v.tree.paging == nil {
+		require.Zero(t, done.PassedOn, "no version but the one that was changed is in use")
+	}
 }
 
 // fork makes versions after v and releases them, in any order.
@@ -85,17 +102,33 @@ func (p *pins) releaseAll() {
 	p.held = nil
 }
 
-// requireOnlyLatest checks, after all other versions were released, that the tree holds v and the
-// previous version, and after the next Apply v alone.
+// requireOnlyLatest checks, after all other versions were released, that the tree holds v alone
+// once a few more Apply have given them up.
 func requireOnlyLatest(t require.TestingT, v *Version) {
-	same, err := v.Apply(nil)
-	require.NoError(t, err)
-	require.Same(t, v, same)
-	same.Release()
+	for held := uint64(math.MaxUint64); ; {
+		same, err := v.Apply(nil)
+		require.NoError(t, err)
+		require.Same(t, v, same)
+		same.Release()
+		m := v.Memory()
+		if m.Held == 0 {
+			break
+		}
+		require.Less(t, m.Held, held, "no progress")
+		require.LessOrEqual(t, v.Reclaimed().Freed, tune.minReclaim)
+		held = m.Held
+	}
 	m := v.Memory()
 	require.Equal(t, 1, m.Versions)
 	require.Equal(t, max(v.Len(), 1)-1, m.InnerNodes)
 	require.Equal(t, v.Len(), m.Leaves)
-	require.Zero(t, m.Held)
 	requireInvariants(t, v)
+}
+
+// reclaimSlowly makes an Apply that makes nothing free only this number of nodes, so that versions
+// are given up in parts.
+func reclaimSlowly(t interface{ Cleanup(func()) }, nodes int) {
+	usual := tune.minReclaim
+	t.Cleanup(func() { tune.minReclaim = usual })
+	tune.minReclaim = nodes
 }

@@ -14,7 +14,7 @@ var needsNoPage = map[string]string{
 	"Retain": "reference", "TryRetain": "reference", "Release": "reference",
 	"EnablePaging": "setting", "Stored": "setting",
 	"ReadAhead": "whoever needs the page meets the error", "ForgetAhead": "reads nothing",
-	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "HeldBytes": "in the version",
+	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
 	"Root": "in the version", "Commitment": "in the version", "AppHash": "in the version",
 	"NewInner": "new nodes are not stored yet, so in memory",
 	"Manifest": "chunks begin above pages", "Cut": "pieces begin above pages, Piece reads them", "CutChunk": "as Cut",

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // tree is what the versions of one tree share: their memory, and what each of them keeps alive.
@@ -16,14 +16,14 @@ import (
 //	           born by 3          born by 7
 //
 // A node that dies when a version is made is put on the list of the latest version before, which
-// still has it. When that version is released, the node moves to the list of the next older version
-// that has it too, or is freed. So each node is visited once for each release that it outlives, and
-// nothing is ever searched for.
+// still has it. When that version is given up, the node moves to the list of the next older version
+// that has it too, or is freed. Versions without references are given up oldest first, so a node
+// never moves to one that is about to be given up itself: it is visited once for each version in
+// use that it outlives, and once to be freed. Nothing is ever searched for.
 //
-// Readers take no lock. Release only puts a version on a list; the next Apply frees its nodes.
+// Readers take no lock. Release only counts. Apply gives versions up, a bounded number of nodes at
+// a time (docs/decisions/0029-versions-are-given-up-oldest-first.md).
 type tree struct {
-	released atomic.Pointer[Version] // without references, linked by nextReleased
-
 	mu struct { // held by Apply only
 		sync.Mutex
 		memory
@@ -35,13 +35,20 @@ type tree struct {
 		// failures is the number of recent blocks that had to be made in order; then the next
 		// backoff blocks are made so at once (parallel.go).
 		failures, backoff int
+		reclaimed         Reclaimed // by the last Apply
 	}
-	stats atomic.Pointer[MemoryStats]
+	stats atomic.Pointer[stats]
 	// nil: everything is in memory. Readers look at it only where there are stubs.
 	paging *paging
 }
 
-// alive is a version whose nodes are not freed.
+// stats is what Memory and Reclaimed return.
+type stats struct {
+	memory    MemoryStats
+	reclaimed Reclaimed
+}
+
+// alive is a version whose nodes are not freed, or not all.
 type alive struct {
 	version *Version
 	held    [][]dead // nodes that this version has and no later one; version.held is their memory
@@ -75,12 +82,24 @@ type MemoryStats struct {
 	Loaded     uint64 // number of pages that Apply has read so far
 }
 
+// Reclaimed describes what an Apply gave back of released versions.
+type Reclaimed struct {
+	Freed    int // nodes and leaves
+	PassedOn int // those that an older version in use has too, and holds from now on
+	Took     time.Duration
+}
+
 // Memory returns what the tree of v held after its last Apply.
-func (v *Version) Memory() MemoryStats { return *v.tree.stats.Load() }
+func (v *Version) Memory() MemoryStats { return v.tree.stats.Load().memory }
+
+// Reclaimed returns what the last Apply of v's tree gave back. Freed and PassedOn together are at
+// most about twice what it made, or what died in it if that is more; the rest is left to later
+// ones.
+func (v *Version) Reclaimed() Reclaimed { return v.tree.stats.Load().reclaimed }
 
 // HeldBytes returns the memory, in bytes, of the nodes and leaves that v has and the version after
-// it lacks: what the tree cannot reuse because of v, or of versions before it. It grows when those
-// after v are released. The latest version holds nothing.
+// it lacks: what the tree cannot reuse because of v, or of versions before it. It grows when Apply
+// gives up versions after v that were released. The latest version holds nothing.
 func (v *Version) HeldBytes() uint64 { return v.held.Load() }
 
 // Retain adds a reference. The caller must know that the version has one already.
@@ -105,19 +124,10 @@ func (v *Version) TryRetain() bool {
 }
 
 // Release gives up a reference. After the last one the version must not be used, nor the slices
-// that it lent: the next Apply reuses their memory.
+// that it lent: Apply reuses their memory.
 func (v *Version) Release() {
-	switch n := v.refs.Add(-1); {
-	case n > 0:
-		return
-	case n < 0:
+	if v.refs.Add(-1) < 0 {
 		panic("avlstar: a version was released more often than it was retained")
-	}
-	for {
-		v.nextReleased = v.tree.released.Load()
-		if v.tree.released.CompareAndSwap(v.nextReleased, v) {
-			return
-		}
 	}
 }
 
@@ -157,35 +167,63 @@ func (t *tree) held() (n uint64) {
 	return n
 }
 
-// reclaim frees what the versions kept alive that were released since. The caller holds t.mu.
-func (t *tree) reclaim() {
-	for v := t.released.Swap(nil); v != nil; v = v.nextReleased {
-		i := slices.IndexFunc(t.mu.alive, func(a *alive) bool { return a.version == v })
+// reclaim gives up versions without references, oldest first, and frees what they kept alive. It
+// stops after limit nodes; then the version that it has come to keeps the rest. The caller holds
+// t.mu.
+func (t *tree) reclaim(limit int) {
+	began := time.Now()
+	var done Reclaimed
+	all, kept := t.mu.alive, t.mu.alive[:0]
+	for i, a := range all {
 		// The latest one stays until a later version shows which of its nodes die.
-		if i >= 0 && i < len(t.mu.alive)-1 {
-			t.drop(i)
-		}
-	}
-}
-
-// drop removes a version and passes on, or frees, what it held. The caller holds t.mu.
-func (t *tree) drop(i int) {
-	dropped := t.mu.alive[i]
-	t.mu.alive = slices.Delete(t.mu.alive, i, i+1)
-	var before *alive
-	if i > 0 {
-		before = t.mu.alive[i-1]
-	}
-	for _, list := range dropped.held {
-		for _, d := range list {
-			if before != nil && d.born <= before.version.epoch {
-				before.hold(d)
-				before.version.held.Add(t.mu.slotBytes(d.n))
-			} else {
-				t.free(d.n)
+		if i < len(all)-1 && a.version.refs.Load() <= 0 {
+			var before *alive
+			if len(kept) > 0 {
+				before = kept[len(kept)-1]
+			}
+			if t.drop(a, before, limit-done.Freed-done.PassedOn, &done); len(a.held) == 0 {
+				continue
 			}
 		}
+		kept = append(kept, a)
+	}
+	clear(all[len(kept):])
+	t.mu.alive = kept
+	done.Took = time.Since(began)
+	t.mu.reclaimed = done
+}
+
+// drop frees what a holds, limit nodes at most, or passes it on to the version before (nil: none),
+// where that has it too. The caller holds t.mu.
+func (t *tree) drop(a, before *alive, limit int, done *Reclaimed) {
+	var bytes, passed uint64
+	for limit > 0 && len(a.held) > 0 {
+		last := len(a.held) - 1
+		list := a.held[last]
+		rest := max(0, len(list)-limit)
+		for _, d := range list[rest:] {
+			n := t.mu.slotBytes(d.n)
+			bytes += n
+			if before != nil && d.born <= before.version.epoch {
+				before.hold(d)
+				passed += n
+				done.PassedOn++
+			} else {
+				t.free(d.n)
+				done.Freed++
+			}
+		}
+		limit -= len(list) - rest
+		if rest > 0 {
+			a.held[last] = list[:rest]
+			break
+		}
+		a.held[last], a.held = nil, a.held[:last]
 		t.mu.dead.give(list)
+	}
+	a.version.held.Add(-bytes) // wraps around, and back
+	if before != nil {
+		before.version.held.Add(passed)
 	}
 }
 
@@ -262,17 +300,18 @@ func (t *tree) freeSince(n ref, epoch uint32, stubs bool) {
 
 // account records what Memory returns. The caller holds t.mu.
 func (t *tree) account() {
-	s := MemoryStats{
+	s := &stats{reclaimed: t.mu.reclaimed}
+	s.memory = MemoryStats{
 		Versions: len(t.mu.alive), InnerNodes: t.mu.nodes, Leaves: t.mu.leaves, LeafBytes: t.mu.leafBytes,
 		NodeBytes: uint64(t.mu.slabCount) * slabNodes * nodeBytes, Held: t.held(),
 	}
 	for _, a := range t.mu.alive {
-		s.HeldBytes += a.version.HeldBytes()
+		s.memory.HeldBytes += a.version.HeldBytes()
 	}
 	if p := t.paging; p != nil {
-		s.Evicted, s.Loaded = p.evicted, p.loaded.Load()
+		s.memory.Evicted, s.memory.Loaded = p.evicted, p.loaded.Load()
 	}
-	t.stats.Store(&s)
+	t.stats.Store(s)
 }
 
 // room returns an error if changes, whatever they turn out to do, might not fit into the memory.

@@ -22,10 +22,9 @@ import (
 // yields the error last, with a zero value.
 type Version struct {
 	view
-	tree         *tree
-	refs         atomic.Int64
-	held         atomic.Uint64 // bytes, see HeldBytes; written under tree.mu
-	nextReleased *Version
+	tree *tree
+	refs atomic.Int64
+	held atomic.Uint64 // bytes, see HeldBytes; written under tree.mu
 
 	root       ref  // 0: the empty tree, or a stub of a partial one
 	top        Stub // height, bytes and hash of the root
