@@ -26,7 +26,8 @@ func newStorage() *cobra.Command {
 database and into goleveldb with the state as IAVL's nodes, and into the steps
 between; then reads transactions and accounts. All have the same memory, a quarter
 of the state. Beside it: the space-gaming cache against fixed splits, a start after
-SIGKILL, and the time that durable storage adds to a commit.
+SIGKILL, the time that durable storage adds to a commit, and the CPU time of commits
+and queries where a node has memory for a quarter of its state ("paged").
 
 Each contestant has its own process; one runs at a time, in turns.`,
 		Example: `  go run . storage --quick

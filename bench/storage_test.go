@@ -23,7 +23,7 @@ func TestStorage(t *testing.T) {
 	out, err := run(t.Context(), "storage", "--keys", "9000", "--blocks", "6", "--txs-per-block", "100", "--queries", "60",
 		"--seed", "3", "--json", file, "--dir", dir, "--cold")
 	require.NoError(t, err)
-	for _, text := range []string{"goleveldb", "+ zones", "+ key order", "+ cache", "+ no log", "10:0", "0:10", "recovery", "saturation", "writes at least 2× mixed"} {
+	for _, text := range []string{"goleveldb", "+ zones", "+ key order", "+ cache", "+ no log", "10:0", "0:10", "recovery", "saturation", "paged  ", "writes at least 2× mixed"} {
 		require.Contains(t, out, text)
 	}
 	require.NotContains(t, out, "%!", "a format does not fit its arguments")
@@ -66,10 +66,20 @@ func TestStorage(t *testing.T) {
 	require.GreaterOrEqual(t, result.Recovery.Lost, int64(0))
 	require.Positive(t, result.Commit.DurableP50)
 	require.Positive(t, result.Commit.DurableRate)
+	require.Equal(t, 6, result.Commit.Blocks)
+
+	p := result.Paged
+	for name, figure := range map[string]float64{
+		"commit": p.CommitCPUMS, "in memory": p.MemoryCommitCPUMS, "pages": p.PagesPerCommit, "get": p.GetUS, "absent": p.AbsentUS, "proof": p.ProofUS,
+		"mixed": p.MixedGetUS,
+	} {
+		require.Positive(t, figure, name)
+	}
+	require.LessOrEqual(t, p.PagesPerCommit, 200.0, "a page for each change and its neighbours")
 
 	var written map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(b, &written))
-	for _, key := range []string{"write_ratio", "read_ratio_acc", "read_ratio_tx", "write_amplification", "sgc_gain", "recovery_s"} {
+	for _, key := range []string{"write_ratio", "read_ratio_acc", "read_ratio_tx", "read_cpu_ratio_acc", "read_cpu_ratio_tx", "write_amplification", "sgc_gain", "recovery_s"} {
 		var figure float64
 		require.NoError(t, json.Unmarshal(written[key], &figure), key)
 		require.Positive(t, figure, key)

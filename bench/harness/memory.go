@@ -12,10 +12,10 @@ import (
 
 // Memory is what a process has resident, in bytes. It is zero where the system has no /proc.
 type Memory struct {
-	Anon  int64 `json:"anonymous_bytes"` // its own
+	Anon int64 `json:"anonymous_bytes"` // its own
 	// Pages of files, which the system can drop: program text, mapped databases.
 	Files int64 `json:"file_bytes"`
-	Peak  int64 `json:"peak_bytes"`      // of both together so far
+	Peak  int64 `json:"peak_bytes"` // of both together so far
 }
 
 // Plus is the memory of two processes.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	dbm "github.com/cometbft/cometbft-db"
@@ -14,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
+	"github.com/starling-kv/starling/storage/sgc"
 	"github.com/starling-kv/starling/treestore"
 )
 
@@ -23,6 +25,7 @@ import (
 //	Apply ─▶ Write ─▶ flusher …            roles durable, writer
 //	Apply                                  role memory
 //	Open, Scan ─▶ FromLeaves ─▶ root       role opener
+//	page ─▶ Apply ─▶ Write ─▶ flusher …    role paged: the tree above its pages, the rest in a cache
 type chainer struct {
 	begin
 	chain  *chain
@@ -61,6 +64,10 @@ func (c *chainer) do(r request) (answer, error) {
 		return c.commit(r.N, r.Paced)
 	case opUnpaced:
 		return c.unpaced(r.N)
+	case opPage:
+		return answer{}, c.page()
+	case opGet, opAbsent, opProve:
+		return c.query(r)
 	}
 	return answer{}, errors.New("no such request")
 }
@@ -219,8 +226,8 @@ func (c *chainer) unpaced(n int) (answer, error) {
 		}
 		return c.zone.Metrics().WaitSeconds
 	}
-	before := waited()
-	from := time.Now()
+	before, pages := waited(), c.tree.Memory().Loaded
+	from, cpu := time.Now(), cpuTime()
 	for i, changes := range all {
 		if err := c.apply(changes); err != nil {
 			return a, err
@@ -234,6 +241,68 @@ func (c *chainer) unpaced(n int) (answer, error) {
 			return a, err
 		}
 	}
-	a.Seconds, a.Waited = time.Since(from).Seconds(), waited()-before
+	a.Seconds, a.CPU, a.Waited = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds(), waited()-before
+	a.Pages = c.tree.Memory().Loaded - pages
+	return a, nil
+}
+
+// page opens the state zone again as a node does whose state exceeds its memory. It divides the
+// budget as the node does (memory_bytes): an eighth for each database, the rest for the cache and
+// the tree above its pages.
+func (c *chainer) page() error {
+	c.tree.Release()
+	c.tree = nil
+	if err := c.zone.Close(); err != nil {
+		return err
+	}
+	database := c.Budget / 8
+	var err error
+	c.zone, err = storage.Open(filepath.Join(c.Dir, "state"), storage.Options{Logger: errorsOnly{}, CacheBytes: database, Generations: true})
+	if err != nil {
+		return err
+	}
+	c.store = treestore.New(treestore.Options{Zone: c.zone, ChainID: "bench", Cache: sgc.New(c.Budget - 2*database)})
+	_, c.tree, err = c.store.Load()
+	return err
+}
+
+// query makes r.N queries to the newest version, after as many that fill the caches, and measures
+// their CPU time.
+func (c *chainer) query(r request) (a answer, err error) {
+	asker := newAsker(c.Spec, &model{Present: c.chain.present}, distNormal, new(zipfs), r.Round)
+	ask := func(q query) error {
+		switch r.Op {
+		case opGet:
+			value, _, err := c.tree.View(c.Spec.key(q.account))
+			if err == nil && !bytes.Equal(value, c.Spec.appendValue(nil, q.account, c.chain.last[q.account])) {
+				a.Wrong++
+			}
+			return err
+		case opAbsent:
+			_, there, err := c.tree.View(c.Spec.key(q.account | 1<<31))
+			if there {
+				a.Wrong++
+			}
+			return err
+		default:
+			_, err := c.tree.Prove(c.Spec.key(q.account))
+			return err
+		}
+	}
+	warm, queries := asker.queries(r.N, 0), asker.queries(r.N, 0)
+	for i, q := range append(warm, queries...) {
+		if i == len(warm) {
+			runtime.GC()
+			a.CPU = -cpuTime().Seconds()
+		}
+		if err := ask(q); err != nil {
+			return a, err
+		}
+	}
+	a.CPU += cpuTime().Seconds()
+	a.Done = r.N
+	if a.Wrong > 0 {
+		return a, fmt.Errorf("%d of %d answers are wrong", a.Wrong, 2*r.N)
+	}
 	return a, nil
 }

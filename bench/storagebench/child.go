@@ -50,7 +50,7 @@ func (c *child) open() (err error) {
 	case roleMaker:
 		c.maker, err = newMaker(c.Traces, c.Spec)
 		return err
-	case roleWriter, roleOpener, roleDurable, roleMemory:
+	case roleWriter, roleOpener, roleDurable, roleMemory, rolePaged:
 		c.chainer = newChainer(c.begin)
 		return nil
 	}

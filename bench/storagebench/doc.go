@@ -10,7 +10,7 @@
 //	             └─────────────────▶ ┘    starling   the node's own packages          starling.go
 //
 //	parent (run.go) ── line-JSON ──▶ a process for each (child.go), one runs at a time, the others are stopped:
-//	  load · blocks · reads (queries.go) · cache · recovery and commits (chainer.go)
+//	  load · blocks · reads (queries.go) · cache · recovery, commits, paged (chainer.go)
 //	Result (result.go) ─▶ print.go · targets.go · JSON
 //
 // As in the paper, requests to the database are replayed: the time to make them, by hashing and

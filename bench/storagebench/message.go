@@ -19,6 +19,7 @@ const (
 	roleOpener  = "opener"  // opens the files that a writer left
 	roleDurable = "durable" // commits with storage
 	roleMemory  = "memory"  // commits without storage
+	rolePaged   = "paged"   // commits with storage, and queries, in a budget of memory
 )
 
 // request is a request to a child.
@@ -53,6 +54,10 @@ const (
 	opRecover = "recover" // opens the zones and rebuilds the tree
 	opCommit  = "commit"  // n blocks
 	opUnpaced = "unpaced" // n blocks as fast as they go
+	opPage    = "page"    // opens the zones with a budget of memory
+	opGet     = "get"     // n values of accounts
+	opAbsent  = "absent"  // n accounts that there are not
+	opProve   = "prove"   // n proofs of accounts
 )
 
 // answer has the fields set that belong to its request's op, or Error.
@@ -80,6 +85,7 @@ type answer struct {
 	Open      float64   `json:"open,omitempty"` // s of Seconds
 	Waited    float64   `json:"waited,omitempty"`
 	FirstWait int       `json:"first_wait,omitempty"` // blocks before Write waited
+	Pages     uint64    `json:"pages,omitempty"`      // that commits read
 }
 
 // Failure is the error of the request.

@@ -27,10 +27,11 @@ const (
 	PartCache    = "cache"
 	PartRecovery = "recovery"
 	PartCommit   = "commit"
+	PartPaged    = "paged"
 )
 
 // Parts are all parts, in order.
-var Parts = []string{PartWrite, PartReads, PartCache, PartRecovery, PartCommit}
+var Parts = []string{PartWrite, PartReads, PartCache, PartRecovery, PartCommit, PartPaged}
 
 // Peers are the baselines; ratios refer to mixed.
 var Peers = []string{nameMixed, nameLevel}

@@ -24,6 +24,7 @@ func (r *Result) Print(out io.Writer) {
 	}
 	r.printRecovery(out)
 	r.printCommit(out)
+	r.printPaged(out)
 	if r.Sizes.Keys > 0 {
 		r.printNotes(out)
 	}
@@ -67,7 +68,7 @@ func (r *Result) printReads(out io.Writer) {
 		for _, m := range mixes {
 			head = append(head, m.String(), "×")
 		}
-		cells := [][]string{append(head, "reads", "KB at 10:0", "reads", "KB at 0:10")}
+		cells := [][]string{append(head, "reads", "KB", "CPU, µs at 10:0", "×", "reads", "KB", "CPU, µs at 0:10", "×", "verifies")}
 		var names []ReadCell
 		for _, c := range r.Reads {
 			if c.Distribution == string(d) && c.Mix == mixes[0].String() {
@@ -93,7 +94,16 @@ func (r *Result) printReads(out io.Writer) {
 			}
 			for _, m := range []mix10{10, 0} {
 				c := r.read(n.Contestant, n.Step, m, d)
-				line = append(line, fmt.Sprintf("%.2f", c.Reads), fmt.Sprintf("%.1f", c.ReadBytes/1e3))
+				times := ""
+				if mixed := r.read(nameMixed, stepMixed, m, d); mixed != nil {
+					times = fmt.Sprintf("%.2f", harness.Ratio(mixed.CPUMicros, c.CPUMicros))
+				}
+				line = append(line, fmt.Sprintf("%.2f", c.Reads), fmt.Sprintf("%.1f", c.ReadBytes/1e3), fmt.Sprintf("%.1f", c.CPUMicros), times)
+			}
+			if n.Contestant == nameLeaves || n.Contestant == nameStarling {
+				line = append(line, "pages")
+			} else {
+				line = append(line, "nothing")
 			}
 			cells = append(cells, line)
 		}
@@ -169,6 +179,21 @@ func (r *Result) printCommit(out io.Writer) {
 		fmt.Fprintf(out, "saturation    %.0f blocks/s until all of %s are durable, as fast as possible (%.0f without storage); %s\n\n",
 			c.DurableRate, harness.Count(c.UnpacedBlocks, "block"), c.MemoryRate, saturated)
 	}
+}
+
+func (r *Result) printPaged(out io.Writer) {
+	p := r.Paged
+	if p == nil {
+		return
+	}
+	mixed := ""
+	if p.MixedGetUS > 0 {
+		mixed = fmt.Sprintf(" (mixed %.1f, which verifies nothing)", p.MixedGetUS)
+	}
+	fmt.Fprintf(out, "paged         with %.1f MB of memory, CPU time: a commit until it is durable %.2f ms, %.2f ms with all in memory (× %.3g), of %s each;\n"+
+		"              %.0f pages read, %.1f µs more for each; get %.1f µs%s, absent %.1f µs, proof %.1f µs\n\n",
+		mb(p.Budget), p.CommitCPUMS, p.MemoryCommitCPUMS, p.Ratio, harness.Count(p.Blocks, "block"),
+		p.PagesPerCommit, p.PageCPUUS, p.GetUS, mixed, p.AbsentUS, p.ProofUS)
 }
 
 func (r *Result) fileCache() string {

@@ -79,12 +79,32 @@ type Commit struct {
 	Saturated        bool    `json:"saturated"` // Write waited; otherwise Apply limits DurableRate
 }
 
-// Summary is the run in six figures: ratios to mixed, otherwise Starling's own. They are zero if
+// Paged is a node whose state exceeds its memory, beside one that has all of it in memory. Times
+// are CPU time of all threads.
+type Paged struct {
+	CommitCPUMS       float64 `json:"commit_cpu_ms"` // of a block, until it is durable
+	MemoryCommitCPUMS float64 `json:"memory_commit_cpu_ms"`
+	PagesPerCommit    float64 `json:"pages_per_commit"` // that Apply read
+	PageCPUUS         float64 `json:"page_cpu_us"`      // what a block takes longer, for each page
+	GetUS             float64 `json:"get_us"`           // normal-random, of accounts there are
+	AbsentUS          float64 `json:"absent_us"`        // of accounts there are not
+	ProofUS           float64 `json:"proof_us"`
+
+	Ratio      float64 `json:"commit_cpu_ratio"`
+	MixedGetUS float64 `json:"mixed_get_us,omitempty"` // by the part "reads"
+	Blocks     int     `json:"blocks"`
+	Budget     int64   `json:"budget_bytes"`
+}
+
+// Summary is the run in a few figures: ratios to mixed, otherwise Starling's own. They are zero if
 // not measured.
 type Summary struct {
-	WriteRatio         float64 `json:"write_ratio"`
-	ReadRatioAcc       float64 `json:"read_ratio_acc"` // 0:10, normal-random
-	ReadRatioTx        float64 `json:"read_ratio_tx"`  // 10:0, normal-random
+	WriteRatio   float64 `json:"write_ratio"`
+	ReadRatioAcc float64 `json:"read_ratio_acc"` // 0:10, normal-random
+	ReadRatioTx  float64 `json:"read_ratio_tx"`  // 10:0, normal-random
+	// The same by CPU time: mixed's over Starling's.
+	ReadCPURatioAcc    float64 `json:"read_cpu_ratio_acc"`
+	ReadCPURatioTx     float64 `json:"read_cpu_ratio_tx"`
 	WriteAmplification float64 `json:"write_amplification"`
 	SGCGain            float64 `json:"sgc_gain"`
 	RecoveryS          float64 `json:"recovery_s"`
@@ -98,6 +118,7 @@ type Result struct {
 	Cache    []CacheCell `json:"cache,omitempty"`
 	Recovery *Recovery   `json:"recovery,omitempty"`
 	Commit   *Commit     `json:"commit,omitempty"`
+	Paged    *Paged      `json:"paged,omitempty"`
 	Targets  []Target    `json:"targets,omitempty"`
 	// As read_ratio_acc, to mixed with the database's block cache as its only cache.
 	ReadRatioAccPlain float64 `json:"read_ratio_acc_no_node_cache,omitempty"`
@@ -163,14 +184,15 @@ func (r *Result) finish() {
 			s.WriteRatio = harness.Ratio(ours.BlocksPerS, mixed.BlocksPerS)
 		}
 	}
-	reads := func(m mix10) float64 {
+	reads := func(m mix10) (clock, cpu float64) {
 		ours, mixed := r.read(nameStarling, stepNoWAL, m, distNormal), r.read(nameMixed, stepMixed, m, distNormal)
 		if ours == nil || mixed == nil {
-			return 0
+			return 0, 0
 		}
-		return harness.Ratio(ours.PerS, mixed.PerS)
+		return harness.Ratio(ours.PerS, mixed.PerS), harness.Ratio(mixed.CPUMicros, ours.CPUMicros)
 	}
-	s.ReadRatioAcc, s.ReadRatioTx = reads(0), reads(10)
+	s.ReadRatioAcc, s.ReadCPURatioAcc = reads(0)
+	s.ReadRatioTx, s.ReadCPURatioTx = reads(10)
 	if ours, plain := r.read(nameStarling, stepNoWAL, 0, distNormal), r.read(nameMixed, stepPlain, 0, distNormal); ours != nil && plain != nil {
 		r.ReadRatioAccPlain = harness.Ratio(ours.PerS, plain.PerS)
 	}

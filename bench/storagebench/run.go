@@ -88,7 +88,13 @@ func (r *runner) run() error {
 		}
 	}
 	if r.o.wants(PartCommit) {
-		return r.commits()
+		if err := r.commits(); err != nil {
+			return err
+		}
+		r.endAll()
+	}
+	if r.o.wants(PartPaged) {
+		return r.paged()
 	}
 	return nil
 }
@@ -438,40 +444,52 @@ func (r *runner) recovery() error {
 // a flush.
 const (
 	commitSlice   = 50
-	commitRounds  = 4
+	commitBlocks  = 1000 // at most
 	commitWarm    = 5
 	unpacedBlocks = 2000
 )
 
-func (r *runner) commits() error {
+// startChainers starts roles that make the chain, and lets each make the load.
+func (r *runner) startChainers(roles ...string) error {
 	spec := r.o.spec()
-	slice, unpaced := min(commitSlice, r.o.Blocks), min(unpacedBlocks, 4*r.o.Blocks)
-	r.progress.Begin("commit", "blocks", 2*(spec.LoadSteps+commitRounds*slice+unpaced))
-	millis := map[string][]float64{}
-	for _, role := range []string{roleMemory, roleDurable} {
+	for _, role := range roles {
 		p, err := r.child(role, role, spec)
 		if err != nil {
 			return err
 		}
 		r.entrants = append(r.entrants, &entrant{Process: p})
+		r.progress.Working(role + ", load")
+		for made := 0; made < spec.LoadSteps; made += loadSlice {
+			n := min(loadSlice, spec.LoadSteps-made)
+			if err := p.Ask(request{Op: opWrite, N: n}, new(answer)); err != nil {
+				return err
+			}
+			r.progress.Add(n)
+		}
+	}
+	return nil
+}
+
+func (r *runner) commits() error {
+	spec := r.o.spec()
+	slice, unpaced := min(commitSlice, r.o.Blocks), min(unpacedBlocks, 4*r.o.Blocks)
+	rounds := min(commitBlocks, r.o.Blocks) / slice
+	r.progress.Begin("commit", "blocks", 2*(spec.LoadSteps+rounds*slice+unpaced))
+	millis := map[string][]float64{}
+	if err := r.startChainers(roleMemory, roleDurable); err != nil {
+		return err
+	}
+	for _, e := range r.entrants {
+		if _, err := e.ask(request{Op: opCommit, N: commitWarm}); err != nil {
+			return err
+		}
 	}
 	ask := func(e *entrant, q request) (answer, error) {
 		a, err := e.ask(q)
 		r.progress.Add(a.Done)
 		return a, err
 	}
-	for _, e := range r.entrants {
-		r.progress.Working(e.Name + ", load")
-		for made := 0; made < spec.LoadSteps; made += loadSlice {
-			if _, err := ask(e, request{Op: opWrite, N: min(loadSlice, spec.LoadSteps-made)}); err != nil {
-				return err
-			}
-		}
-		if _, err := e.ask(request{Op: opCommit, N: commitWarm}); err != nil {
-			return err
-		}
-	}
-	err := r.slices(commitRounds, func(_ int, e *entrant) error {
+	err := r.slices(rounds, func(_ int, e *entrant) error {
 		a, err := ask(e, request{Op: opCommit, N: slice, Paced: true})
 		millis[e.Name] = append(millis[e.Name], a.Millis...)
 		return err
@@ -496,4 +514,55 @@ func (r *runner) commits() error {
 		c.DurableRate, c.WaitS, c.BlocksBeforeWait, c.Saturated = harness.Ratio(float64(a.Done), a.Seconds), a.Waited, a.FirstWait, a.Waited > 0
 		return err
 	})
+}
+
+// pagedRounds is the number of slices of commits that are measured, after one that is not.
+const pagedRounds = 4
+
+// paged measures a node whose state is four times its memory or more, beside one that has all of it
+// in memory: the CPU time of commits until they are durable, and of queries.
+func (r *runner) paged() error {
+	slice := min(commitSlice, r.o.Blocks)
+	queries := []string{opGet, opAbsent, opProve}
+	r.progress.Begin("paged", "steps", 2*(r.o.spec().LoadSteps+(1+pagedRounds)*slice)+len(queries)*r.o.Queries)
+	if err := r.startChainers(roleDurable, rolePaged); err != nil {
+		return err
+	}
+	paged := r.entrants[1]
+	if _, err := paged.ask(request{Op: opPage}); err != nil {
+		return err
+	}
+	p := &Paged{Blocks: pagedRounds * slice, Budget: r.o.budget()}
+	pages := uint64(0)
+	err := r.slices(1+pagedRounds, func(round int, e *entrant) error {
+		a, err := e.ask(request{Op: opUnpaced, N: slice})
+		r.progress.Add(a.Done)
+		if round > 0 {
+			e.cpu += a.CPU
+			pages += a.Pages // the other has none
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	perBlock := func(e *entrant) float64 { return harness.Ratio(e.cpu*1e3, float64(p.Blocks)) }
+	p.MemoryCommitCPUMS, p.CommitCPUMS = perBlock(r.entrants[0]), perBlock(paged)
+	p.Ratio = harness.Ratio(p.CommitCPUMS, p.MemoryCommitCPUMS)
+	p.PagesPerCommit = harness.Ratio(float64(pages), float64(p.Blocks))
+	p.PageCPUUS = max(0, harness.Ratio((p.CommitCPUMS-p.MemoryCommitCPUMS)*1e3, p.PagesPerCommit))
+	for i, of := range []*float64{&p.GetUS, &p.AbsentUS, &p.ProofUS} {
+		r.progress.Working(queries[i])
+		a, err := paged.ask(request{Op: queries[i], N: r.o.Queries, Round: uint64(i)})
+		if err != nil {
+			return err
+		}
+		*of = harness.Ratio(a.CPU*1e6, float64(a.Done))
+		r.progress.Add(a.Done)
+	}
+	if mixed := r.result.read(nameMixed, stepMixed, 0, distNormal); mixed != nil {
+		p.MixedGetUS = mixed.CPUMicros
+	}
+	r.result.Paged = p
+	return nil
 }
