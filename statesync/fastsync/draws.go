@@ -137,7 +137,7 @@ func (b *book) next(now time.Time, refused func(transport.ID) bool) (a transport
 		return a, false, len(waits)
 	}
 	l := b.draw(leads)
-	l.n.visit = &visit{at: l.at, by: l.by, stay: turn, stays: 2 * turn}
+	l.n.visit = &visit{at: l.at, by: l.by, stay: firstStay, stays: 2 * firstStay}
 	b.visits++
 	b.open(l.by, 1)
 	return transport.Address{ID: l.n.id, HostPort: l.at.hostPort}, true, 0

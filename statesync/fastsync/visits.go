@@ -16,6 +16,10 @@ const (
 	// after each turn.
 	turn        = 30 * time.Second
 	maxPatience = 16 * time.Minute
+	// firstStay is how long a node with several addresses stays at one that was not tried before.
+	// It is short, because a liar's proxy costs a join this time. A slow line, on which no chunk
+	// comes so soon, gets twice as long each time, up to maxPatience.
+	firstStay = 5 * time.Second
 	// rotateEvery is the time between two nodes that make room although it is not yet time for
 	// them: the worst of all, where places are lacking.
 	rotateEvery = 10 * time.Second
@@ -65,7 +69,7 @@ func (b *book) connected(now time.Time, a transport.Address) {
 			b.open(to.tellers[0], 1)
 		}
 		v.at, v.by, v.rate, v.gave = to, to.tellers[0], meter{}, time.Time{}
-		v.stay, v.trial = turn, !to.tried
+		v.stay, v.trial = firstStay, !to.tried
 		if to.tried {
 			v.lengthen()
 		}
