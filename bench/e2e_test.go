@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/e2ebench"
+	"github.com/starling-kv/starling/bench/syncbench"
 )
 
 func TestE2E(t *testing.T) {
@@ -47,6 +48,19 @@ func TestJoiners(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &result))
 	require.Equal(t, 2, result.Joined)
 	require.Positive(t, result.StateBytes)
+}
+
+func TestSiegeOfANetwork(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "siege.json")
+	_, err := run(t.Context(), "siege", "--kinds", "transactions", "--keys", "2000", "--json", file, "--dir", dir)
+	require.NoError(t, err)
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var result syncbench.SiegeResult
+	require.NoError(t, json.Unmarshal(b, &result))
+	// 6 of these transactions fit into a block.
+	require.GreaterOrEqual(t, result.Kinds["transactions"].TxBlocks, 5)
 }
 
 func TestE2ERefusals(t *testing.T) {

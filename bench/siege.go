@@ -25,7 +25,9 @@ slow proxy under the honest peer's id (proxy). Then a validator that commits blo
 and serves an honest joiner, besieged by silent connections (pending), idle ones
 (idle), requests for single bytes (bytes), bodies that never come (bodies), and answers
 that nobody reads (unread); all of a side at once (mixed). The attackers are a process
-of their own, at loopback addresses 127.0.0.x of their own, which Linux has.`,
+of their own, at loopback addresses 127.0.0.x of their own, which Linux has. Last, a
+network of four validators whose state does not fit their memory takes transactions of
+10,000 deletes of absent keys each (transactions).`,
 		Example: `  go run . siege --json siege.json
   go run . siege --kinds pending,mixed
   go run . siege --keys 100000 --repeat 1 --blocks 30`,

@@ -37,6 +37,7 @@ type kind struct {
 	init     func(name, dir string) []string // arguments that make a home
 	appState any                             // of genesis
 	edit     func(*cfg.Config)               // beside the configuration that all networks share
+	env      []string                        // of the nodes, beside the run's own
 }
 
 // openGenesis allows text transactions of any client, as kvstore does.
@@ -123,6 +124,11 @@ func (n *network) start(o Network, edit func(*cfg.Config), appState any) (err er
 			return err
 		}
 	}
+	return n.runAll(ctx)
+}
+
+// runAll starts the validators, and waits until all take part in consensus.
+func (n *network) runAll(ctx context.Context) error {
 	for _, h := range n.validators {
 		if err := n.run(h); err != nil {
 			return err
@@ -139,6 +145,17 @@ func (n *network) start(o Network, edit func(*cfg.Config), appState any) (err er
 		}
 	}
 	return nil
+}
+
+// restart ends the validators, and starts them with other variables in their environment.
+func (n *network) restart(ctx context.Context, env ...string) error {
+	if err := n.processes.Stop(stopGrace); err != nil {
+		return err
+	}
+	n.processes, n.kind.env = runner.NewProcesses(ctx), env
+	ctx, cancel := context.WithTimeout(n.processes.Context(), startPatience)
+	defer cancel()
+	return n.runAll(ctx)
 }
 
 // common sets what must not differ between the networks: CometBFT's defaults, with a mempool for
@@ -181,7 +198,7 @@ func (n *network) homes(ctx context.Context, role string, count int) ([]*runner.
 func (n *network) run(h *runner.Home, env ...string) error {
 	h.Release()
 	_, err := n.processes.Start(runner.Spec{
-		Name: h.Name, Path: n.kind.program, Args: []string{"start", "--home", h.Dir}, Env: env, Log: h.Log(),
+		Name: h.Name, Path: n.kind.program, Args: []string{"start", "--home", h.Dir}, Env: append(slices.Clone(n.kind.env), env...), Log: h.Log(),
 	})
 	return err
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
+	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 )
 
@@ -27,12 +29,22 @@ const honest = "honest"
 // mixed are all attackers of a side at once. Every run with attackers of a side can have it.
 const mixed = "mixed"
 
+// transactions are the attackers who are granted keys: a network takes their transactions.
+const transactions = "transactions"
+
+const (
+	siegeValidators   = 4
+	siegeTransactions = 26 // 3.6 MB
+	siegePatience     = 15 * time.Minute
+)
+
 // siegePauseMS is the time between the starts of two blocks of a besieged validator.
 const siegePauseMS = 100
 
-// Kinds are all kinds of attackers: those among which a node joins, then those of a server.
+// Kinds are all kinds of attackers: those among which a node joins, then those of a server, and of
+// a network.
 func Kinds() []string {
-	return append(append(slices.Clone(JoinKinds), ServeKinds...), mixed)
+	return slices.Concat(JoinKinds, ServeKinds, []string{mixed, transactions})
 }
 
 // Check returns an error that names the flag that is out of range, and the range.
@@ -99,6 +111,11 @@ type SiegeRow struct {
 	BlockX    float64 `json:"block_p99_x,omitempty"`
 	BlockMS   float64 `json:"block_p99_ms,omitempty"`
 	AttackCPU float64 `json:"attackers_cores,omitempty"` // cores that the attackers used meanwhile
+
+	// Of a network that takes transactions which touch most keys for their bytes.
+	TxBlocks int     `json:"blocks,omitempty"`  // that took all of them
+	TxRound  int     `json:"round,omitempty"`   // the greatest in which one of these was decided
+	TxTimeS  float64 `json:"block_s,omitempty"` // the longest time between two of these
 }
 
 // siege makes one run.
@@ -120,6 +137,9 @@ func RunSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (
 	}
 	s := &siege{o: o, progress: progress, rows: map[string]*SiegeRow{honest: {}}}
 	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
+		if slices.Equal(o.Kinds, []string{transactions}) {
+			return nil
+		}
 		s.r = &runner{o: Options{Keys: o.Keys, Seed: o.Seed}, dir: dir, progress: progress}
 		attackers, err := s.r.startLoaded(ctx, roleBesieger)
 		if err != nil {
@@ -131,7 +151,26 @@ func RunSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (
 	if err != nil {
 		return nil, err
 	}
+	if err := s.network(ctx); err != nil {
+		return nil, err
+	}
 	return s.result(), nil
+}
+
+// network has a network of paged validators take transactions of deletes of absent keys.
+func (s *siege) network(ctx context.Context) error {
+	if !slices.Contains(s.o.Kinds, transactions) {
+		return nil
+	}
+	r, err := e2ebench.RunPathological(ctx, e2ebench.PathologicalOptions{
+		Validators: siegeValidators, Transactions: siegeTransactions, Keys: s.o.Keys, Seed: s.o.Seed, Dir: s.o.Dir, Patience: siegePatience,
+	}, s.progress)
+	if err != nil {
+		return fmt.Errorf("among attackers of the kind %s: %w", transactions, err)
+	}
+	row := s.row(transactions)
+	row.TxBlocks, row.TxRound, row.TxTimeS = r.Blocks, int(r.Round), r.LongestS
+	return nil
 }
 
 // row returns the row of a kind.
@@ -142,18 +181,25 @@ func (s *siege) row(kind string) *SiegeRow {
 	return s.rows[kind]
 }
 
-// of returns the requested kinds that are in known, after the row without attackers; none if there
-// is none.
-func (s *siege) of(known []string) (kinds []string) {
+// of returns the requested kinds of a side, after the row without attackers; nil if none of it is
+// requested. Attackers of all kinds are of the sides of which some kind is requested, or of both.
+func (s *siege) of(side []string) []string {
+	sides := map[bool][]string{} // by whether it is this side
 	for _, kind := range s.o.Kinds {
-		if slices.Contains(known, kind) || kind == mixed {
-			kinds = append(kinds, kind)
+		if kind != mixed && kind != transactions {
+			this := slices.Contains(side, kind)
+			sides[this] = append(sides[this], kind)
 		}
 	}
-	if len(kinds) > 0 && !slices.Equal(kinds, []string{mixed}) || slices.Equal(s.o.Kinds, []string{mixed}) {
-		return append([]string{honest}, kinds...)
+	everybody := slices.Contains(s.o.Kinds, mixed)
+	if len(sides[true]) == 0 && (len(sides[false]) > 0 || !everybody) {
+		return nil
 	}
-	return nil
+	kinds := append([]string{honest}, sides[true]...)
+	if everybody {
+		kinds = append(kinds, mixed)
+	}
+	return kinds
 }
 
 // joins measures joins. Each has new peers, so that none is known as an attacker.
@@ -323,7 +369,15 @@ func (r *SiegeResult) judge() {
 	r.goal("p99 of a commit at most twice that without attackers", func(row SiegeRow) (float64, bool, string) {
 		return row.BlockX, row.BlockX <= 2, fmt.Sprintf("%.3g×", row.BlockX)
 	}, SiegeRow.ofBlocks)
+	r.goal("transactions of 10,000 deletes: all in within ten blocks", func(row SiegeRow) (float64, bool, string) {
+		return float64(row.TxBlocks), row.TxBlocks <= 10, fmt.Sprint(row.TxBlocks)
+	}, SiegeRow.ofTransactions)
+	r.goal("… every block in round 0", func(row SiegeRow) (float64, bool, string) {
+		return float64(row.TxRound), row.TxRound == 0, fmt.Sprintf("round %d", row.TxRound)
+	}, SiegeRow.ofTransactions)
 }
+
+func (r SiegeRow) ofTransactions() bool { return r.TxBlocks > 0 }
 
 func (r SiegeRow) ofJoins() bool { return r.JoinS > 0 }
 
@@ -351,14 +405,19 @@ func (r *SiegeResult) goal(name string, figure func(SiegeRow) (worst float64, me
 func (r *SiegeResult) Print(out io.Writer) {
 	cells := [][]string{{
 		harness.Group(r.Keys) + " keys", "join, s", "×", "unended", "banned", "wasted, MB", "joiner, MB", "joiner's CPU, ×", "rate, MB/s", "×", "status, ms", "kept out",
-		"validator, MB", "p99, ms", "×", "attackers, cores",
+		"validator, MB", "p99, ms", "×", "attackers, cores", "blocks", "round", "longest, s",
 	}}
 	for _, kind := range r.order {
 		row := r.Kinds[kind]
+		round := "" // 0 is a figure
+		if row.ofTransactions() {
+			round = fmt.Sprint(row.TxRound)
+		}
 		cells = append(cells, []string{
 			kind, show("%.2f", row.JoinS), show("%.3g", row.JoinX), show("%.0f", float64(row.Unended)), show("%.0f", float64(row.Banned)), show("%.1f", row.WastedMB),
 			show("%.0f", row.JoinRSSMB), show("%.3g", row.JoinCPUX), show("%.1f", row.RateMBS), show("%.3g", row.RateX), show("%.1f", row.StatusMS),
 			show("%.0f", float64(row.Kept)), show("%.0f", row.RSSMB), show("%.2f", row.BlockMS), show("%.3g", row.BlockX), show("%.2f", row.AttackCPU),
+			show("%.0f", float64(row.TxBlocks)), round, show("%.1f", row.TxTimeS),
 		})
 	}
 	harness.PrintAligned(out, cells)
@@ -368,6 +427,8 @@ join     from connecting to durable, verified state, the median of %d; the joine
 unended  joins that were given up after %g s
 rate     of one honest joiner that downloads the newest snapshot over and over; status: a newcomer dials and asks every 100 ms, the slowest
 p99      of commits of 2,000 operations, a block every %d ms, %d rounds of %d blocks
-`, r.Repeat, r.Limit, siegePauseMS, r.Repeat, r.Blocks)
+blocks   of a network of %d validators, of whose states at most 16 MiB are in memory, that took %d transactions of 10,000 deletes of absent keys;
+         the greatest round in which one was decided; the longest time between two
+`, r.Repeat, r.Limit, siegePauseMS, r.Repeat, r.Blocks, siegeValidators, siegeTransactions)
 	printGoals(out, "1,000,000 keys", r.Goals)
 }

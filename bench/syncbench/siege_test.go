@@ -15,11 +15,12 @@ import (
 )
 
 func TestSiegeRows(t *testing.T) {
-	s := &siege{o: SiegeOptions{Keys: 1000, Kinds: []string{"dawdle", "pending", mixed}, Repeat: 1, Blocks: 100, Limit: 60}, rows: map[string]*SiegeRow{}}
+	s := &siege{o: SiegeOptions{Keys: 1000, Kinds: []string{"dawdle", "pending", mixed, transactions}, Repeat: 1, Blocks: 100, Limit: 60}, rows: map[string]*SiegeRow{}}
 	*s.row(honest) = SiegeRow{JoinS: 1, joinCPU: 1, RateMBS: 100, StatusMS: 50, BlockMS: 4}
 	*s.row("dawdle") = SiegeRow{JoinS: 13, joinCPU: 2}
 	*s.row("pending") = SiegeRow{RateMBS: 60, StatusMS: 300, BlockMS: 6, Kept: 2}
 	*s.row(mixed) = SiegeRow{JoinS: 14, RateMBS: 40, StatusMS: 200, BlockMS: 7}
+	*s.row(transactions) = SiegeRow{TxBlocks: 11, TxTimeS: 3}
 	r := s.result()
 	require.Equal(t, 13.0, r.Kinds["dawdle"].JoinX)
 	require.Equal(t, 0.6, r.Kinds["pending"].RateX)
@@ -29,11 +30,13 @@ func TestSiegeRows(t *testing.T) {
 		got[g.Name] = map[bool]string{true: "met ", false: "not met "}[g.Met] + g.Measure
 	}
 	require.Equal(t, map[string]string{
-		"a join within three times the honest time and 10 s":   "not met 14 s, at most 13 s with mixed",
-		"an honest joiner keeps half of its rate":              "not met 0.4× with mixed",
-		"a newcomer's status within 1 s":                       "met 300 ms with pending",
-		"no newcomer is kept out":                              "not met 2 with pending",
-		"p99 of a commit at most twice that without attackers": "met 1.75× with mixed",
+		"a join within three times the honest time and 10 s":       "not met 14 s, at most 13 s with mixed",
+		"an honest joiner keeps half of its rate":                  "not met 0.4× with mixed",
+		"a newcomer's status within 1 s":                           "met 300 ms with pending",
+		"no newcomer is kept out":                                  "not met 2 with pending",
+		"transactions of 10,000 deletes: all in within ten blocks": "not met 11 with transactions",
+		"… every block in round 0":                                 "met round 0 with transactions",
+		"p99 of a commit at most twice that without attackers":     "met 1.75× with mixed",
 	}, got)
 	var out bytes.Buffer
 	r.Print(&out)
@@ -43,6 +46,8 @@ func TestSiegeRows(t *testing.T) {
 		{[]string{"dawdle", mixed}, []string{honest, "dawdle", mixed}, nil},
 		{[]string{"idle"}, nil, []string{honest, "idle"}},
 		{[]string{mixed}, []string{honest, mixed}, []string{honest, mixed}},
+		{[]string{mixed, transactions}, []string{honest, mixed}, []string{honest, mixed}},
+		{[]string{transactions}, nil, nil},
 	} {
 		s.o.Kinds = c.asked
 		require.Equal(t, c.joins, s.of(JoinKinds), c.asked)
