@@ -268,6 +268,24 @@ func TestJoinFallsBack(t *testing.T) {
 	})
 }
 
+// So it is where the transport has no snapshot.
+func TestJoinFallsBackWithoutASnapshot(t *testing.T) {
+	dir, first := nodetest.Home(t, func(o *home.InitOptions) { o.App = app.Genesis{Open: true} })
+	n := start(t, dir, log.NewNopLogger())
+	nodetest.Until(t, "a block to trust", func() bool { return n.Comet().BlockStore().Height() > 1 })
+	joiner := fastJoiner(t, dir, n, first, func(c *cfg.Config, _ *config.App) {
+		c.StateSync.RPCServers = []string{config.RPCAddress(dir), config.RPCAddress(dir)}
+	})
+	logs := new(nodetest.LogBuffer)
+	j, err := New(t.Context(), nodetest.Load(t, joiner), logs.Logger(t))
+	require.NoError(t, err)
+	j.joinOptions.Times.Choose = time.Second
+	require.NoError(t, j.Start(t.Context()))
+	require.NoError(t, j.Stop())
+	require.True(t, logs.Has("falling back to CometBFT's own state sync"))
+	require.True(t, logs.Has(fastsync.ErrNothing.Error()))
+}
+
 // A stop during the join ends it at once.
 func TestJoinIsStopped(t *testing.T) {
 	home, n, first := fastNetwork(t, 10)

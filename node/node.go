@@ -296,9 +296,10 @@ func (n *Node) join(ctx context.Context) error {
 	}
 	err = join.Run(ctx, n.way, n.joinOptions)
 	stop() // CometBFT serves them from now on
+	inVain := errors.Is(err, join.ErrNoTransport) || errors.Is(err, fastsync.ErrNothing)
 	switch {
 	case err == nil:
-	case errors.Is(err, join.ErrNoTransport) && n.way == join.New && len(n.config.CometBFT.StateSync.RPCServers) >= 2 && !n.unfinished():
+	case inVain && n.way == join.New && n.joinOptions.InBand() && !n.unfinished():
 		n.log.Error("Cannot join over the transport: falling back to CometBFT's own state sync, which takes longer", "err", err)
 		n.instance.StateSync()
 	case errors.Is(err, join.ErrNoTransport) && n.way == join.New:

@@ -88,8 +88,9 @@ peers = "{{ .Join.Peers }}"
 # Memory for chunks that are in flight or being verified, in bytes.
 memory_bytes = {{ .Join.MemoryBytes }}
 
-# After this time without a transport that answers, CometBFT's own state sync is tried if statesync.rpc_servers are given. Otherwise the
-# node stops, and the error lists what it could not reach.
+# After this time without a transport that answers, or five minutes in which nobody has a snapshot that can be proved, CometBFT's own state
+# sync is tried if statesync.rpc_servers are given. Otherwise the node stops without a transport, and the error lists what it could not
+# reach; without a snapshot it goes on looking for one.
 reach_timeout = "{{ .Join.ReachTimeout }}"
 
 # With [statesync] enable, a node that was offline for more blocks than this fetches what differs of the state instead of executing the

@@ -82,12 +82,16 @@ type Chain interface {
 	Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor, gap comet.Gap) error
 }
 
-// Times are limits for finding out whether catching up is worth it. 0: the default.
+// Times are limits for finding out whether catching up, or joining over the transport at all, is
+// worth it. 0: the default.
 type Times struct {
 	// Age of the last block above which a node asks how far the others are; default 5 minutes.
 	Age    time.Duration
 	Ask    time.Duration // to wait for a peer; default 10 seconds
 	Newest time.Duration // for the peers to prove how far the chain is; default 3 seconds
+	// Choose limits the search for a snapshot of a new node that has RPC servers, so that there is
+	// another way; default 5 minutes.
+	Choose time.Duration
 }
 
 // orDefault returns t with the defaults in place of 0.
@@ -95,7 +99,7 @@ func (t Times) orDefault() Times {
 	for _, d := range []struct {
 		value  *time.Duration
 		normal time.Duration
-	}{{&t.Age, 5 * time.Minute}, {&t.Ask, 10 * time.Second}, {&t.Newest, 3 * time.Second}} {
+	}{{&t.Age, 5 * time.Minute}, {&t.Ask, 10 * time.Second}, {&t.Newest, 3 * time.Second}, {&t.Choose, 5 * time.Minute}} {
 		if *d.value == 0 {
 			*d.value = d.normal
 		}
@@ -126,6 +130,9 @@ type Options struct {
 func Allowed(c *config.Config, onlyValidator bool) bool {
 	return c.CometBFT.StateSync.Enable && c.App.Join.Fast && !onlyValidator
 }
+
+// InBand reports whether a new node can join by CometBFT's own state sync, too.
+func (o Options) InBand() bool { return len(o.Config.CometBFT.StateSync.RPCServers) >= 2 }
 
 // Decide returns what a start has to do. It changes nothing.
 func Decide(o Options) (Way, error) {
@@ -277,6 +284,9 @@ func (j *joining) fetch(ctx context.Context) error {
 	switch j.way {
 	case New:
 		o.MinHeight = j.Config.CometBFT.StateSync.TrustHeight - oldSnapshots*max(o.Interval, 1)
+		if j.InBand() {
+			o.ChooseTimeout = j.Times.Choose
+		}
 	case Finish:
 		// not a snapshot below the blocks that the node had: there was a newer one when it began
 		o.MinHeight = j.Have.Block + 1
