@@ -59,7 +59,8 @@ func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Lo
 	making := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
 	return serving{
 		address: address, making: making,
-		reactor: comet.NewAddressReactor(rand.NewPCG(rand.Uint64(), rand.Uint64())), //nolint:gosec // it draws what anybody may see
+		//nolint:gosec // it draws what anybody may see
+		reactor: comet.NewAddressReactor(rand.NewPCG(rand.Uint64(), rand.Uint64()), config.PrivatePeers(conf)),
 		light:   lightblocks.NewServer(lightblocks.ServerOptions{ChainID: genesis.ChainID, Logger: logger.With("module", "transport"), Making: making}),
 	}
 }

@@ -27,7 +27,8 @@ const (
 // Starling nodes do not have the channel.
 type AddressReactor struct {
 	p2p.BaseReactor
-	mu struct {
+	private []string // ids that are never told
+	mu      struct {
 		sync.Mutex
 		random *rand.Rand
 		own    string                       // port; "": not known, or not to be told to anybody
@@ -38,9 +39,10 @@ type AddressReactor struct {
 var _ p2p.Reactor = (*AddressReactor)(nil)
 
 // NewAddressReactor makes one that knows neither its own port nor any peer. It draws from random,
-// under a lock.
-func NewAddressReactor(random rand.Source) *AddressReactor {
-	r := new(AddressReactor)
+// under a lock. The addresses of private peers (p2p.private_peer_ids) are not remembered, so that
+// nobody is told who stands behind a sentry.
+func NewAddressReactor(random rand.Source, private []string) *AddressReactor {
+	r := &AddressReactor{private: private}
 	r.mu.random = rand.New(random) //nolint:gosec // whoever asks twice sees what is drawn anyway
 	r.mu.peers = map[p2p.ID]transport.Address{}
 	return r
@@ -114,6 +116,9 @@ func (r *AddressReactor) Receive(e p2p.Envelope) {
 	port, err := strconv.ParseUint(message.Value, 10, 16)
 	if err != nil || port == 0 {
 		r.Logger.Info("A peer sent a transport port that is not a port", "peer", e.Src.ID(), "port", strconv.Quote(message.Value))
+		return
+	}
+	if slices.Contains(r.private, string(e.Src.ID())) {
 		return
 	}
 	host := e.Src.RemoteIP().String()

@@ -28,7 +28,7 @@ func FuzzAddressMessage(f *testing.F) {
 		if err := message.Unmarshal(encoded); err != nil {
 			return // as CometBFT does before it hands a message on
 		}
-		r := NewAddressReactor(rand.NewPCG(1, 2)).attach()
+		r := NewAddressReactor(rand.NewPCG(1, 2), nil).attach()
 		r.SetLogger(log.NewNopLogger())
 		peer := p2pmock.NewPeer(net.IPv4(127, 0, 0, 9))
 		r.Receive(p2p.Envelope{Src: peer, ChannelID: addressChannel, Message: message})

@@ -20,7 +20,7 @@ import (
 func TestNoIDIsKnownFirst(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	r := NewAddressReactor(rand.NewPCG(seed, 0)).attach()
+	r := NewAddressReactor(rand.NewPCG(seed, 0), nil).attach()
 	r.SetLogger(log.NewNopLogger())
 	const peers, answers, room = 128, 400, 64
 	for range peers {
@@ -38,4 +38,15 @@ func TestNoIDIsKnownFirst(t *testing.T) {
 	for id, n := range first { // half of the answers, but for eight deviations
 		require.InDelta(t, answers/2, n, 80, fmt.Sprint(id))
 	}
+}
+
+// A sentry names nobody who is behind it.
+func TestPrivatePeersAreNotTold(t *testing.T) {
+	validator, other := p2pmock.NewPeer(net.IPv4(127, 0, 0, 9)), p2pmock.NewPeer(net.IPv4(127, 0, 0, 9))
+	r := NewAddressReactor(rand.NewPCG(1, 2), []string{string(validator.ID())}).attach()
+	r.SetLogger(log.NewNopLogger())
+	for _, peer := range []p2p.Peer{validator, other} {
+		r.Receive(p2p.Envelope{Src: peer, ChannelID: addressChannel, Message: &types.StringValue{Value: "26666"}})
+	}
+	require.Equal(t, []transport.Address{{ID: transport.ID(other.ID()), HostPort: "127.0.0.9:26666"}}, r.Known())
 }

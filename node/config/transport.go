@@ -104,6 +104,9 @@ func joinAddresses(c *Config) ([]transport.Address, error) {
 	return addresses, nil
 }
 
+// PrivatePeers returns the ids of p2p.private_peer_ids, whose addresses nobody is told.
+func PrivatePeers(c *Config) []string { return splitList(c.CometBFT.P2P.PrivatePeerIDs) }
+
 // NamedPeers returns the ids of the peers that the operator has named, in join.peers or for p2p.
 // The transport keeps places for them. What is no id names nobody.
 func NamedPeers(c *Config) (ids []transport.ID) {
