@@ -21,7 +21,8 @@ var arrows = map[string]struct {
 }{
 	".":                       {nil, "it only holds tests"},
 	"tx":                      {[]string{"internal/protowalk"}, "transactions are a format: other programs must be able to use it alone"},
-	"avlstar":                 {[]string{"avlstar/record", "avlstar/sha256mb"}, "the tree is a library of its own, without chain, disk or network"},
+	"avlstar":                 {[]string{"avlstar/hugemem", "avlstar/record", "avlstar/sha256mb"}, "the tree is a library of its own, without chain, disk or network"},
+	"avlstar/hugemem":         {nil, "it lends memory, whatever is put there"},
 	"avlstar/record":          {nil, "it is a format: tree and zones share it, so it may know neither"},
 	"avlstar/sha256mb":        {nil, "it hashes bytes, whatever they are"},
 	"storage":                 {[]string{"avlstar/record", "storage/internal/engine", "internal/rowtable"}, "zones store bytes; what they mean is the business of treestore"},

@@ -34,6 +34,7 @@ func (v *Version) ReadAhead(keys iter.Seq[[]byte]) bool {
 		return false
 	}
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	wanted := v.pagesTo(keys, max(uint64(max(t.paging.Budget(), 0))/4, minAhead))
 	slices.SortFunc(wanted, func(a, b Subtree) int { return bytes.Compare(a.First, b.First) })
 	pages := make(map[Hash]*Page, len(wanted))

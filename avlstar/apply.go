@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 )
 
@@ -35,6 +36,7 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	if err := t.rewind(v); err != nil {
 		return nil, fmt.Errorf("avlstar: apply: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"runtime"
 )
 
 // ErrInvalidChunk is wrapped by the errors of VerifyChunk and Assemble about a chunk.
@@ -53,6 +54,7 @@ func (c *Chunk) Root() Stub { return c.root }
 // (docs/spec/chunks.md#leaf-records). The manifest has its length.
 func (v *Version) Chunk(k uint32) ([]byte, error) {
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	if k >= v.NumChunks() {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}

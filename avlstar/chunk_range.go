@@ -1,6 +1,9 @@
 package avlstar
 
-import "fmt"
+import (
+	"fmt"
+	"runtime"
+)
 
 // ChunkRange returns the bytes [from, to) of the encoding of chunk k, as Chunk would. It costs what
 // those bytes cost, and a way down to each of their ends: the lengths in the nodes say where a
@@ -12,6 +15,7 @@ import "fmt"
 //	[0, 300)  [300, 500)   and [0, 10) of r, whose first record has the height of n
 func (v *Version) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	if k >= v.NumChunks() {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}

@@ -3,6 +3,7 @@ package avlstar
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 )
 
@@ -27,6 +28,7 @@ type Cut struct {
 // single leaves. It hashes nothing, and reads no page.
 func (v *Version) Cut(limit uint64) (*Cut, error) {
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	c, err := newCut(limit)
 	if err != nil {
 		return nil, err
@@ -41,6 +43,7 @@ func (v *Version) Cut(limit uint64) (*Cut, error) {
 // CutChunk divides chunk k of v in the same way.
 func (v *Version) CutChunk(k uint32, limit uint64) (*Cut, error) {
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	if k >= v.NumChunks() {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}
@@ -99,6 +102,7 @@ func (c *Cut) Piece(k uint32) ([]byte, error) {
 	}
 	if c.version != nil {
 		c.version.inUse()
+		defer runtime.KeepAlive(c.version)
 		b, err := c.version.encode(c.roots[k])
 		if err != nil {
 			return nil, fmt.Errorf("avlstar: piece %d: %w", k, err)

@@ -23,6 +23,7 @@
 //
 //	slab   link image, link image, …     node.go: an inner node is its own hash image; memory.go, allocator.go
 //	page   record, record, …             leaves, as a chunk carries them
+//	frame  slab, slab, …                 frames.go: 2 MiB, a huge page of its own (package hugemem)
 //	held   v0: n3 n7 …  v1: n9 …         tree.go: what died, with the last version that has it
 //
 // With Paging (paging.go), subtrees that were not changed lately leave memory, and are read back

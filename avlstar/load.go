@@ -184,6 +184,7 @@ func (l *loader) settle(n uint64) {
 	m.nodes = n - 1
 	for s := range m.slabBlocks {
 		b := newBlock(slabNodes, 0)
+		b.places = m.slabBlocks[s].places
 		// Node 0, which does not exist, counts as in use.
 		for range min(slabNodes, n-uint64(s)<<slabShift) {
 			b.take()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 
 	"github.com/starling-kv/starling/avlstar/record"
 )
@@ -44,6 +45,7 @@ func (v *Version) Manifest() *Manifest {
 // upperTree walks the upper tree once and keeps the roots of the chunks and the manifest.
 func (v *Version) upperTree() {
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	v.once.Do(func() {
 		v.man = &Manifest{ChunkBytes: v.chunkBytes, Entries: make([]Entry, 0, v.NumChunks())}
 		v.chunks = make([]chunkRoot, 0, v.NumChunks())

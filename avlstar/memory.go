@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"sync"
+	"unsafe"
 
 	"github.com/starling-kv/starling/avlstar/record"
 )
@@ -74,6 +75,8 @@ type memory struct {
 	freePages  lowest
 	leaves     uint64 // records in use
 	leafBytes  uint64 // of pages
+
+	frames *frames // that slabs and pages are cut from; nil: none yet
 }
 
 // block records which slots of a slab or a page are free. It lies apart from them, because to look
@@ -85,6 +88,7 @@ type block struct {
 	class       uint8    // of a page: index of classBytes, or largeClass
 	// In the heap of blocks with room; its index is not reused until it leaves that.
 	queued bool
+	places [2]place // of the slab's links and images, or of the page
 }
 
 func newBlock(slots int, class uint8) *block {
@@ -172,6 +176,8 @@ func (m *memory) freeNode(n ref) {
 		m.giveSlab(s)
 		return
 	}
+	m.freePiece(linkPieces, b.places[0])
+	m.freePiece(imagePieces, b.places[1])
 	m.slabs[s], *b = slab{}, block{queued: b.queued}
 	m.slabCount--
 	if !b.queued {
@@ -184,14 +190,29 @@ func (m *memory) addSlab() uint32 {
 	if len(m.freeSlabs) == 0 {
 		m.extend(1, 0)
 	}
-	m.slabCount++
 	s := m.freeSlabs.pop()
-	made := slab{new([slabNodes]link), new([slabNodes]image)}
-	adviseHuge(made.links[:])
-	adviseHuge(made.images[:])
-	m.slabs[s], m.slabBlocks[s] = made, newBlock(slabNodes, 0)
+	b := newBlock(slabNodes, 0)
+	m.slabs[s], m.slabBlocks[s] = m.newSlab(b), b
+	m.slabCount++
 	if s == 0 { // node 0 does not exist
 		m.slabBlocks[0].take()
+	}
+	return s
+}
+
+// newSlab makes the slab of a block.
+func (m *memory) newSlab(b *block) (s slab) {
+	if piece, at := m.newPiece(linkPieces); piece != nil {
+		s.links, b.places[0] = (*[slabNodes]link)(unsafe.Pointer(&piece[0])), at //nolint:gosec // its length is that of a slab's links
+	} else {
+		s.links = new([slabNodes]link)
+		adviseHuge(s.links[:])
+	}
+	if piece, at := m.newPiece(imagePieces); piece != nil {
+		s.images, b.places[1] = (*[slabNodes]image)(unsafe.Pointer(&piece[0])), at //nolint:gosec // its length is that of a slab's images
+	} else {
+		s.images = new([slabNodes]image)
+		adviseHuge(s.images[:])
 	}
 	return s
 }
@@ -223,9 +244,13 @@ func (m *memory) takePage(class uint8) uint32 {
 		}
 		m.freePages.push(p)
 	}
-	page := make([]byte, pageBytes)
-	adviseHuge(page)
-	return m.addPage(page, newBlock(pageBytes/int(classBytes[class]), class))
+	b := newBlock(pageBytes/int(classBytes[class]), class)
+	page, at := m.newPiece(recordPieces)
+	if b.places[0] = at; page == nil {
+		page = make([]byte, pageBytes)
+		adviseHuge(page)
+	}
+	return m.addPage(page, b)
 }
 
 func (m *memory) givePage(p uint32) {
@@ -285,6 +310,7 @@ func (m *memory) freeRecord(r ref) {
 		m.givePage(p)
 		return
 	}
+	m.freePiece(recordPieces, b.places[0])
 	m.leafBytes -= uint64(len(m.pages[p]))
 	m.pages[p], *b = nil, block{queued: b.queued}
 	if !b.queued {

@@ -93,6 +93,8 @@ func (t *tree) fetchPage(s Subtree) (*Page, error) {
 	}
 	page, err := t.paging.Pages.Page(s)
 	if err != nil {
+		// The tree may end before the error does.
+		s.First, s.After = bytes.Clone(s.First), bytes.Clone(s.After)
 		return nil, &PageError{s, err}
 	}
 	return page, nil

@@ -77,7 +77,9 @@ var tune = struct {
 	maxBackoff int
 	pageBytes  uint64
 	minReclaim int // nodes that every Apply may free, whatever it made
-}{256, 16, 7, 64, maxPageBytes, 1 << 12}
+	// What a tree may take of Go's heap before it takes frames (frames.go).
+	heapBytes uint64
+}{256, 16, 7, 64, maxPageBytes, 1 << 12, 4 << 20}
 
 // maxTask limits the changes of a task, so that what a goroutine makes stays in its cache until it
 // hashes it.

@@ -3,6 +3,7 @@ package avlstar
 import (
 	"bytes"
 	"fmt"
+	"runtime"
 )
 
 // Partial is a version of which some subtrees are stubs: their hash, height and length are known
@@ -39,6 +40,7 @@ func (e *MissingNodeError) Error() string {
 // which subtrees become stubs; it is not called for subtrees of those.
 func (v *Version) Prune(stub func(Subtree) bool) (*Partial, error) {
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	t := new(tree)
 	p := pruning{from: v, stub: stub, to: newAllocator(&t.mu.memory, false)}
 	next := &Version{chunkBytes: v.chunkBytes, top: v.top, upper: v.upper, leaves: v.leaves, partial: true}
@@ -105,6 +107,7 @@ func (p *pruning) copy(w nodes, s sub, first, after []byte) ref {
 func (p *Partial) Get(key []byte) (value []byte, ok bool, err error) {
 	v := p.v
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	if v.top == emptyStub {
 		return nil, false, nil
 	}

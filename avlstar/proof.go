@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 
 	ics23 "github.com/cosmos/ics23/go"
 )
@@ -62,6 +63,7 @@ func (v *Version) Prove(key []byte) (Proof, error) {
 		return Proof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
 	}
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	state, err := v.proveState(key)
 	if err != nil {
 		return Proof{}, fmt.Errorf("avlstar: cannot prove: %w", err)

@@ -24,6 +24,8 @@ import (
 // Readers take no lock. Release only counts. Apply gives versions up, a bounded number of nodes at
 // a time (docs/decisions/0029-versions-are-given-up-oldest-first.md).
 type tree struct {
+	used atomic.Int64 // number of versions with references
+
 	mu struct { // held by Apply only
 		sync.Mutex
 		memory
@@ -126,8 +128,23 @@ func (v *Version) TryRetain() bool {
 // Release gives up a reference. After the last one the version must not be used, nor the slices
 // that it lent: Apply reuses their memory.
 func (v *Version) Release() {
-	if v.refs.Add(-1) < 0 {
+	switch n := v.refs.Add(-1); {
+	case n > 0:
+		return
+	case n < 0:
 		panic("avlstar: a version was released more often than it was retained")
+	}
+	if t := v.tree; t.used.Add(-1) == 0 {
+		t.end()
+	}
+}
+
+// end gives back the memory of a tree that nobody can use any more.
+func (t *tree) end() {
+	// If an Apply holds the lock, which must fail, this is left to the garbage collector.
+	if t.mu.TryLock() {
+		defer t.mu.Unlock()
+		t.mu.freeFrames()
 	}
 }
 
@@ -153,6 +170,7 @@ func (t *tree) publish(v *Version) (*Version, error) {
 func (t *tree) enlist(v *Version) {
 	v.tree, v.view = t, t.mu.view
 	v.refs.Store(1)
+	t.used.Add(1)
 	t.mu.alive = append(t.mu.alive, &alive{version: v})
 	t.check(v)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"math/bits"
+	"runtime"
 	"sync"
 	"sync/atomic"
 )
@@ -15,7 +16,7 @@ import (
 // A version begins with one reference, which belongs to the caller that got it; Retain and Release
 // count references. After the last Release it must not be used. Get, Floor, Chunk and proofs return
 // copies. Keys and values that View and iterators return are the tree's own memory: they must not
-// be modified, and are valid until the version is released.
+// be modified, and are valid until the version is released or unreachable.
 //
 // Part of a version may have left memory (Paging). A method that needs a page that cannot be read
 // returns a *PageError; no method takes a key for absent that it could not look for. An iterator
@@ -94,6 +95,7 @@ func (v *Version) findEqual(key []byte) ref {
 
 // Get returns a copy of the value of key; ok is false if key is absent.
 func (v *Version) Get(key []byte) (value []byte, ok bool, err error) {
+	defer runtime.KeepAlive(v)
 	value, ok, err = v.View(key)
 	return bytes.Clone(value), ok, err
 }
@@ -106,6 +108,7 @@ func (v *Version) View(key []byte) (value []byte, ok bool, err error) {
 		return v.viewPage(key)
 	}
 	_, value = v.leaf(n)
+	runtime.KeepAlive(v)
 	return value[:len(value):len(value)], true, nil
 }
 
@@ -135,6 +138,7 @@ func (v *Version) Has(key []byte) (bool, error) {
 // Floor returns copies of the greatest key that is not greater than key, and of its value; ok is
 // false if there is none.
 func (v *Version) Floor(key []byte) (k, value []byte, ok bool, err error) {
+	defer runtime.KeepAlive(v)
 	if n := v.find(key); n != 0 {
 		k, value = v.leaf(n)
 	} else {
@@ -156,6 +160,7 @@ func (v *Version) Floor(key []byte) (k, value []byte, ok bool, err error) {
 func (v *Version) Ascend(start, end []byte) iter.Seq2[KV, error] {
 	return func(yield func(KV, error) bool) {
 		v.inUse()
+		defer runtime.KeepAlive(v)
 		if v.root == 0 {
 			if _, err := v.pageOn(nil); err != nil {
 				yield(KV{}, err)
@@ -203,6 +208,7 @@ func (v *Version) ascendChild(n ref, side int, start, end []byte, yield func(KV,
 func (v *Version) Leaves() iter.Seq2[Leaf, error] {
 	return func(yield func(Leaf, error) bool) {
 		v.inUse()
+		defer runtime.KeepAlive(v)
 		if v.root == 0 {
 			if _, err := v.pageOn(nil); err != nil {
 				yield(Leaf{}, err)
@@ -245,6 +251,7 @@ func (v *Version) leavesOf(n ref, height, h uint8, yield func(Leaf, error) bool)
 // It takes O(log n).
 func (v *Version) RangeBytes(start, end []byte) (uint64, error) {
 	v.inUse()
+	defer runtime.KeepAlive(v)
 	if start != nil && end != nil && bytes.Compare(start, end) >= 0 {
 		return 0, nil
 	}
@@ -297,6 +304,7 @@ func (v *Version) bytesBelow(key []byte) (sum uint64, err error) {
 func (v *Version) NewInner(base *Version) iter.Seq2[[]byte, uint8] {
 	return func(yield func([]byte, uint8) bool) {
 		v.inUse()
+		defer runtime.KeepAlive(v)
 		if base == nil {
 			v.newInner(v.root, 0, true, false, yield)
 		} else if base.epoch != v.epoch {

@@ -76,8 +76,7 @@ func (c *child) do(r request) (answer, error) {
 	case opLoad, opVersions:
 		return c.commits(r)
 	case opMemory:
-		now := measureMemory()
-		return answer{Memory: memory{Heap: now.Heap - c.before.Heap, Resident: now.Resident - c.before.Resident}}, nil
+		return answer{Memory: measureMemory().since(c.before)}, nil
 	case opGet:
 		return c.get(r)
 	case opProve:

@@ -44,6 +44,7 @@ func (e *entrant) figures() *Figures {
 		BytesPerKey:              e.loaded.perKey(),
 		HeapBytesPerKey:          harness.Ratio(float64(e.loaded.Heap), float64(e.loaded.keys)),
 		BytesPerKeyAfterVersions: e.after.perKey(),
+		HugeShare:                harness.Ratio(float64(e.after.Huge), float64(e.after.Resident)),
 		FinalKeys:                e.keys,
 		FinalRoot:                e.roots[len(e.roots)-1],
 	}

@@ -8,7 +8,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
+	"github.com/starling-kv/starling/avlstar/hugemem"
 	"github.com/starling-kv/starling/avlstar/sha256mb"
 	"github.com/starling-kv/starling/bench/workload"
 )
@@ -135,28 +137,52 @@ func l2Bytes() int {
 const maxReadBytes = 1 << 30
 
 // readLatency is the time of a random read in an array of n bytes, in nanoseconds: it follows one
-// cycle through all its cache lines.
+// cycle through all its cache lines. The array lies where a large tree's nodes do, in huge pages if
+// the system has them.
 func readLatency(n int) float64 {
 	const words = 64 / 4 // in a cache line
 	lines := max(min(n, maxReadBytes)/64, 2)
-	array := make([]uint32, lines*words)
-	for i := range lines {
-		array[i*words] = uint32(i)
+	array, giveBack := frames(lines)
+	defer giveBack()
+	at := func(i uint32) *uint32 { return &array[i/frameLines][i%frameLines*words] }
+	for i := range uint32(lines) {
+		*at(i) = i
 	}
-	for i := lines - 1; i > 0; i-- { // Sattolo's algorithm makes a permutation of one cycle
-		j := rand.IntN(i) //nolint:gosec // a shuffle needs no secret
-		array[i*words], array[j*words] = array[j*words], array[i*words]
+	for i := uint32(lines - 1); i > 0; i-- { // Sattolo's algorithm makes a permutation of one cycle
+		j := rand.Uint32N(i) //nolint:gosec // a shuffle needs no secret
+		*at(i), *at(j) = *at(j), *at(i)
 	}
 	const reads = 1 << 20
-	at := uint32(0)
+	line := uint32(0)
 	from := time.Now()
 	for range reads {
-		at = array[at*words]
+		line = *at(line)
 	}
 	took := time.Since(from)
-	if at >= uint32(lines) {
+	if line >= uint32(lines) {
 		// This use of the result keeps the compiler from dropping the loop.
 		panic("treebench: the chase left the array")
 	}
 	return float64(took.Nanoseconds()) / reads
+}
+
+const frameLines = hugemem.FrameBytes / 64
+
+// frames returns memory for this number of cache lines.
+func frames(lines int) (array []*[hugemem.FrameBytes / 4]uint32, giveBack func()) {
+	var lent []*hugemem.Frame
+	for range (lines + frameLines - 1) / frameLines {
+		f := hugemem.Take()
+		if f == nil {
+			array = append(array, new([hugemem.FrameBytes / 4]uint32))
+			continue
+		}
+		lent = append(lent, f)
+		array = append(array, (*[hugemem.FrameBytes / 4]uint32)(unsafe.Pointer(f.Bytes())))
+	}
+	return array, func() {
+		for _, f := range lent {
+			f.Give()
+		}
+	}
 }

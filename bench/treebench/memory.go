@@ -1,18 +1,26 @@
 package treebench
 
 import (
+	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
 
 // memory is what a process holds after a garbage collection, in bytes. Resident is anonymous
-// memory: it includes memory outside the Go heap, and unused space between objects; it is 0 if
-// /proc does not report it.
+// memory: it includes memory outside the Go heap, and unused space between objects; Huge is the
+// part of that in huge pages. Both are 0 if /proc does not report them.
 type memory struct {
 	Heap     int64 `json:"heap"`
 	Resident int64 `json:"resident"`
+	Huge     int64 `json:"huge"`
+}
+
+func (m memory) since(before memory) memory {
+	return memory{m.Heap - before.Heap, m.Resident - before.Resident, m.Huge - before.Huge}
 }
 
 // larger is the figure in the table.
@@ -23,5 +31,20 @@ func measureMemory() memory {
 	debug.FreeOSMemory()
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	return memory{Heap: int64(stats.HeapInuse), Resident: harness.OwnMemory().Anon}
+	return memory{int64(stats.HeapInuse), harness.OwnMemory().Anon, hugeBytes()}
+}
+
+// hugeBytes reads AnonHugePages of proc(5).
+func hugeBytes() int64 {
+	text, err := os.ReadFile("/proc/self/smaps_rollup")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), "AnonHugePages:")
+	kib, _, _ := strings.Cut(rest, " kB")
+	n, err := strconv.ParseInt(strings.TrimSpace(kib), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n << 10
 }

@@ -24,6 +24,7 @@ type Figures struct {
 	ProofBytes               int     `json:"proof_bytes"`        // on average
 	HeapBytesPerKey          float64 `json:"heap_bytes_per_key"` // in the Go heap
 	BytesPerKeyAfterVersions float64 `json:"bytes_per_key_after_versions"`
+	HugeShare                float64 `json:"huge_share"`   // of the memory after the versions
 	ExportBytes              int     `json:"export_bytes"` // leaf records
 	FinalKeys                int     `json:"final_keys"`
 	FinalRoot                string  `json:"final_root"`

@@ -31,6 +31,7 @@ func (r *Result) rows() []row {
 		{name: "import, verified, s", format: "%.3f", of: func(f *Figures) float64 { return f.ImportS }},
 		{name: "memory, bytes/key", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKey }},
 		{name: "  after the versions", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKeyAfterVersions }},
+		{name: "  in huge pages", format: "%.2f", of: func(f *Figures) float64 { return f.HugeShare }, plain: true},
 		{name: "versions (each way)", format: "%.0f", of: func(f *Figures) float64 { return float64(f.Versions) }, plain: true},
 		{name: "concurrent export, MB/s", format: "%.1f", of: func(f *Figures) float64 { return f.StreamMBPerS }, plain: true},
 	}

@@ -1,0 +1,5 @@
+//go:build race || msan || asan || avlstardebug
+
+package avlstar
+
+const inFrames = false

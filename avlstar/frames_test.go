@@ -1,0 +1,206 @@
+package avlstar
+
+import (
+	"encoding/binary"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar/hugemem"
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+// allInFrames lets also the smallest tree take frames, until the test ends.
+func allInFrames(t *testing.T) {
+	if !inFrames {
+		t.Skip("this build has all trees in Go's heap")
+	}
+	if f := hugemem.Take(); f == nil {
+		t.Skip("this system has no frames")
+	} else {
+		f.Give()
+	}
+	usual := tune
+	t.Cleanup(func() { tune = usual })
+	tune.heapBytes = 0
+}
+
+// framesOf returns the number of frames that a tree has.
+func framesOf(v *Version) (n int) {
+	if v.tree.mu.frames == nil {
+		return 0
+	}
+	for i := range v.tree.mu.frames.kinds {
+		for _, f := range v.tree.mu.frames.kinds[i].frames {
+			if f != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// manyKeys returns a block of n keys.
+func manyKeys(rnd *rand.Rand, n int) []Change {
+	block := make([]Change, n)
+	for i := range block {
+		key := binary.BigEndian.AppendUint64(nil, uint64(i)*0x9e37_79b9_7f4a_7c15)
+		block[i] = Change{key, make([]byte, 1+rnd.IntN(200))}
+		binary.BigEndian.PutUint32(append(block[i].Value[:0], 0, 0, 0, 0), rnd.Uint32())
+	}
+	return block
+}
+
+// TestFramesReturn: when the last version of a tree is released, its frames are given back, and not
+// before.
+func TestFramesReturn(t *testing.T) {
+	allInFrames(t)
+	rnd := seeds.Rand(t)
+	v := advance(t, mustEmpty(t, DefaultChunkBytes), manyKeys(rnd, 30_000)...)
+	n := framesOf(v)
+	require.Greater(t, n, 3)
+	v.Retain()
+	next := mustApply(t, v, manyKeys(rnd, 30)...)
+	next.Release()
+	v.Release()
+	require.Equal(t, n, framesOf(v))
+	lent := hugemem.Lent()
+	v.Release()
+	// Another tree may have become garbage meanwhile; no other test runs.
+	require.LessOrEqual(t, hugemem.Lent(), lent-n)
+	require.Zero(t, framesOf(v))
+	require.PanicsWithValue(t, "avlstar: use of a released version", func() { _, _, _ = v.View([]byte("a")) })
+}
+
+// TestFramesOfGarbageReturn: a tree whose versions were not released gives its frames back when it
+// is garbage; so does one that was not finished.
+func TestFramesOfGarbageReturn(t *testing.T) {
+	allInFrames(t)
+	rnd := seeds.Rand(t)
+	settle()
+	before := hugemem.Lent()
+	grown := func() int {
+		v := mustApply(t, mustEmpty(t, 10_000), manyKeys(rnd, 30_000)...)
+		m := v.Manifest()
+		a := NewAssembler(m)
+		for k := range m.Entries[:len(m.Entries)/2] {
+			b, err := v.Chunk(uint32(k))
+			require.NoError(t, err)
+			c, err := m.VerifyChunk(uint32(k), b)
+			require.NoError(t, err)
+			require.NoError(t, a.Add(uint32(k), c))
+		}
+		n := hugemem.Lent()
+		runtime.KeepAlive(v)
+		runtime.KeepAlive(a)
+		return n
+	}()
+	require.Greater(t, grown, 3)
+	for tries := 0; hugemem.Lent() > before; tries++ { // cleanups run beside the program
+		require.Less(t, tries, 10_000, "collections, and %d frames are still lent", hugemem.Lent())
+		runtime.GC()
+	}
+}
+
+// TestFramesShrink: a tree that loses its keys gives its frames back.
+func TestFramesShrink(t *testing.T) {
+	allInFrames(t)
+	rnd := seeds.Rand(t)
+	block := manyKeys(rnd, 100_000)
+	v := advance(t, mustEmpty(t, DefaultChunkBytes), block...)
+	large := framesOf(v)
+	for i := range block {
+		block[i].Value = nil
+	}
+	v = advance(t, v, block[1:]...)
+	for i := range 100 { // each gives up a part of what was released
+		v = advance(t, v, Change{[]byte("one"), []byte{1, byte(i)}})
+	}
+	require.LessOrEqual(t, framesOf(v), 3, "of %d", large)
+	v.Release()
+}
+
+// TestFramesRunOut: where no frame is to be had, a tree continues in Go's heap, with the same
+// results, and gives back what it had.
+func TestFramesRunOut(t *testing.T) {
+	allInFrames(t)
+	usual := takeFrame
+	t.Cleanup(func() { takeFrame = usual })
+	rnd := seeds.Rand(t)
+	refused := 0
+	takeFrame = func() *hugemem.Frame {
+		if rnd.IntN(2) == 0 {
+			refused++
+			return nil
+		}
+		return usual()
+	}
+	for range 5 {
+		v, content := mustEmpty(t, 3000), model{}
+		for range 10 {
+			block := randomBlock(rnd, 1+rnd.IntN(2000), 9000, 0.3, true)
+			content.apply(block)
+			v = advance(t, v, block...)
+		}
+		content.requireContent(t, v)
+		requireInvariants(t, v)
+		v.Release()
+	}
+	require.Positive(t, refused)
+}
+
+// TestTreesInFrames repeats stories of other tests with all trees in frames.
+func TestTreesInFrames(t *testing.T) {
+	allInFrames(t)
+	for name, story := range map[string]func(*testing.T){
+		"lifetimes": TestLifetimes, "undo": TestSlabGivenBackInUndo, "sizes": TestRecordSizes, "nodes": TestNodes,
+	} {
+		t.Run(name, story)
+	}
+}
+
+// TestReadersKeepTheirVersion: frames are given back when no version of their tree can be reached.
+// So whatever checks that a version is in use also keeps it until it is done; find does it for
+// nobody, since it returns a reference only.
+func TestReadersKeepTheirVersion(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	checked := 0
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		source, err := os.ReadFile(name)
+		require.NoError(t, err)
+		file, err := parser.ParseFile(token.NewFileSet(), name, source, 0)
+		require.NoError(t, err)
+		ast.Inspect(file, func(n ast.Node) bool {
+			block, is := n.(*ast.BlockStmt)
+			if !is {
+				return true
+			}
+			for i, s := range block.List {
+				text := string(source[s.Pos()-1 : s.End()-1])
+				if !strings.HasSuffix(text, ".inUse()") {
+					continue
+				}
+				checked++
+				keep := "defer runtime.KeepAlive(" + strings.TrimSuffix(text, ".inUse()") + ")"
+				next := block.List[i+1]
+				if got := string(source[next.Pos()-1 : next.End()-1]); got != keep && !strings.HasPrefix(got, "prefix, n := ") {
+					t.Errorf("%s: %s is followed by %s, not by %s", name, text, got, keep)
+				}
+			}
+			return true
+		})
+	}
+	require.Greater(t, checked, 15)
+}

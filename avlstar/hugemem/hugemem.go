@@ -1,0 +1,179 @@
+// Package hugemem lends frames, pieces of 2 MiB of memory that the kernel can back with one huge
+// page each. They lie outside of Go's heap, where neighbours of a piece may have been touched in
+// small pages, or given back to the system, before.
+//
+//	mapping    frame │ frame │ frame │ … 32      64 MiB of address space, advised before it is touched
+//	             │       │       │
+//	           lent    ready    untouched: takes no memory
+//
+// A frame that was touched before it is needed is ready: a goroutine prepares the next one each
+// time one is taken, because the kernel must clear it. A frame that is given back becomes the ready
+// one, or loses its memory; a mapping without frames in use is removed. If there is no lent frame,
+// there is no mapping.
+//
+// Memory of a frame is not known to the garbage collector: it must hold no Go pointers, and must
+// not be used after Give.
+package hugemem
+
+import (
+	"math/bits"
+	"slices"
+	"sync"
+	"unsafe"
+)
+
+// FrameBytes is the length of a frame, and its alignment: a huge page of amd64 and arm64.
+const FrameBytes = 2 << 20
+
+// framesPerMapping is a number of bits.
+const framesPerMapping = 32
+
+// readyFrames is the number of frames that are prepared before they are needed.
+const readyFrames = 1
+
+// Frame is a piece of memory. It belongs to who took it until Give.
+type Frame struct {
+	memory  *[FrameBytes]byte
+	mapping *mapping
+	index   int // in it
+}
+
+// Bytes returns the memory. Its content is arbitrary.
+func (f *Frame) Bytes() *[FrameBytes]byte { return f.memory }
+
+// mapping is 64 MiB of address space.
+type mapping struct {
+	whole []byte // as it was mapped, a frame longer, so that there are aligned frames in it
+	free  uint32 // a bit for each frame that is not in use
+}
+
+const allFree = 1<<framesPerMapping - 1
+
+// pool has all mappings of the process.
+type pool struct {
+	system system
+
+	mu struct {
+		sync.Mutex
+		mappings  []*mapping
+		lent      int
+		ready     []*Frame // at most readyFrames
+		preparing bool     // a goroutine prepares a frame
+	}
+}
+
+// system is what a pool asks the kernel for.
+type system struct {
+	reserve func(n int) ([]byte, error) // address space, advised and untouched
+	remove  func([]byte) error
+	touch   func([]byte) // gives it memory
+	drop    func([]byte) error
+}
+
+var process = &pool{system: kernel}
+
+// Take returns a frame; nil if there is none to be had, because the system has no such mappings or
+// refuses one. It may be called concurrently.
+func Take() *Frame { return process.take() }
+
+// Give gives the frame back.
+func (f *Frame) Give() { process.give(f) }
+
+// Lent returns the number of frames that are lent.
+func Lent() int {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	return process.mu.lent
+}
+
+func (p *pool) take() *Frame {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var f *Frame
+	if last := len(p.mu.ready) - 1; last >= 0 {
+		f, p.mu.ready = p.mu.ready[last], p.mu.ready[:last]
+	} else if f = p.untouched(); f == nil {
+		return nil
+	}
+	p.mu.lent++
+	p.prepare()
+	return f
+}
+
+// untouched returns a frame that takes no memory yet, nil if there is none. The caller holds p.mu.
+func (p *pool) untouched() *Frame {
+	for _, m := range p.mu.mappings {
+		if m.free != 0 {
+			return m.take()
+		}
+	}
+	whole, err := p.system.reserve((framesPerMapping + 1) * FrameBytes)
+	if err != nil {
+		return nil
+	}
+	m := &mapping{whole: whole, free: allFree}
+	p.mu.mappings = append(p.mu.mappings, m)
+	return m.take()
+}
+
+// prepare starts a goroutine that makes a frame ready, if one is missing. The caller holds p.mu.
+func (p *pool) prepare() {
+	if p.mu.preparing || len(p.mu.ready) >= readyFrames {
+		return
+	}
+	f := p.untouched()
+	if f == nil {
+		return
+	}
+	p.mu.preparing = true
+	go func() {
+		p.system.touch(f.memory[:])
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.mu.preparing = false
+		p.mu.ready = append(p.mu.ready, f)
+		p.trim()
+	}()
+}
+
+func (p *pool) give(f *Frame) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.lent--
+	p.mu.ready = append(p.mu.ready, f)
+	p.trim()
+}
+
+// trim gives back the ready frames that are too many: all of them if no frame is lent. The caller
+// holds p.mu.
+func (p *pool) trim() {
+	keep := readyFrames
+	if p.mu.lent == 0 {
+		keep = 0
+	}
+	for len(p.mu.ready) > keep {
+		last := len(p.mu.ready) - 1
+		p.free(p.mu.ready[last])
+		p.mu.ready = p.mu.ready[:last]
+	}
+}
+
+// free takes the memory of a frame. The caller holds p.mu.
+func (p *pool) free(f *Frame) {
+	m := f.mapping
+	if m.free |= 1 << f.index; m.free != allFree {
+		_ = p.system.drop(f.memory[:]) // otherwise it keeps its memory until it is lent again
+		return
+	}
+	p.mu.mappings = slices.DeleteFunc(p.mu.mappings, func(other *mapping) bool { return other == m })
+	_ = p.system.remove(m.whole) // otherwise it stays, unused
+}
+
+// take returns the first frame that is free. There must be one.
+func (m *mapping) take() *Frame {
+	i := bits.TrailingZeros32(m.free)
+	m.free &^= 1 << i
+	base := uintptr(unsafe.Pointer(&m.whole[0]))
+	at := int(-base % FrameBytes)
+	return &Frame{(*[FrameBytes]byte)(m.whole[at+i*FrameBytes:]), m, i}
+}

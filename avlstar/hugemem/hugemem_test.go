@@ -1,0 +1,138 @@
+package hugemem
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+// fake is a system in Go's heap that keeps account of what it was asked for.
+type fake struct {
+	left             int // mappings that it still gives
+	mapped           map[*byte]bool
+	touched, dropped int // frames
+}
+
+func newFake(left int) (*fake, *pool) {
+	f := &fake{left: left, mapped: map[*byte]bool{}}
+	return f, &pool{system: system{
+		reserve: func(n int) ([]byte, error) {
+			if f.left == 0 {
+				return nil, errors.New("no address space")
+			}
+			f.left--
+			b := make([]byte, n)
+			f.mapped[&b[0]] = true
+			return b, nil
+		},
+		remove: func(b []byte) error {
+			f.left++
+			delete(f.mapped, &b[0])
+			return nil
+		},
+		touch: func([]byte) { f.touched++ },
+		drop:  func([]byte) error { f.dropped++; return nil },
+	}}
+}
+
+// takeAndWait takes a frame and waits until the next one is ready.
+func takeAndWait(p *pool) *Frame {
+	f := p.take()
+	synctest.Wait()
+	return f
+}
+
+// Frames that are lent are aligned and never overlap, whatever the order in which they are taken
+// and given back, and at the end no mapping is left.
+func TestFrames(t *testing.T) {
+	rnd := seeds.Rand(t)
+	synctest.Test(t, func(t *testing.T) {
+		system, p := newFake(4)
+		lent := map[uintptr]*Frame{}
+		var list []*Frame
+		for range 2000 {
+			if len(list) > 0 && rnd.IntN(2) == 0 {
+				i := rnd.IntN(len(list))
+				delete(lent, uintptr(unsafe.Pointer(list[i].Bytes())))
+				p.give(list[i])
+				list = append(list[:i], list[i+1:]...)
+				continue
+			}
+			f := p.take()
+			if rnd.IntN(2) == 0 {
+				synctest.Wait()
+			}
+			if f == nil {
+				require.GreaterOrEqual(t, len(list), 4*framesPerMapping-2, "there was room")
+				continue
+			}
+			at := uintptr(unsafe.Pointer(f.Bytes()))
+			require.Zero(t, at%FrameBytes)
+			require.NotContains(t, lent, at, "lent twice")
+			lent[at] = f
+			list = append(list, f)
+			require.Equal(t, len(list), p.mu.lent)
+			require.LessOrEqual(t, len(system.mapped), (len(list)+readyFrames+1)/framesPerMapping+4)
+		}
+		for _, f := range list {
+			p.give(f)
+		}
+		synctest.Wait()
+		require.Empty(t, system.mapped, "mappings without a frame that is lent")
+		require.Empty(t, p.mu.mappings)
+		require.Empty(t, p.mu.ready)
+	})
+}
+
+// The next frame is touched beside who takes one, and there is never more than one.
+func TestOneIsReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		system, p := newFake(1)
+		a := takeAndWait(p)
+		require.Equal(t, 1, system.touched)
+		b := takeAndWait(p)
+		require.Equal(t, 2, system.touched, "b was ready")
+		require.Zero(t, system.dropped)
+		p.give(b)
+		require.Equal(t, 1, system.dropped, "one is ready already")
+		require.Len(t, p.mu.ready, readyFrames)
+		p.give(a)
+		require.Empty(t, system.mapped)
+	})
+}
+
+// A frame that becomes ready after the last one was given back is not kept.
+func TestReadyTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		system, p := newFake(1)
+		gate := make(chan struct{})
+		p.system.touch = func([]byte) { <-gate }
+		f := takeAndWait(p)
+		p.give(f)
+		require.Len(t, system.mapped, 1)
+		close(gate)
+		synctest.Wait()
+		require.Empty(t, system.mapped)
+	})
+}
+
+// Where no address space is left, there are no frames until one comes back.
+func TestNoMapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, p := newFake(0)
+		require.Nil(t, takeAndWait(p))
+		_, p = newFake(1)
+		var all []*Frame
+		for f := takeAndWait(p); f != nil; f = takeAndWait(p) {
+			all = append(all, f)
+		}
+		require.Len(t, all, framesPerMapping)
+		p.give(all[3])
+		require.Same(t, all[3], takeAndWait(p))
+	})
+}
