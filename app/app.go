@@ -29,10 +29,10 @@ type Store interface {
 	// Commit hands over the block that made v the state at height. It becomes durable later, in
 	// order of height, each block whole or not at all: see Durable. Commit may block while the
 	// backlog is at its maximum. base is the version before v, and changes is what differs from it,
-	// in ascending key order. In the first commit base is nil, and changes holds every key. The
-	// store retains v and base for as long as it needs them, and may keep changes: nobody modifies
-	// their keys and values, which are valid while v is retained. After an error, which may concern
-	// an earlier block, the application commits nothing more: the node must stop.
+	// in ascending key order: nobody modifies their keys and values, so the store may keep them.
+	// In the first commit base is nil, and changes holds every key; then they are valid only while
+	// v is retained. The store retains v and base for as long as it needs them. After an error,
+	// which may concern an earlier block, the application commits nothing more: the node must stop.
 	Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
 
 	// Durable returns the height of the state that a restart would load, 0 if there is none. It

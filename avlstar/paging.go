@@ -54,7 +54,8 @@ func (v *Version) EnablePaging(p Paging) {
 	v.tree.paging = &paging{Paging: p, age: minAge}
 }
 
-// Stored reports that Pages can return every page of v from now on, at least while v is referenced.
+// Stored reports that Pages can return every page of v from now on, at least while v, or a later
+// version made before this call, is referenced. v itself may have been released.
 func (v *Version) Stored() {
 	p := v.tree.paging
 	if p == nil {

@@ -299,8 +299,8 @@ func (v *Version) bytesBelow(key []byte) (sum uint64, err error) {
 
 // NewInner yields, in key order, key and height of every inner node that base lacks or has with
 // another height: what must be written to disk besides the changed leaves. base is the version that
-// v was applied to; for nil, or an older version, it yields what changed and perhaps more. New
-// nodes are in memory, so no page is read.
+// v was applied to, and may have been released; for nil, or an older version, it yields what
+// changed and perhaps more. New nodes are in memory, so no page is read.
 func (v *Version) NewInner(base *Version) iter.Seq2[[]byte, uint8] {
 	return func(yield func([]byte, uint8) bool) {
 		v.inUse()

@@ -38,6 +38,13 @@ func benchBlock(height int64, value []byte) Block {
 	return b
 }
 
+// takenOf is a block as a flush finds it.
+func takenOf(b Block) *waiting {
+	w := &waiting{Block: b}
+	new(Zone).takeHeights(w)
+	return w
+}
+
 func benchZone(b *testing.B, opts Options) *Zone {
 	s, err := Open(b.TempDir(), opts)
 	require.NoError(b, err)
@@ -116,7 +123,7 @@ func BenchmarkMerge(b *testing.B) {
 	for b.Loop() {
 		m := newMerger()
 		for _, block := range blocks {
-			m.add(block)
+			m.add(takenOf(block))
 		}
 		if len(m.sorted()) != 50_000 {
 			b.Fatal(len(m.changes))

@@ -37,7 +37,9 @@
 //	               leaves of the order: none is held during I/O, or while another lock is taken
 //
 // The flusher takes neither admin nor life, so whoever holds admin may wait for it. The syncers
-// take only journal and below, so whoever holds life may wait for them. Block.Done is called with
-// admin at most, Options.Failed with no lock. Pebble holds locks of its own where it calls
-// Zone.background, which therefore neither blocks nor calls the database.
+// take only journal and below, so whoever holds life may wait for them. Block.Taken and
+// Block.Heights are called with no lock but that of their block (waiting.once), which is never
+// taken with Zone.mu; Block.Done with admin at most; Options.Failed with no lock. Pebble holds
+// locks of its own where it calls Zone.background, which therefore neither blocks nor calls the
+// database.
 package storage

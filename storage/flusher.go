@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -13,17 +14,24 @@ import (
 // interrupt it.
 const maxL0 = 20
 
-// waiting is a block that no flush has taken yet.
+// waiting is a block that is not durable yet.
 type waiting struct {
 	Block
-	bytes int64
 	since time.Time
+
+	once    sync.Once // of takeHeights
+	heights []byte    // records of uvarint(len key) ‖ key ‖ height, once they were taken
+
+	// bytes is what the block counts, see bytesOf; it grows when the heights are taken. counted is
+	// the sum that it is in, nil: none. Guarded by Zone.mu.
+	bytes   int64
+	counted *int64
 }
 
-func (w waiting) pins() bool { return w.PinData != nil }
+func (w *waiting) pins() bool { return w.PinData != nil }
 
-// bytesOf is what a block counts toward the limits, in bytes: its keys and values, and an overhead
-// for each.
+// bytesOf is what a block counts toward the limits before its heights are taken, in bytes: its keys
+// and values, and an overhead for each.
 func bytesOf(b Block) int64 {
 	n := int64(64 + 16*(len(b.Puts)+len(b.Deletes)))
 	for _, l := range b.Puts {
@@ -46,7 +54,7 @@ func (s *Zone) Write(b Block) error {
 		return fmt.Errorf("state folder %s: write: %w", s.dir, err)
 	}
 	b.Meta.Restored = false
-	w := waiting{Block: b, bytes: bytesOf(b), since: time.Now()}
+	w := &waiting{Block: b, bytes: bytesOf(b), since: time.Now()}
 	for waited := false; ; waited = true {
 		moved, err := s.enqueue(w, waited)
 		if moved == nil || err != nil {
@@ -60,7 +68,7 @@ func (s *Zone) Write(b Block) error {
 }
 
 // enqueue queues the block, or returns a channel to wait on before the next attempt.
-func (s *Zone) enqueue(w waiting, waited bool) (<-chan struct{}, error) {
+func (s *Zone) enqueue(w *waiting, waited bool) (<-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch err := s.failure.get(); {
@@ -84,6 +92,8 @@ func (s *Zone) enqueue(w waiting, waited bool) (<-chan struct{}, error) {
 	}
 	s.mu.waiting = append(s.mu.waiting, w)
 	s.mu.waitingBytes += w.bytes
+	w.counted = &s.mu.waitingBytes
+	s.takers.Go(func() { s.takeHeights(w) })
 	s.mu.last = w.Meta.Height
 	if w.pins() {
 		s.mu.wanted = w.Meta.Height
@@ -174,16 +184,13 @@ func (s *Zone) flusher() {
 	}
 }
 
-func (w waiting) done() {
-	if w.Done != nil {
-		w.Done()
-	}
-}
-
 // dropWaiting empties the queue and returns what was in it. The caller holds s.mu, and calls done
 // of each block after releasing it.
-func (s *Zone) dropWaiting() []waiting {
+func (s *Zone) dropWaiting() []*waiting {
 	left := s.mu.waiting
+	for _, w := range left {
+		w.counted = nil
+	}
 	s.mu.waiting, s.mu.waitingBytes = nil, 0
 	s.moved()
 	return left
@@ -191,7 +198,7 @@ func (s *Zone) dropWaiting() []waiting {
 
 // next waits until a flush is due, and takes its blocks. It returns false once there will be no
 // more.
-func (s *Zone) next() ([]waiting, bool) {
+func (s *Zone) next() ([]*waiting, bool) {
 	for {
 		s.mu.Lock()
 		if s.failure.get() != nil || s.mu.closed && len(s.mu.waiting) == 0 {
@@ -231,7 +238,7 @@ func (s *Zone) due() (bool, time.Duration) {
 
 // take takes all waiting blocks, up to and including the first one that pins. The caller holds
 // s.mu.
-func (s *Zone) take() []waiting {
+func (s *Zone) take() []*waiting {
 	n := len(s.mu.waiting)
 	for i, w := range s.mu.waiting {
 		if w.pins() {
@@ -240,11 +247,12 @@ func (s *Zone) take() []waiting {
 		}
 	}
 	group, rest := s.mu.waiting[:n:n], s.mu.waiting[n:]
-	s.mu.waiting = append([]waiting(nil), rest...)
+	s.mu.waiting = append([]*waiting(nil), rest...)
 	s.mu.busy, s.mu.flushing, s.mu.flushingFrom, s.mu.flushingBytes = true, n, group[0].Meta.Height, 0
 	s.mu.flushingSince = group[0].since
 	for _, w := range group {
 		s.mu.flushingBytes += w.bytes
+		w.counted = &s.mu.flushingBytes
 	}
 	s.mu.waitingBytes -= s.mu.flushingBytes
 	return group
@@ -252,11 +260,12 @@ func (s *Zone) take() []waiting {
 
 // flush makes the blocks durable, all or none of them. Then the state after the last one is the
 // state of the zone.
-func (s *Zone) flush(group []waiting) error {
+func (s *Zone) flush(group []*waiting) error {
 	started := time.Now()
 	m, last := newMerger(), group[len(group)-1]
 	for _, w := range group {
-		m.add(w.Block)
+		s.takeHeights(w)
+		m.add(w)
 	}
 	if err := s.waitForCompactions(); err != nil {
 		return err

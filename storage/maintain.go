@@ -89,7 +89,7 @@ type Metrics struct {
 	LagSeconds         float64 // age of the oldest of these blocks
 	Flushes            int64
 	FlushSeconds       float64 // spent in flushes
-	FlushedBytes       uint64  // of keys and values in blocks that became durable
+	FlushedBytes       uint64  // of keys, values and heights in blocks that became durable
 	WaitSeconds        float64 // time that Write waited for the disk
 	CompactionBytes    uint64  // written by compactions
 	WrittenBytes       uint64  // of all tables written: by flushes, compactions, restores

@@ -43,21 +43,20 @@ func newMerger() *merger {
 	return &merger{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10)}
 }
 
-func (m *merger) add(b Block) {
-	for _, key := range b.Deletes {
+// add adds the changes of a block whose heights are taken.
+func (m *merger) add(w *waiting) {
+	for _, key := range w.Deletes {
 		c := m.at(key)
 		c.leaf, c.value, c.setHeight, c.height = leafDeleted, nil, true, 0
 	}
-	for _, l := range b.Puts {
+	for _, l := range w.Puts {
 		c := m.at(l.Key)
 		c.leaf, c.value = leafPut, l.Value
 	}
-	if b.Heights != nil {
-		for key, height := range b.Heights {
-			c := m.at(key)
-			c.setHeight, c.height = true, height
-		}
-	}
+	w.eachHeight(func(key []byte, height uint8) {
+		c := m.at(key)
+		c.setHeight, c.height = true, height
+	})
 }
 
 // at returns the change of key, which is valid until the next call.

@@ -82,7 +82,7 @@ func (s *Zone) pinPath(prefix string, height int64) string {
 
 // pin keeps the state on disk, which is the one after w. The state itself is durable: that a pin
 // cannot be made is no failure of the zone.
-func (s *Zone) pin(w waiting) {
+func (s *Zone) pin(w *waiting) {
 	if err := s.makePin(w.Meta.Height, w.PinData()); err != nil {
 		s.log.Error("cannot keep a snapshot", "folder", s.opts.PinDir, "height", w.Meta.Height, "err", err)
 	}

@@ -39,9 +39,12 @@ type Block struct {
 	Puts    []record.Leaf
 	Deletes [][]byte // remove the leaf and its height
 	// Heights yields keys with the new height of the inner node that bears the key; 0 removes what
-	// is recorded. It is called once at most, by the flusher, before Done; nil: none. The keys that
-	// it yields are kept until Done, too.
+	// is recorded; nil: none. It is called once at most, by a goroutine of the zone soon after
+	// Write, however long the flush takes to come. The zone copies the keys.
 	Heights iter.Seq2[[]byte, uint8]
+	// Taken is called once by a goroutine of the zone, before Done, unless Write returned an error:
+	// Heights will not be used any more. It must not call the zone.
+	Taken func()
 	// PinData, if not nil, keeps the state after this block on disk, with the opaque description
 	// that it returns. It is called once at most, by the flusher.
 	PinData func() []byte
@@ -73,6 +76,7 @@ type Zone struct {
 	wake        chan struct{} // to the flusher: something is due, or will be
 	compacted   chan struct{} // to the flusher: a compaction ended
 	flusherDone chan struct{}
+	takers      sync.WaitGroup // of takeHeights; added to while the zone is not closed
 
 	// admin serializes what replaces the state as a whole: emptying the zone, and beginning,
 	// resuming, committing or closing a restore. See "Lock order" in doc.go for all locks.
@@ -87,9 +91,9 @@ type Zone struct {
 		emptying bool     // by the holder of admin
 		closed   bool
 
-		waiting      []waiting // blocks that no flush has taken, ascending
-		waitingBytes int64     // of them, see bytesOf
-		busy         bool      // the flusher is in a flush, or is reporting its end
+		waiting      []*waiting // blocks that no flush has taken, ascending
+		waitingBytes int64      // of them, see bytesOf
+		busy         bool       // the flusher is in a flush, or is reporting its end
 
 		// The blocks that the flusher has taken and that are not durable.
 		flushing      int
@@ -385,6 +389,7 @@ func (s *Zone) Close() error {
 	}
 	close(s.guard.closing)
 	<-s.flusherDone
+	s.takers.Wait()
 	failed := s.failure.get() // and told
 	s.users.close()
 	s.mu.Lock()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
@@ -76,6 +77,64 @@ func TestFlushIsDue(t *testing.T) {
 	})
 }
 
+// The heights of a block are taken at once, however long the disk takes: what they were read from
+// may be overwritten then. They count toward the lag.
+func TestHeightsAreTakenAtOnce(t *testing.T) {
+	for name, end := range map[string]func(s *Zone, release func()) error{
+		"flushed": func(s *Zone, release func()) error {
+			release()
+			return s.Flush()
+		},
+		"dropped": func(s *Zone, release func()) error {
+			reset := make(chan error)
+			go func() { reset <- s.Reset() }()
+			release()
+			return <-reset
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fs, hold := slowFS(vfs.NewMem())
+			opts := testOptions(fs)
+			opts.FlushBlocks = 1
+			s, err := Open("zone", opts)
+			require.NoError(t, err)
+			defer s.Close()
+			want, release := emptyModel(), hold()
+			var done atomic.Int64
+			bytes := int64(0)
+			for height := int64(1); height <= 20; height++ {
+				b := blockOf(height, fmt.Sprint("key", height), "1")
+				b.Heights = each(keyHeight{fmt.Appendf(nil, "key%d", height), uint8(height)}, keyHeight{fmt.Appendf(nil, "key%d", height-1), 0})
+				want = want.apply(b)
+				bytes += bytesOf(b)
+				memory := fmt.Appendf(nil, "key%d", height)
+				before := b.Heights
+				b.Heights = func(yield func([]byte, uint8) bool) {
+					for key, h := range before {
+						if !yield(append(memory[:0], key...), h) {
+							return
+						}
+					}
+				}
+				taken := make(chan struct{})
+				b.Taken = func() { close(taken) }
+				b.Done = func() { done.Add(1) }
+				require.NoError(t, s.Write(b))
+				<-taken
+			}
+			require.Zero(t, done.Load(), "the disk has not taken one")
+			require.NoError(t, end(s, release))
+			if name == "flushed" {
+				want.requireIn(t, s)
+				require.Greater(t, s.Metrics().FlushedBytes, uint64(bytes))
+			} else {
+				emptyModel().requireIn(t, s)
+			}
+			require.Zero(t, s.Metrics().LagBytes)
+		})
+	}
+}
+
 func TestCloseFlushes(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
@@ -127,7 +186,10 @@ func TestLagIsBounded(t *testing.T) {
 			go func() {
 				for height := int64(1); height <= 30; height++ {
 					b := blockOf(height, "a", string(make([]byte, 1000)))
+					var taken atomic.Int64
+					b.Taken = func() { taken.Add(1) }
 					b.Done = func() {
+						assert.EqualValues(t, 1, taken.Load())
 						done.Add(1)
 						told <- struct{}{}
 					}
@@ -156,8 +218,10 @@ func TestLagIsBounded(t *testing.T) {
 
 			release = hold()
 			done.Store(0)
+			var taken atomic.Int64
 			for height := int64(31); height <= 36; height++ {
 				b := blockOf(height, "b", "2")
+				b.Taken = func() { taken.Add(1) }
 				b.Done = func() { done.Add(1) }
 				require.NoError(t, s.Write(b))
 			}
@@ -166,6 +230,7 @@ func TestLagIsBounded(t *testing.T) {
 			release()
 			require.NoError(t, <-reset)
 			require.EqualValues(t, 6, done.Load())
+			require.EqualValues(t, 6, taken.Load())
 			emptyModel().requireIn(t, s)
 			require.NoError(t, s.Flush())
 			write(t, s, blockOf(1, "a", "1"))
@@ -194,7 +259,7 @@ func TestMerging(t *testing.T) {
 	}
 	m := newMerger()
 	for i := range 5000 {
-		m.add(blockOf(1, fmt.Sprintf("%04d", i*7919%5000), "x"))
+		m.add(takenOf(blockOf(1, fmt.Sprintf("%04d", i*7919%5000), "x")))
 	}
 	for n, i := range m.sorted() {
 		require.Equal(t, fmt.Sprintf("%04d", n), string(m.changes[i].key))

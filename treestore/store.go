@@ -46,8 +46,8 @@ type Snapshots interface {
 }
 
 // Store is the application's Store over package storage: the tree in memory, leaves and heights of
-// inner nodes on disk, which follows behind. A block that waits to be written holds references to
-// the versions that it is made from.
+// inner nodes on disk, which follows behind. A block that waits to be written holds a reference to
+// its version until the zone has taken the heights from it, which is soon.
 //
 //	Commit(H) ──changes, v, base──► storage's queue ──flusher──► disk: the safe height
 //	                                                     │
@@ -143,8 +143,8 @@ func seconds(since time.Time) float64 {
 	return time.Since(since).Round(10 * time.Millisecond).Seconds()
 }
 
-// Commit implements app.Store: it hands the changed leaves over now; the heights of the inner nodes
-// that are new are collected when they are written.
+// Commit implements app.Store: it hands the changed leaves over now; the zone collects the heights
+// of the inner nodes that are new right behind it.
 func (s *Store) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
 	err := s.commit(height, v, base, changes)
 	if err != nil {
@@ -179,22 +179,25 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 		s.pages.account(v)
 	}
 	v.Retain()
-	if base != nil {
-		base.Retain()
+	block.Taken = v.Release
+	// The changes of the first commit are v's own memory (app.Store), and a pin describes v.
+	keeps := base == nil || pins
+	if keeps {
+		v.Retain()
 	}
 	block.Done = func() {
 		if s.pages != nil && s.zone.Safe() >= height {
 			v.Stored()
 		}
-		v.Release()
-		if base != nil {
-			base.Release()
+		if keeps {
+			v.Release()
 		}
 		if pins {
 			s.pinning.Store(false)
 		}
 	}
 	if err := s.zone.Write(block); err != nil {
+		block.Taken()
 		block.Done()
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -55,6 +56,59 @@ func TestPagesOfABlockThatWasNotStoredStay(t *testing.T) {
 		require.Equal(t, c.Value, value)
 	}
 	v.Release()
+}
+
+// The tree keeps the versions of one block for the zone, and that of the first block, whose changes
+// lie in its memory: not those of all blocks that wait for the disk.
+func TestWaitingBlocksHoldNoVersions(t *testing.T) {
+	fs := vfs.NewMem()
+	zone, err := storage.Open("zone", storage.Options{FS: fs, FlushBlocks: 1000, FlushInterval: time.Hour})
+	require.NoError(t, err)
+	store := New(Options{Zone: zone, ChainID: testChain})
+	v, err := avlstar.Empty(1000)
+	require.NoError(t, err)
+	const blocks = 30
+	var first *avlstar.Version
+	for height := int64(1); height <= blocks; height++ {
+		var changes []avlstar.Change
+		for i := range 50 {
+			changes = append(changes, avlstar.Change{Key: fmt.Appendf(nil, "key-%05d", int64(i)*height), Value: fmt.Append(nil, height)})
+		}
+		next, err := v.Apply(changes)
+		require.NoError(t, err)
+		base := v
+		if height == 1 {
+			base, first = nil, next
+		}
+		require.NoError(t, store.Commit(height, next, base, changes))
+		old := v
+		old.Release()
+		v = next
+		require.Eventually(t, func() bool { return old == first || gone(old) }, time.Minute, time.Millisecond, "height %d", height)
+	}
+	require.Equal(t, blocks, zone.Metrics().LagBlocks)
+	require.LessOrEqual(t, v.Memory().Versions, 4)
+	require.False(t, gone(first))
+	require.NoError(t, zone.Close())
+	require.True(t, gone(first))
+
+	zone = openZone(t, fs)
+	height, loaded, err := New(Options{Zone: zone, ChainID: testChain}).Load()
+	require.NoError(t, err)
+	require.EqualValues(t, blocks, height)
+	require.Equal(t, v.AppHash(), loaded.AppHash())
+	loaded.Release()
+	require.NoError(t, zone.Close())
+	v.Release()
+	require.True(t, gone(v))
+}
+
+func gone(v *avlstar.Version) bool {
+	if v.TryRetain() {
+		v.Release()
+		return false
+	}
+	return true
 }
 
 // Leaves that are whole, under right checksums, but not those of the app hash beside them: nothing
