@@ -89,6 +89,9 @@ type Snapshotter interface{ Snapshot(dir string) error }
 // Names are the trees that Open knows, Starling first.
 var Names = []string{"starling", "memiavl", "iavl"}
 
+// Mapped is the name of memiavl over a snapshot that it maps, which MapMemiavl opens.
+const Mapped = "memiavl mapped"
+
 // Open makes an empty tree. dir is a folder for its files, which the caller removes.
 func Open(name, dir string) (Contestant, error) {
 	switch name {

@@ -1,6 +1,8 @@
 package contestant
 
 import (
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -82,6 +84,36 @@ func TestContestants(t *testing.T) {
 	}
 	require.Equal(t, roots["memiavl"], roots["iavl"], "memiavl and IAVL v1 have the same hashes")
 	require.NotEqual(t, roots["memiavl"], roots["starling"])
+}
+
+// What memiavl maps, and imports through a pipe, is what it wrote.
+func TestMemiavlSnapshots(t *testing.T) {
+	w, err := workload.New(workload.Spec{Seed: 3, Keys: 3000, Batch: 3000}, 10)
+	require.NoError(t, err)
+	c, err := Open("memiavl", t.TempDir())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	_, err = c.Prepare(w.Next())()
+	require.NoError(t, err)
+	snapshot, imported := filepath.Join(t.TempDir(), "snapshot"), filepath.Join(t.TempDir(), "imported")
+	require.NoError(t, c.(Snapshotter).Snapshot(snapshot))
+
+	bytes, err := PipeMemiavl(snapshot, imported)
+	require.NoError(t, err)
+	require.Equal(t, w.Len()*(1+1+workload.KeyBytes+1+workload.ValueBytes), bytes)
+
+	mapped, err := MapMemiavl(imported, t.TempDir())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, mapped.Close()) }()
+	changes := w.Next()
+	want, err := c.Prepare(slices.Clone(changes))()
+	require.NoError(t, err)
+	got, err := mapped.Prepare(changes)()
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	require.NoError(t, mapped.CheckLen(w.Len()))
+	_, err = PipeMemiavl(t.TempDir(), filepath.Join(t.TempDir(), "x"))
+	require.Error(t, err)
 }
 
 func TestOpenNamesWhatItKnows(t *testing.T) {

@@ -11,9 +11,9 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// memiavlTree is memiavl's Tree alone, in memory: without its write-ahead log and snapshots, which
-// would only take time, and without its cache of values, which random keys do not hit. A commit is
-// ApplyChangeSet and SaveVersion with the hash.
+// memiavlTree is memiavl's Tree alone, in memory or over a snapshot that it maps: without its
+// write-ahead log and new snapshots, which would only take time, and without its cache of values,
+// which random keys do not hit. A commit is ApplyChangeSet and SaveVersion with the hash.
 type memiavlTree struct {
 	tree *memiavl.Tree
 	dir  string
@@ -148,6 +148,16 @@ func (e *memiavlExport) Import() (func(), error) {
 
 // Snapshot writes the newest version as a snapshot into the new folder dir, with its files synced.
 func (m *memiavlTree) Snapshot(dir string) error { return m.tree.WriteSnapshot(dir) }
+
+// MapMemiavl opens the snapshot in a folder as a node does after a start: its files are mapped, and
+// what is read is not copied. Changes are made in memory. dir is a folder for more files.
+func MapMemiavl(snapshot, dir string) (Contestant, error) {
+	s, err := memiavl.OpenSnapshot(snapshot)
+	if err != nil {
+		return nil, err
+	}
+	return &memiavlTree{tree: memiavl.NewFromSnapshot(s, true, 0), dir: dir}, nil
+}
 
 // PipeMemiavl maps the snapshot in the folder from, and pipes its export into an import into the
 // new folder to, whose files are synced. It returns the bytes of the leaf records, and fails if the

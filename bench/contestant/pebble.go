@@ -7,22 +7,28 @@ import (
 
 	"cosmossdk.io/core/store"
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
 
 // pebbleDB is the database below IAVL (iavl/db.DB), with ample memory: 256 MiB of block cache, 64
-// MiB of memtable.
+// MiB of memtable; and with a Bloom filter, as the SDK's databases have.
 type pebbleDB struct{ db *pebble.DB }
+
+// bloomBits is the number of bits for a key that the SDK's databases have (cosmos-db,
+// goleveldb.go).
+const bloomBits = 10
 
 func openPebble(dir string) (*pebbleDB, error) {
 	cache := pebble.NewCache(256 << 20)
 	defer cache.Unref()
-	db, err := pebble.Open(filepath.Join(dir, "pebble"), &pebble.Options{
-		Cache:        cache,
-		MemTableSize: 64 << 20,
-		Logger:       harness.Quiet{},
-	})
+	o := &pebble.Options{Cache: cache, MemTableSize: 64 << 20, Logger: harness.Quiet{}}
+	o.EnsureDefaults()
+	for i := range o.Levels {
+		o.Levels[i].FilterPolicy = bloom.FilterPolicy(bloomBits)
+	}
+	db, err := pebble.Open(filepath.Join(dir, "pebble"), o)
 	if err != nil {
 		return nil, fmt.Errorf("no database for IAVL in %s: %w", dir, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"runtime"
 	"time"
 
@@ -48,6 +49,14 @@ func (c *child) open() (err error) {
 	if c.work, err = workload.New(c.Spec, c.Versions); err != nil {
 		return err
 	}
+	if c.Snapshot != "" {
+		for !c.work.Loaded() {
+			c.work.Next() // the snapshot has these changes
+		}
+		c.before = measureMemory()
+		c.tree, err = contestant.MapMemiavl(c.Snapshot, c.Dir)
+		return err
+	}
 	if c.tree, err = contestant.Open(c.Name, c.Dir); err != nil {
 		return err
 	}
@@ -76,7 +85,9 @@ func (c *child) do(r request) (answer, error) {
 	case opLoad, opVersions:
 		return c.commits(r)
 	case opMemory:
-		return answer{Memory: measureMemory().since(c.before)}, nil
+		return c.memory()
+	case opSnapshot:
+		return answer{}, c.tree.(contestant.Snapshotter).Snapshot(filepath.Join(c.Dir, snapshotFolder))
 	case opGet:
 		return c.get(r)
 	case opProve:
@@ -93,8 +104,24 @@ func (c *child) do(r request) (answer, error) {
 	return answer{}, errors.New("no such request")
 }
 
+// snapshotFolder is where a snapshot lies, in the contestant's folder.
+const snapshotFolder = "snapshot"
+
+// memory reads all of a mapped snapshot first: what was never read is on disk only.
+func (c *child) memory() (answer, error) {
+	if c.Snapshot != "" {
+		if err := c.tree.CheckLen(c.work.Len()); err != nil {
+			return answer{}, err
+		}
+	}
+	return answer{Memory: measureMemory().since(c.before)}, nil
+}
+
 // commits makes r.N steps, each timed from its changes to its root.
 func (c *child) commits(r request) (a answer, err error) {
+	if r.Procs > 0 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(r.Procs))
+	}
 	if r.Export {
 		stop, err := c.startStream()
 		if err != nil {

@@ -7,7 +7,7 @@
 //	│  versions 50, 50 beside  │────────────▶│ the same operations            │ memiavl    frozen while others
 //	│           an export, …   │             ├────────────────────────────────┤            work (package harness)
 //	│  memory · get · proof    │────────────▶│ the same operations            │ iavl
-//	│  export and import       │             └────────────────────────────────┘
+//	│  export and import       │             └────────────────────────────────┘ memiavl mapped   from here on: a snapshot of the load
 //	└──────────┬───────────────┘
 //	           ▼
 //	Result (result.go) ─▶ table.go · targets.go · JSON

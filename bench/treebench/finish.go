@@ -38,13 +38,15 @@ func (e *entrant) figures() *Figures {
 		LoadS:       e.load,
 		CommitP50MS: harness.Percentile(e.without, 50), CommitP99MS: harness.Percentile(e.without, 99),
 		CommitP50DuringExportMS: harness.Percentile(e.during, 50), CommitP99DuringExportMS: harness.Percentile(e.during, 99),
-		Versions: len(e.without),
-		GetNS:    harness.Median(e.gets), ProofUS: harness.Median(e.proofs), ProofBytes: e.proofBytes,
+		CommitOneCoreP50MS: harness.Median(e.oneCore), Versions: len(e.without),
+		GetNS: harness.Median(e.gets), ProofUS: harness.Median(e.proofs), ProofBytes: e.proofBytes,
 		ExportS: harness.Median(e.exports), ImportS: harness.Median(e.imports), ExportBytes: e.exportLen,
 		BytesPerKey:              e.loaded.perKey(),
 		HeapBytesPerKey:          harness.Ratio(float64(e.loaded.Heap), float64(e.loaded.keys)),
 		BytesPerKeyAfterVersions: e.after.perKey(),
 		HugeShare:                harness.Ratio(float64(e.after.Huge), float64(e.after.Resident)),
+		FileBytesPerKey:          harness.Ratio(float64(e.loaded.Files), float64(e.loaded.keys)),
+		FileBytesPerKeyAfter:     harness.Ratio(float64(e.after.Files), float64(e.after.keys)),
 		FinalKeys:                e.keys,
 		FinalRoot:                e.roots[len(e.roots)-1],
 	}
@@ -85,17 +87,19 @@ func (r *runner) floor() (Floor, error) {
 	return f, nil
 }
 
-// sameRoots compares contestants with the same hashes, memiavl and IAVL v1, over all versions that
-// both made.
+// sameRoots compares contestants with the same hashes, those of memiavl and of IAVL v1, over all
+// versions that both made.
 func sameRoots(entrants []*entrant) error {
 	peers := slices.DeleteFunc(slices.Clone(entrants), func(e *entrant) bool { return e.Name == "starling" })
 	if len(peers) < 2 {
 		return nil
 	}
-	a, b := peers[0], peers[1]
-	for i := range min(len(a.roots), len(b.roots)) {
-		if a.roots[i] != b.roots[i] {
-			return fmt.Errorf("version %d has the root %s in %s and %s in %s: they made different changes", i+1, a.roots[i], a.Name, b.roots[i], b.Name)
+	a := peers[0]
+	for _, b := range peers[1:] {
+		for i := range min(len(a.roots), len(b.roots)) {
+			if a.roots[i] != b.roots[i] {
+				return fmt.Errorf("version %d has the root %s in %s and %s in %s: they made different changes", i+1, a.roots[i], a.Name, b.roots[i], b.Name)
+			}
 		}
 	}
 	return nil

@@ -16,11 +16,13 @@ import (
 type memory struct {
 	Heap     int64 `json:"heap"`
 	Resident int64 `json:"resident"`
-	Huge     int64 `json:"huge"`
+	Huge     int64 `json:"huge"`  // of Resident, in huge pages
+	Files    int64 `json:"files"` // resident pages of files
 }
 
+// since is the growth since before.
 func (m memory) since(before memory) memory {
-	return memory{m.Heap - before.Heap, m.Resident - before.Resident, m.Huge - before.Huge}
+	return memory{m.Heap - before.Heap, m.Resident - before.Resident, m.Huge - before.Huge, max(0, m.Files-before.Files)}
 }
 
 // larger is the figure in the table.
@@ -31,7 +33,8 @@ func measureMemory() memory {
 	debug.FreeOSMemory()
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	return memory{int64(stats.HeapInuse), harness.OwnMemory().Anon, hugeBytes()}
+	own := harness.OwnMemory()
+	return memory{int64(stats.HeapInuse), own.Anon, hugeBytes(), own.Files}
 }
 
 // hugeBytes reads AnonHugePages of proc(5).

@@ -12,6 +12,9 @@ type begin struct {
 	Versions   int           `json:"versions"` // at most
 	ExportRate float64       `json:"export_rate"`
 	Dir        string        `json:"dir"`
+	// Snapshot is the folder of memiavl's snapshot of the loaded tree, which is mapped; "": the
+	// child loads the tree itself.
+	Snapshot string `json:"snapshot,omitempty"`
 }
 
 // op is the kind of a request.
@@ -22,12 +25,13 @@ const (
 	opLoad     op = "load"     // n batches, or what is left
 	opVersions op = "versions" // n versions, beside an export or not
 	opMemory   op = "memory"
-	opGet      op = "get"    // n gets
-	opProve    op = "prove"  // n proofs, of which some are verified
-	opExport   op = "export" // one version untimed, then an export and its import
-	opHash     op = "hash"   // time for each image
-	opRead     op = "read"   // latency of random reads in n bytes
-	opCheck    op = "check"  // compare the tree with the workload's model
+	opGet      op = "get"      // n gets
+	opProve    op = "prove"    // n proofs, of which some are verified
+	opExport   op = "export"   // one version untimed, then an export and its import
+	opHash     op = "hash"     // time for each image
+	opRead     op = "read"     // latency of random reads in n bytes
+	opCheck    op = "check"    // compare the tree with the workload's model
+	opSnapshot op = "snapshot" // memiavl: write one of the newest version
 )
 
 type request struct {
@@ -36,6 +40,7 @@ type request struct {
 	Export bool   `json:"export,omitempty"`
 	Warm   int    // steps before the N that are not measured
 	Round  uint64 `json:"round,omitempty"`
+	Procs  int    `json:"procs,omitempty"` // GOMAXPROCS meanwhile; 0: as it is
 }
 
 // answer has the fields set that belong to its request's op, or Error.

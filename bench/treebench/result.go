@@ -19,12 +19,15 @@ type Figures struct {
 
 	// Details.
 	CommitP50DuringExportMS  float64 `json:"commit_p50_during_export_ms"`
+	CommitOneCoreP50MS       float64 `json:"commit_one_core_p50_ms"`
 	Versions                 int     `json:"versions"`           // without an export
 	StreamMBPerS             float64 `json:"export_rate_mb_s"`   // reached by the concurrent export
 	ProofBytes               int     `json:"proof_bytes"`        // on average
 	HeapBytesPerKey          float64 `json:"heap_bytes_per_key"` // in the Go heap
 	BytesPerKeyAfterVersions float64 `json:"bytes_per_key_after_versions"`
-	HugeShare                float64 `json:"huge_share"`   // of the memory after the versions
+	HugeShare                float64 `json:"huge_share"`         // of the memory after the versions
+	FileBytesPerKey          float64 `json:"file_bytes_per_key"` // resident pages of files
+	FileBytesPerKeyAfter     float64 `json:"file_bytes_per_key_after_versions"`
 	ExportBytes              int     `json:"export_bytes"` // leaf records
 	FinalKeys                int     `json:"final_keys"`
 	FinalRoot                string  `json:"final_root"`
@@ -36,6 +39,7 @@ type Result struct {
 	Starling *Figures `json:"starling"`
 	IAVL     *Figures `json:"iavl,omitempty"`
 	Memiavl  *Figures `json:"memiavl,omitempty"`
+	Mapped   *Figures `json:"memiavl_mapped,omitempty"` // over a mapped snapshot of the loaded tree
 	Floor    Floor    `json:"floor"`
 
 	Batch      int             `json:"batch"`
@@ -55,6 +59,8 @@ func (r *Result) figures(name string) *Figures {
 		return r.Memiavl
 	case "iavl":
 		return r.IAVL
+	case contestant.Mapped:
+		return r.Mapped
 	}
 	return nil
 }
@@ -67,12 +73,14 @@ func (r *Result) set(name string, f *Figures) {
 		r.Memiavl = f
 	case "iavl":
 		r.IAVL = f
+	case contestant.Mapped:
+		r.Mapped = f
 	}
 }
 
 // peers are the contestants beside Starling that took part, in the order of the table.
 func (r *Result) peers() (names []string) {
-	for _, name := range contestant.Names[1:] {
+	for _, name := range []string{"memiavl", contestant.Mapped, "iavl"} {
 		if r.figures(name) != nil {
 			names = append(names, name)
 		}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
+	"github.com/starling-kv/starling/bench/contestant"
 	"github.com/starling-kv/starling/bench/harness"
 )
 
@@ -18,6 +20,7 @@ const (
 	// sliceWarmUp versions at the beginning of each slice are not measured: in the other
 	// contestants' turns, caches were emptied and threads went to sleep.
 	sliceWarmUp  = 3
+	oneCoreSlice = 10 // versions on one core
 	getSlices    = 10
 	getsASlice   = 20_000
 	proofSlices  = 10
@@ -40,10 +43,12 @@ type runner struct {
 // entrant is a contestant with its measurements, in their order.
 type entrant struct {
 	*harness.Process
+	begin    begin
 	versions int
 
 	load                  float64 // s
 	without, during       []float64
+	oneCore               []float64
 	gets, proofs          []float64
 	exports, imports      []float64
 	streamed, streamTime  float64
@@ -94,16 +99,19 @@ func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
 		if err := os.MkdirAll(own, 0o750); err != nil {
 			return nil, fmt.Errorf("no folder for %s: %w", name, err)
 		}
-		p, err := harness.Start(ctx, ChildCommand, name, begin{
-			Name: name, Spec: r.o.spec(), Versions: 2*versions + warmUp + exportRounds + 2*r.rounds()*sliceWarmUp, ExportRate: r.o.ExportRate, Dir: own,
-		}, new(answer))
+		b := begin{
+			Name: name, Spec: r.o.spec(), ExportRate: r.o.ExportRate, Dir: own,
+			Versions: 2*versions + warmUp + exportRounds + r.rounds()*(3*sliceWarmUp+oneCoreSlice),
+		}
+		p, err := harness.Start(ctx, ChildCommand, name, b, new(answer))
 		if err != nil {
 			return nil, err
 		}
-		r.entrants = append(r.entrants, &entrant{Process: p, versions: versions})
+		r.entrants = append(r.entrants, &entrant{Process: p, begin: b, versions: versions})
 		r.progress.Add(1)
 	}
-	for _, phase := range []func() error{r.load, r.warmUp, r.commits, r.gets, r.proofs, r.memory, r.exports} {
+	mapped := func() error { return r.mapped(ctx, dir) }
+	for _, phase := range []func() error{r.load, mapped, r.warmUp, r.commits, r.gets, r.proofs, r.memory, r.exports} {
 		if err := phase(); err != nil {
 			return nil, err
 		}
@@ -132,10 +140,38 @@ func (r *runner) load() error {
 	})
 }
 
+// mapped lets another process map a snapshot of what memiavl has loaded: it takes part from here
+// on.
+func (r *runner) mapped(ctx context.Context, dir string) error {
+	i := slices.IndexFunc(r.entrants, func(e *entrant) bool { return e.Name == "memiavl" })
+	if i < 0 {
+		return nil
+	}
+	loader := r.entrants[i]
+	r.progress.Begin("snapshot", "trees", 1)
+	r.progress.Working(contestant.Mapped)
+	if _, err := loader.ask(request{Op: opSnapshot}); err != nil {
+		return err
+	}
+	b := loader.begin
+	b.Name, b.Snapshot, b.Dir = contestant.Mapped, filepath.Join(b.Dir, snapshotFolder), filepath.Join(dir, "mapped")
+	if err := os.MkdirAll(b.Dir, 0o750); err != nil {
+		return fmt.Errorf("no folder for %s: %w", b.Name, err)
+	}
+	p, err := harness.Start(ctx, ChildCommand, b.Name, b, new(answer))
+	if err != nil {
+		return err
+	}
+	r.entrants = append(r.entrants, &entrant{Process: p, begin: b, versions: loader.versions, roots: slices.Clone(loader.roots)})
+	r.progress.Add(1)
+	return nil
+}
+
 // rounds is the number of slices of versions.
 func (r *runner) rounds() int { return (r.o.Versions + versionSlice - 1) / versionSlice }
 
-// commits alternates slices without and with an export; every other round starts with the export.
+// commits alternates slices without and with an export, and a few on one core; every other round
+// starts with the export.
 func (r *runner) commits() error {
 	total := 0
 	for _, e := range r.entrants {
@@ -171,7 +207,11 @@ func (r *runner) commits() error {
 			e.streamed, e.streamTime = e.streamed+float64(a.Streamed), e.streamTime+a.StreamSeconds
 			r.progress.Add(len(a.Nanos))
 		}
-		return nil
+		a, err := e.commit(request{Op: opVersions, N: min(n, oneCoreSlice), Warm: sliceWarmUp, Procs: 1})
+		for _, n := range a.Nanos {
+			e.oneCore = append(e.oneCore, float64(n)*millisANano)
+		}
+		return err
 	})
 }
 

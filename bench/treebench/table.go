@@ -21,6 +21,7 @@ func (r *Result) rows() []row {
 	return []row{
 		{name: "load, s", format: "%.2f", of: func(f *Figures) float64 { return f.LoadS }},
 		{name: "commit p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP50MS }, floor: r.Floor.CommitMS},
+		{name: "  on one core p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitOneCoreP50MS }, floor: r.Floor.CommitMS},
 		{name: "commit p99, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP99MS }, floor: r.Floor.CommitMS},
 		{name: "  during an export p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP50DuringExportMS }},
 		{name: "  during an export p99, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP99DuringExportMS }},
@@ -30,8 +31,10 @@ func (r *Result) rows() []row {
 		{name: "export, s", format: "%.3f", of: func(f *Figures) float64 { return f.ExportS }},
 		{name: "import, verified, s", format: "%.3f", of: func(f *Figures) float64 { return f.ImportS }},
 		{name: "memory, bytes/key", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKey }},
+		{name: "  and of files", format: "%.0f", of: func(f *Figures) float64 { return f.FileBytesPerKey }, plain: true},
 		{name: "  after the versions", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKeyAfterVersions }},
 		{name: "  in huge pages", format: "%.2f", of: func(f *Figures) float64 { return f.HugeShare }, plain: true},
+		{name: "  and of files", format: "%.0f", of: func(f *Figures) float64 { return f.FileBytesPerKeyAfter }, plain: true},
 		{name: "versions (each way)", format: "%.0f", of: func(f *Figures) float64 { return float64(f.Versions) }, plain: true},
 		{name: "concurrent export, MB/s", format: "%.1f", of: func(f *Figures) float64 { return f.StreamMBPerS }, plain: true},
 	}
@@ -49,7 +52,11 @@ func (r *Result) Print(out io.Writer) {
 		line := []string{m.name, fmt.Sprintf(m.format, ours)}
 		for _, name := range r.peers() {
 			theirs := m.of(r.figures(name))
-			line = append(line, fmt.Sprintf(m.format, theirs), times(theirs, ours, m.plain))
+			cell := ""
+			if theirs != 0 || m.plain {
+				cell = fmt.Sprintf(m.format, theirs)
+			}
+			line = append(line, cell, times(theirs, ours, m.plain))
 		}
 		if m.floor > 0 {
 			line = append(line, fmt.Sprintf(m.format, m.floor), times(ours, m.floor, false))
@@ -81,19 +88,31 @@ func (r *Result) printNotes(out io.Writer) {
 	}
 	fmt.Fprintf(out, `
 × beside a peer: its figure over Starling's; × beside the floor: Starling's figure over the floor.
-commit      %d operations (%d updates, %d inserts, %d deletes), from the changes to the root hash; Starling uses all cores, the others one;
-            no log on either side
+commit      %d operations (%d updates, %d inserts, %d deletes), from the changes to the root hash; Starling uses all %d cores, the others
+            one and the rest for collecting garbage; "on one core" is GOMAXPROCS 1 for all; no log on either side
 floor       %.0f inner nodes × %.1f ns + %.0f leaves × (%.1f + %.1f) ns + %d new keys × %.1f ns (%s),
             in bulk on one core with the kernel %s
 walk        %.2f ms beside it: %.0f nodes of the changed paths below the %d levels that fit the L2 cache × %.0f ns,
             a random read in %d MiB, one after another
-export      beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the table has the rate reached
+export      and import stay in memory%s; beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the table has the rate reached
 memory      growth of the process since before the tree was made, after a garbage collection: the Go heap in use or resident memory,
-            whichever is larger; of the loaded tree, and after all versions%s
-`, workload.Changes, workload.Updates, workload.Inserts, workload.Deletes,
+            whichever is larger; of the loaded tree, and after all versions; of files: what is resident of them (program text, mapped
+            snapshots), which the system can drop%s
+`, workload.Changes, workload.Updates, workload.Inserts, workload.Deletes, r.Machine.CPUs,
 		f.Inner, f.Hash.Inner, f.Leaves, f.Hash.Leaf, f.Hash.Value, workload.Inserts, f.Hash.Key, counted, f.Hash.Kernel,
-		f.WalkMS, f.Misses, f.CachedLevels, f.ReadNS, f.ReadMiB, r.ExportRate,
+		f.WalkMS, f.Misses, f.CachedLevels, f.ReadNS, f.ReadMiB, r.exportNote(), r.ExportRate,
 		r.memoryNote())
+}
+
+// exportNote is what peers do with an export that Starling does not.
+func (r *Result) exportNote() (note string) {
+	if r.Memiavl != nil {
+		note += " (memiavl's writes and syncs files)"
+	}
+	if r.IAVL != nil {
+		note += " (IAVL v1's writes its database, unsynced)"
+	}
+	return note
 }
 
 // memoryNote is what the memory of the peers that took part means.
@@ -102,7 +121,8 @@ func (r *Result) memoryNote() (note string) {
 		note += ";\n            IAVL v1's is its cache"
 	}
 	if r.Memiavl != nil {
-		note += ";\n            memiavl never maps a snapshot here, which would take most of its nodes out of memory"
+		note += ";\n            memiavl holds its nodes as objects; mapped, it begins with a snapshot of the loaded tree in a new process, all of it read,\n" +
+			"            and writes no other (a node does, every 1,000 versions)"
 	}
 	return note
 }
