@@ -27,14 +27,22 @@ type place struct{ tx, op int }
 
 func (p place) before(q place) bool { return p.tx < q.tx || p.tx == q.tx && p.op < q.op }
 
-// lookahead reads the pages of the operations to come, in windows, before they are executed. It
-// changes no result.
+// lookahead reads what the operations to come look for, in windows, before they are executed:
+// pages from the disk or, where all is in memory, nodes into the processor's cache. It changes no
+// result.
 type lookahead struct {
 	base *avlstar.Version
 	txs  []decoded // that are executed, in order; empty: nothing is read ahead
 	tx   int       // the one that is being executed
 	done place     // what is before it has been read
 }
+
+// cachedKeys is a number of keys whose ways in a tree, at most 30 cache lines each, fit a core's
+// cache.
+const cachedKeys = 128
+
+// minUncached is the number of keys from which on a tree's links do not fit it. Tests lower it.
+var minUncached uint64 = 1 << 17
 
 // reach makes sure that the pages of an operation of the transaction at hand have been read.
 func (l *lookahead) reach(op int) {
@@ -43,9 +51,26 @@ func (l *lookahead) reach(op int) {
 		return
 	}
 	l.done = at
-	if !l.base.ReadAhead(l.keys()) {
-		l.txs = nil // no page can be missing
+	switch {
+	case l.base.ReadAhead(l.keys()): // a page can be missing
+	case l.base.Len() < minUncached:
+		l.txs = nil
+	default:
+		l.cache()
 	}
+}
+
+// cache looks for keys side by side, which takes a fraction of the time of one walk after another.
+func (l *lookahead) cache() {
+	var keys, values [cachedKeys][]byte
+	n := 0
+	for key := range l.keys() {
+		keys[n] = key
+		if n++; n == len(keys) {
+			break
+		}
+	}
+	_ = l.base.ViewMany(values[:], keys[:n]) // whoever needs a value meets the error
 }
 
 // keys yields what the operations from l.done on look for, and moves l.done behind what it yielded.

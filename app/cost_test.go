@@ -10,6 +10,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -292,3 +293,56 @@ func TestStrangersAreBounded(t *testing.T) {
 
 // first drops what of three results says that there is one.
 func first(value []byte, _ bool, err error) ([]byte, error) { return value, err }
+
+// Small trees of tests are looked into ahead, too, as large ones are.
+func init() { minUncached = 0 }
+
+// TestKeysAreLookedForOnce: what a block looks for is looked for ahead, each key once, in windows
+// that follow each other, and nothing behind its end.
+func TestKeysAreLookedForOnce(t *testing.T) {
+	base, err := avlstar.Empty(avlstar.DefaultChunkBytes)
+	require.NoError(t, err)
+	put := func(i int) tx.Operation {
+		return tx.Operation{Op: &tx.Operation_Put{Put: &tx.Put{Key: fmt.Appendf(nil, "key %d", i), Value: []byte("1")}}}
+	}
+	var txs []decoded
+	var want []string
+	for i := range 50 {
+		switch i % 3 {
+		case 0:
+			txs = append(txs, decoded{err: tx.Errorf(tx.CodeUnreadable, "")})
+		case 1:
+			txs = append(txs, decoded{tx: &tx.Tx{Text: &tx.Text{Key: fmt.Appendf(nil, "text %d", i)}}})
+			want = append(want, string(txs[i].tx.Text.Key))
+		default:
+			body := &tx.Body{Account: account(fmt.Sprint(i))}
+			want = append(want, string(AdminKey(body.Account)), string(GrantKey(body.Account, nil)), string(NonceKey(body.Account)))
+			for op := range i {
+				body.Operations = append(body.Operations, put(op))
+				want = append(want, fmt.Sprint("key ", op))
+			}
+			txs = append(txs, decoded{tx: &tx.Tx{Body: body}})
+		}
+	}
+	require.Greater(t, len(want), 2*cachedKeys)
+	all := lookahead{base: base, txs: txs}
+	var got []string
+	for key := range all.keys() {
+		got = append(got, string(key))
+	}
+	require.Equal(t, want, got)
+
+	l, windows := lookahead{base: base, txs: txs}, 0
+	for i := range txs {
+		l.tx = i
+		for op := 0; txs[i].tx != nil && txs[i].tx.Body != nil && op < len(txs[i].tx.Body.Operations); op++ {
+			before := l.done
+			if l.reach(op); l.done != before {
+				windows++
+				require.False(t, l.done.before(place{i, op + 1}), "it looks ahead")
+			}
+		}
+	}
+	require.GreaterOrEqual(t, windows, len(want)/cachedKeys)
+	require.LessOrEqual(t, windows, len(want)/cachedKeys+2)
+}

@@ -157,6 +157,36 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
+// BenchmarkViewMany reads keys of a block one after another, and side by side.
+func BenchmarkViewMany(b *testing.B) {
+	v := benchVersion(b)
+	runtime.GC()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	keys, values := make([][]byte, 1<<16), make([][]byte, 1<<16)
+	for i := range keys {
+		keys[i] = benchKey(rnd.Uint64N(1_000_000))
+	}
+	const together = 256
+	for name, read := range map[string]func(values, keys [][]byte) error{
+		"one by one": func(values, keys [][]byte) (err error) {
+			for i, key := range keys {
+				values[i], _, err = v.View(key)
+			}
+			return err
+		},
+		"side by side": v.ViewMany,
+	} {
+		b.Run(name, func(b *testing.B) {
+			at := 0
+			for b.Loop() {
+				require.NoError(b, read(values[at:at+together], keys[at:at+together]))
+				at = (at + together) % len(keys)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*together), "ns/key")
+		})
+	}
+}
+
 // slicePages serves pages from the sorted leaves of a state. Reading costs nothing, so the
 // benchmarks measure proving and grafting.
 type slicePages struct{ leaves []Leaf }

@@ -7,6 +7,11 @@ package avlstar
 //go:noescape
 func prefetchNode(l *link, i *image)
 
+// prefetchLink fetches the link of an inner node alone.
+//
+//go:noescape
+func prefetchLink(l *link)
+
 // prefetchRecord fetches the beginning of a leaf's record.
 //
 //go:noescape

@@ -11,6 +11,12 @@ TEXT ·prefetchNode(SB), NOSPLIT, $0-16
 	PREFETCHT0 64(BX)
 	RET
 
+// func prefetchLink(l *link)
+TEXT ·prefetchLink(SB), NOSPLIT, $0-8
+	MOVQ l+0(FP), AX
+	PREFETCHT0 (AX)
+	RET
+
 // func prefetchRecord(b *byte)
 TEXT ·prefetchRecord(SB), NOSPLIT, $0-8
 	MOVQ b+0(FP), AX

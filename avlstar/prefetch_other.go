@@ -4,6 +4,8 @@ package avlstar
 
 func prefetchNode(*link, *image) {}
 
+func prefetchLink(*link) {}
+
 func prefetchRecord(*byte) {}
 
 func prefetchNewNode(*link, *image) {}

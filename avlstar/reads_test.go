@@ -22,8 +22,11 @@ var needsNoPage = map[string]string{
 
 // readsOf lists the methods that read leaves: that with key, or all.
 var readsOf = map[string]func(v *Version, key []byte) error{
-	"Get":   func(v *Version, key []byte) error { _, _, err := v.Get(key); return err },
-	"View":  func(v *Version, key []byte) error { _, _, err := v.View(key); return err },
+	"Get":  func(v *Version, key []byte) error { _, _, err := v.Get(key); return err },
+	"View": func(v *Version, key []byte) error { _, _, err := v.View(key); return err },
+	"ViewMany": func(v *Version, key []byte) error {
+		return v.ViewMany(make([][]byte, 3), [][]byte{{}, key, []byte("another")})
+	},
 	"Has":   func(v *Version, key []byte) error { _, err := v.Has(key); return err },
 	"Floor": func(v *Version, key []byte) error { _, _, _, err := v.Floor(key); return err },
 	"Ascend": func(v *Version, key []byte) error {

@@ -77,6 +77,12 @@ type Export interface {
 	Import() (done func(), err error)
 }
 
+// ManyGetter is a Contestant that looks for many keys at once.
+type ManyGetter interface {
+	// GetMany sets each value to what Get returns for its key.
+	GetMany(values, keys [][]byte) error
+}
+
 // Hasher is a Contestant that counts its hashes.
 type Hasher interface {
 	// Hashed returns how many inner nodes and leaves the last commit hashed.

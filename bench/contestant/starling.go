@@ -48,6 +48,8 @@ func (s *starling) Get(key []byte) ([]byte, error) {
 	return value, err
 }
 
+func (s *starling) GetMany(values, keys [][]byte) error { return s.newest.ViewMany(values, keys) }
+
 func (s *starling) Prove(key []byte) (Proof, error) {
 	p, err := s.newest.Prove(key)
 	return Proof{p.State, p.Map}, err

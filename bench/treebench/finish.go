@@ -39,7 +39,7 @@ func (e *entrant) figures() *Figures {
 		CommitP50MS: harness.Percentile(e.without, 50), CommitP99MS: harness.Percentile(e.without, 99),
 		CommitP50DuringExportMS: harness.Percentile(e.during, 50), CommitP99DuringExportMS: harness.Percentile(e.during, 99),
 		CommitOneCoreP50MS: harness.Median(e.oneCore), Versions: len(e.without),
-		GetNS: harness.Median(e.gets), ProofUS: harness.Median(e.proofs), ProofBytes: e.proofBytes,
+		GetNS: harness.Median(e.gets), GetManyNS: harness.Median(e.manyGets), ProofUS: harness.Median(e.proofs), ProofBytes: e.proofBytes,
 		ExportS: harness.Median(e.exports), ImportS: harness.Median(e.imports), ExportBytes: e.exportLen,
 		BytesPerKey:              e.loaded.perKey(),
 		HeapBytesPerKey:          harness.Ratio(float64(e.loaded.Heap), float64(e.loaded.keys)),

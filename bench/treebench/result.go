@@ -18,6 +18,7 @@ type Figures struct {
 	CommitP99DuringExportMS float64 `json:"commit_p99_during_export_ms"`
 
 	// Details.
+	GetManyNS                float64 `json:"get_many_ns,omitempty"` // for each of many keys at once
 	CommitP50DuringExportMS  float64 `json:"commit_p50_during_export_ms"`
 	CommitOneCoreP50MS       float64 `json:"commit_one_core_p50_ms"`
 	Versions                 int     `json:"versions"`           // without an export

@@ -49,7 +49,8 @@ type entrant struct {
 	load                  float64 // s
 	without, during       []float64
 	oneCore               []float64
-	gets, proofs          []float64
+	gets, manyGets        []float64
+	proofs                []float64
 	exports, imports      []float64
 	streamed, streamTime  float64
 	inner, leaves         uint64
@@ -248,6 +249,9 @@ func (r *runner) gets() error {
 		a, err := e.ask(request{Op: opGet, N: getsASlice, Round: uint64(round)})
 		if err == nil {
 			e.gets = append(e.gets, float64(a.Nanos[0]))
+			if len(a.Nanos) > 1 {
+				e.manyGets = append(e.manyGets, float64(a.Nanos[1]))
+			}
 		}
 		r.progress.Add(getsASlice)
 		return err

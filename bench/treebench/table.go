@@ -26,6 +26,7 @@ func (r *Result) rows() []row {
 		{name: "  during an export p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP50DuringExportMS }},
 		{name: "  during an export p99, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP99DuringExportMS }},
 		{name: "get, ns", format: "%.0f", of: func(f *Figures) float64 { return f.GetNS }},
+		{name: "  of many at once", format: "%.0f", of: func(f *Figures) float64 { return f.GetManyNS }, plain: true},
 		{name: "ICS-23 proof, µs", format: "%.2f", of: func(f *Figures) float64 { return f.ProofUS }},
 		{name: "  bytes", format: "%.0f", of: func(f *Figures) float64 { return float64(f.ProofBytes) }},
 		{name: "export, s", format: "%.3f", of: func(f *Figures) float64 { return f.ExportS }},
