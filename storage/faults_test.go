@@ -403,7 +403,7 @@ func TestDamagedTables(t *testing.T) {
 	tables, err := filepath.Glob(filepath.Join(dir, "*.sst"))
 	require.NoError(t, err)
 	require.NotEmpty(t, tables)
-	rng, found, unread := newRNG(5), 0, 0
+	rng, found, unread, byKey := newRNG(5), 0, 0, 0
 	for _, table := range tables {
 		good, err := os.ReadFile(table)
 		require.NoError(t, err)
@@ -446,6 +446,19 @@ func TestDamagedTables(t *testing.T) {
 				require.NoError(t, pageFailure)
 				require.Equal(t, m.records(nil, nil), page, where)
 			}
+			// By its key, each value is right or an error.
+			k := s.Kept(3)
+			for key, want := range m.leaves {
+				value, ok, err := k.Get([]byte(key))
+				if err != nil {
+					byKey++
+					named(err)
+					continue
+				}
+				require.True(t, ok, where)
+				require.Equal(t, want, string(value), where)
+			}
+			k.Release()
 			// The same file is part of the pin.
 			p, err := s.OpenPin(3)
 			if err == nil {
@@ -465,6 +478,7 @@ func TestDamagedTables(t *testing.T) {
 	}
 	t.Logf("%d tables: damage found %d times, in parts that nobody reads %d times", len(tables), found, unread)
 	require.Greater(t, found, unread)
+	require.Positive(t, byKey)
 }
 
 // A failed compaction stops the zone, too: it would fall behind for ever.

@@ -98,6 +98,7 @@ type Metrics struct {
 	Generations        int   // kept states
 	PageReads          int64 // calls of Page that found one
 	PageMisses         int64 // calls of Page that did not
+	RecordReads        int64 // calls of Kept.Get that found a record
 	CacheHits          int64 // blocks of tables found in the block cache
 	CacheMisses        int64
 	CacheBytes         int64
@@ -113,7 +114,8 @@ func (s *Zone) Metrics() Metrics {
 	m := Metrics{
 		DiskBytes: p.DiskSpaceUsage(), Generations: s.generations.count(),
 		PageReads: s.generations.hits.Load(), PageMisses: s.generations.misses.Load(),
-		CacheHits: p.BlockCache.Hits, CacheMisses: p.BlockCache.Misses, CacheBytes: p.BlockCache.Size,
+		RecordReads: s.generations.records.Load(),
+		CacheHits:   p.BlockCache.Hits, CacheMisses: p.BlockCache.Misses, CacheBytes: p.BlockCache.Size,
 	}
 	var flushed, ingested uint64
 	for _, l := range p.Levels {

@@ -123,6 +123,8 @@ func (c *cursor) read(after []byte, take func(key, value []byte, height uint8) b
 				height = h[0]
 				c.heights.Next()
 			}
+		} else if err := c.heights.Error(); err != nil {
+			return err
 		}
 		value, err := c.leaves.ValueAndErr()
 		if err != nil {
@@ -179,9 +181,11 @@ func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte,
 // heights.
 type generations struct {
 	hits, misses atomic.Int64
+	records      atomic.Int64 // that were found by their keys
 	mu           struct {
 		sync.RWMutex
 		kept []*generation
+		lent map[*Kept]struct{} // references that others hold
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/sstable"
 
 	"github.com/starling-kv/starling/avlstar/record"
@@ -185,12 +186,21 @@ func (s *Zone) pebbleOptions() *pebble.Options {
 			}
 		}},
 	}
+	// Filters, so that a lookup by key (Kept.Get) reads one table and not one of each level. The
+	// last level has nine tenths of all keys and is asked last, for what is mostly there.
+	for i := range len(o.Levels) - 1 {
+		o.Levels[i].FilterPolicy = bloom.FilterPolicy(filterBits)
+	}
+	o.Levels[len(o.Levels)-1].FilterPolicy = pebble.NoFilterPolicy
 	// Tables no larger than this, so that a scan can be cut into parts.
 	for i := range o.TargetFileSizes {
 		o.TargetFileSizes[i] = min(int64(2<<20)<<i, tableBytes)
 	}
 	return o
 }
+
+// filterBits is the length of a filter for each of its keys: one lookup in a hundred is misled.
+const filterBits = 10
 
 // tableBytes is about how large tables become.
 const tableBytes = 16 << 20
@@ -399,6 +409,7 @@ func (s *Zone) Close() error {
 	if restore != nil {
 		restore.end()
 	}
+	s.generations.takeBackAll()
 	s.generations.dropAll()
 	if err := s.closeDB(); err != nil && failed == nil {
 		return err
