@@ -134,7 +134,7 @@ func (c *checker) nextNonce(account []byte) (uint64, *tx.Error) {
 }
 
 func committedNonce(v *avlstar.Version, account []byte) (uint64, error) {
-	value, _, err := v.View(NonceKey(account))
+	value, _, err := v.ByKey().View(NonceKey(account))
 	return decodeUint64(value), err
 }
 
@@ -169,7 +169,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	id, again := sha256.Sum256(req.Tx), req.Type == abci.CheckTxType_Recheck
 	if from, ok := a.check.admittedEarlier(id); ok && again {
 		if from.newcomer { // others may have taken the room
-			if _, err := newExecutor(newOverlay(v), params, 0).mayBegin(from.account[:]); err != nil {
+			if _, err := newExecutor(newCheckOverlay(v), params, 0).mayBegin(from.account[:]); err != nil {
 				return refusal(err, tx.CodeUnreadable)
 			}
 		}
@@ -200,9 +200,9 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 // none is read. newcomer: it would be a stranger's first transaction.
 func mayRun(v *avlstar.Version, params *Params, t *tx.Tx) (newcomer bool, err error) {
 	if t.Text != nil {
-		return false, newOverlay(v).mayWriteText(params, t.Text)
+		return false, newCheckOverlay(v).mayWriteText(params, t.Text)
 	}
-	x := newExecutor(newOverlay(v), params, 0)
+	x := newExecutor(newCheckOverlay(v), params, 0)
 	if newcomer, err = x.mayBegin(t.Body.Account); err != nil {
 		return false, err
 	}

@@ -24,6 +24,7 @@ import (
 // whoever made the overlay holds a reference to base for as long as these are in use.
 type overlay struct {
 	base    *avlstar.Version // without a reference of its own
+	byKey   bool             // base's values are read so, see newCheckOverlay
 	entries *btree.BTreeG[*overlayEntry]
 	added   *btree.BTreeG[*overlayEntry] // entries that are present, and were absent in base
 	journal []undoRecord
@@ -61,6 +62,14 @@ func newOverlay(base *avlstar.Version) *overlay {
 	return &overlay{base: base, entries: tree(), added: tree(), quotas: newUsages(), revived: 1}
 }
 
+// newCheckOverlay is newOverlay for checks, which no block depends on: a value that is on disk is
+// read by its key (avlstar.ByKey).
+func newCheckOverlay(base *avlstar.Version) *overlay {
+	o := newOverlay(base)
+	o.byKey = true
+	return o
+}
+
 func (o *overlay) get(key []byte) ([]byte, error) {
 	if e, ok := o.entries.Get(&overlayEntry{key: key}); ok {
 		return e.value, nil
@@ -71,6 +80,10 @@ func (o *overlay) get(key []byte) ([]byte, error) {
 // inBase returns the value of key in base, without a copy: if a block overwrites many large values,
 // copies could be as large as the whole state.
 func (o *overlay) inBase(key []byte) ([]byte, error) {
+	if o.byKey {
+		value, _, err := o.base.ByKey().View(key)
+		return value, err
+	}
 	value, _, err := o.base.View(key)
 	return value, err
 }

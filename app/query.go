@@ -96,7 +96,11 @@ func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) 
 		return nil, refused
 	}
 	defer at.version.Release()
-	value, ok, err := at.version.Get(req.Data)
+	get := at.version.ByKey().Get
+	if req.Prove { // the proof reads the page
+		get = at.version.Get
+	}
+	value, ok, err := get(req.Data)
 	if err != nil {
 		return nil, refusal(err, tx.CodeUnreadable)
 	}

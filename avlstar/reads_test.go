@@ -12,7 +12,8 @@ import (
 // needsNoPage lists the methods of Version that read nothing below stubs, with the reason.
 var needsNoPage = map[string]string{
 	"Retain": "reference", "TryRetain": "reference", "Release": "reference",
-	"EnablePaging": "setting", "Stored": "setting",
+	"EnablePaging": "setting", "Stored": "setting", "SetRecords": "setting",
+	"ByKey":     "its methods read: TestByKeyFailsWhereRecordsDo",
 	"ReadAhead": "whoever needs the page meets the error", "ForgetAhead": "reads nothing",
 	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
 	"Root": "in the version", "Commitment": "in the version", "AppHash": "in the version",

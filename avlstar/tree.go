@@ -134,6 +134,9 @@ func (v *Version) Release() {
 	case n < 0:
 		panic("avlstar: a version was released more often than it was retained")
 	}
+	if v.records != nil {
+		v.records.Release()
+	}
 	if t := v.tree; t.used.Add(-1) == 0 {
 		t.end()
 	}

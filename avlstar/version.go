@@ -23,9 +23,10 @@ import (
 // yields the error last, with a zero value.
 type Version struct {
 	view
-	tree *tree
-	refs atomic.Int64
-	held atomic.Uint64 // bytes, see HeldBytes; written under tree.mu
+	tree    *tree
+	records Records // nil: none; set before others have the version, see ByKey
+	refs    atomic.Int64
+	held    atomic.Uint64 // bytes, see HeldBytes; written under tree.mu
 
 	root       ref  // 0: the empty tree, or a stub of a partial one
 	top        Stub // height, bytes and hash of the root
@@ -118,15 +119,8 @@ func (v *Version) viewPage(key []byte) (value []byte, ok bool, err error) {
 	if p == nil {
 		return nil, false, err
 	}
-	l := p.find(key)
-	switch {
-	case !bytes.Equal(l.Key, key):
-		return nil, false, nil
-	case len(l.Value) < len(p.data)/2:
-		// A copy, so that the caller does not keep the whole page alive.
-		return bytes.Clone(l.Value), true, nil
-	}
-	return l.Value[:len(l.Value):len(l.Value)], true, nil
+	value, ok = p.Get(key)
+	return value, ok, nil
 }
 
 // Has reports whether key is present.

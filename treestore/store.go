@@ -58,6 +58,7 @@ type Store struct {
 	chainID   string
 	failed    func(error)
 	pages     *Pages    // nil: all of the state stays in memory
+	keeper    *keeper   // of the versions that are made, where there are pages
 	snapshots Snapshots // nil: no state is kept; set before the first block
 	// pinning: one pin waits to be written. There is no second one meanwhile: a pin ends the flush,
 	// so where snapshots follow each other faster than that, not all of them are worth it.
@@ -68,7 +69,7 @@ var _ app.Store = (*Store)(nil)
 
 // New makes a store over a zone that is open.
 func New(o Options) *Store {
-	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed}
+	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed, keeper: newKeeper()}
 	if s.log == nil {
 		s.log = log.NewNopLogger()
 	}
@@ -107,8 +108,17 @@ func (s *Store) Load() (int64, *avlstar.Version, error) {
 		v.Release()
 		return 0, nil, Damaged(fmt.Errorf("its app hash is %s, it was %x when it was stored", hash, meta.AppHash))
 	}
+	s.begin(meta.Height, v)
 	s.log.Info("Rebuilt the tree", "height", meta.Height, "keys", v.Len(), "bytes", v.Root().Bytes, "seconds", seconds(started))
 	return meta.Height, v, nil
+}
+
+// begin continues from v, which is durable and which nobody else has yet.
+func (s *Store) begin(height int64, v *avlstar.Version) {
+	if s.pages != nil {
+		s.keeper.begin(height)
+		s.keeper.give(v, s.pages, s.zone, height)
+	}
 }
 
 // build makes the tree of what is on disk: all of it in memory, or what lies above pages.
@@ -175,6 +185,11 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 	if s.pages != nil {
 		if base == nil {
 			v.EnablePaging(s.pages.paging())
+			s.keeper.begin(height)
+		}
+		s.keeper.block(height, block.Deletes)
+		if v != base { // else it has them
+			s.keeper.give(v, s.pages, s.zone, height)
 		}
 		s.pages.account(v)
 	}

@@ -273,13 +273,13 @@ func (c *chainer) query(r request) (a answer, err error) {
 	ask := func(q query) error {
 		switch r.Op {
 		case opGet:
-			value, _, err := c.tree.View(c.Spec.key(q.account))
+			value, _, err := c.tree.ByKey().View(c.Spec.key(q.account))
 			if err == nil && !bytes.Equal(value, c.Spec.appendValue(nil, q.account, c.chain.last[q.account])) {
 				a.Wrong++
 			}
 			return err
 		case opAbsent:
-			_, there, err := c.tree.View(c.Spec.key(q.account | 1<<31))
+			_, there, err := c.tree.ByKey().View(c.Spec.key(q.account | 1<<31))
 			if there {
 				a.Wrong++
 			}

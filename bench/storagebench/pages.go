@@ -11,11 +11,25 @@ import (
 // pages is the state of a node whose leaves are on disk: only the part of the tree above the pages
 // is in memory.
 //
-//	key ──tree──▶ page: [first, after), hash ──▶ cache ──miss──▶ disk, verified
+//	key ──tree──▶ page: [first, after), hash ──▶ cache ──miss──▶ disk: the key's record, or the page, verified
 type pages struct {
 	treestore.Pages
-	tree *avlstar.Version // nil: not read yet
+	tree  *avlstar.Version // nil: not read yet
+	byKey avlstar.Records  // of the files that are open; nil: accounts are read from pages
 }
+
+var _ avlstar.Records = (*pages)(nil)
+
+// Record implements avlstar.Records.
+func (p *pages) Record(s avlstar.Subtree, key []byte) ([]byte, bool, error) {
+	if p.byKey == nil {
+		return nil, false, nil
+	}
+	return p.byKey.Record(s, key)
+}
+
+// Release implements avlstar.Records.
+func (p *pages) Release() {}
 
 // load reads the tree, once, from all leaves of the state on disk.
 func (p *pages) load(d *model, leaves iter.Seq2[avlstar.Leaf, error]) error {
@@ -29,6 +43,7 @@ func (p *pages) load(d *model, leaves iter.Seq2[avlstar.Leaf, error]) error {
 	if hash := v.AppHash(); string(hash[:]) != string(d.AppHash) {
 		return fmt.Errorf("the state on disk has the app hash %s, the chain has %x", hash, d.AppHash)
 	}
+	v.SetRecords(p)
 	p.tree = v
 	return nil
 }
@@ -40,7 +55,7 @@ func (p *pages) upper() int64 {
 }
 
 func (p *pages) account(key []byte, use func([]byte) error) error {
-	value, _, err := p.tree.View(key)
+	value, _, err := p.tree.ByKey().View(key)
 	if err != nil {
 		return err
 	}

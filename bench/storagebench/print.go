@@ -209,7 +209,7 @@ func (r *Result) printNotes(out io.Writer) {
               that none of the last %d versions has (without IAVL's own work, reading them to find the orphans); goleveldb: the same;
               + zones: a Pebble for blocks, one for the state; + key order: leaves in key order and heights, read by the page (4 KiB
               at most, package avlstar), verified; its cache has a fixed half each for pages and records; + cache: the space-gaming cache;
-              + no log: packages storage and storage/blocks, as a node has them
+              + no log: packages storage and storage/blocks, as a node has them; accounts are read by their keys, unverified
 block         %.0f KB of block parts, meta, commits, results, index by hash and height, in three synced batches;
               then the state: %.0f requests, %.0f KB as nodes (a synced batch), %.0f requests, %.0f KB as leaves and heights
 MB/s, amplif. logical bytes: the block's data, keys and values of changed accounts; written: everything that reached files by system calls,
@@ -221,7 +221,7 @@ memory        the same for all: memtables and those that wait for a flush, block
 		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
 		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))
 	fmt.Fprintf(out, `reads         %s queries by one goroutine, after as many that fill empty caches. Tx: the index by hash, then the block part that has it;
-              Acc: the value of an account, in %d levels of nodes from the root, or by the page. Ranks are scattered; normal-random: normal around
+              Acc: the value of an account, in %d levels of nodes from the root, or by the page, or by key. Ranks are scattered; normal-random: normal around
               the middle, a sixth of all wide. %s;
               reads, KB: what a query reads from files
 `, harness.Group(r.Queries), s.Height, r.fileCache())

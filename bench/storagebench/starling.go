@@ -60,6 +60,7 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 		l.memory = planPages(budget, l.pages.upper())
 		l.cache = r.mode.open(l.memory)
 		l.pages.Cache = l.cache
+		l.pages.byKey = l.pages.Records(l.state.Kept(l.height)) // the zone takes the reference back
 	}
 	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: l.memory.BlockCache / 2}
 	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)

@@ -159,6 +159,20 @@ func (c *Cache) Get(z Zone, key []byte) (any, bool) {
 	return nil, false
 }
 
+// Peek is Get for a key that is only one of several ways to an answer: a miss is not counted.
+func (c *Cache) Peek(z Zone, key []byte) (any, bool) {
+	hash := maphash.Bytes(c.seed, key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	zo := &c.mu.zones[z]
+	if e := zo.entries[hash]; e != nil && e.key == string(key) {
+		zo.hits++
+		zo.use(e, c.capacity(z))
+		return e.value, true
+	}
+	return nil, false
+}
+
 // Put keeps value under key. size is the memory that value holds; the key and the cache's own
 // memory are added. A value larger than an eighth of the budget, or a quarter of what the zone's
 // lists may hold, is not kept; what was kept under the key is dropped.

@@ -223,3 +223,21 @@ func TestKeysOfOneHash(t *testing.T) {
 	_, ok := c.Get(State, []byte("other"))
 	require.False(t, ok)
 }
+
+// A miss of Peek neither counts nor moves budget; a hit is one of Get.
+func TestPeek(t *testing.T) {
+	c := New(100_000)
+	key := []byte("key")
+	_, ok := c.Peek(State, key)
+	require.False(t, ok)
+	c.Evicted(State, key, 10)
+	_, ok = c.Peek(State, key)
+	require.False(t, ok)
+	require.Zero(t, c.Stats().Zones[State].Misses)
+	require.Zero(t, c.Stats().Zones[State].GhostHits)
+	c.Put(State, key, 7, 10)
+	value, ok := c.Peek(State, key)
+	require.True(t, ok)
+	require.Equal(t, 7, value)
+	require.EqualValues(t, 1, c.Stats().Zones[State].Hits)
+}

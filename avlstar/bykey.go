@@ -1,0 +1,86 @@
+package avlstar
+
+import "bytes"
+
+// Records finds values by their keys in a stored state. It belongs to one version, whose last
+// Release releases it. Record may be called concurrently.
+type Records interface {
+	// Record returns the value of key, which lies in the page s of the version if it is there; the
+	// caller may keep the slice. ok is false where Record does not know that key is present, for
+	// whatever reason; then the page is read. It must not return a value that the version does not
+	// have. It relies on what it reads being what was stored: nothing proves that afterwards.
+	Record(s Subtree, key []byte) (value []byte, ok bool, err error)
+	// Release is called once, when no Record is running or will be called. It must not block.
+	Release()
+}
+
+// SetRecords sets where ByKey looks. It must be called at most once, before another goroutine has
+// v. v takes over r.
+func (v *Version) SetRecords(r Records) {
+	if v.records != nil {
+		panic("avlstar: records of a version were set twice")
+	}
+	v.records = r
+}
+
+// ByKey reads a version without rebuilding pages: where a value has left memory, its record is
+// asked for, and what is found is taken as it is. What is not found is looked for in its verified
+// page: so a value is as good as the checksums of the disk, and absence is proved. It is for
+// queries without a proof, and for checks that a later execution repeats. What decides about a
+// block must be read through Version.
+type ByKey struct{ v *Version }
+
+// ByKey returns that way to read v. It is valid as long as v is referenced.
+func (v *Version) ByKey() ByKey { return ByKey{v} }
+
+// View returns the value of key, which must not be modified and is valid until the version is
+// released. ok is false if key is absent.
+func (r ByKey) View(key []byte) (value []byte, ok bool, err error) {
+	v := r.v
+	if v.records == nil {
+		return v.View(key)
+	}
+	if n := v.findEqual(key); n != 0 {
+		_, value = v.leaf(n)
+		return value[:len(value):len(value)], true, nil
+	}
+	if !v.partial {
+		return nil, false, nil
+	}
+	s, n := v.locate(key, false)
+	if n != 0 || s.Stub == emptyStub {
+		return nil, false, nil
+	}
+	value, ok, err = v.records.Record(s, key)
+	if err != nil {
+		return nil, false, &PageError{s, err}
+	}
+	if ok {
+		return value, true, nil
+	}
+	p, err := v.page(s, key)
+	if err != nil {
+		return nil, false, err
+	}
+	value, ok = p.Get(key)
+	return value, ok, nil
+}
+
+// Get returns a copy of the value of key; ok is false if key is absent.
+func (r ByKey) Get(key []byte) (value []byte, ok bool, err error) {
+	value, ok, err = r.View(key)
+	return bytes.Clone(value), ok, err
+}
+
+// Get returns the value of key, which must not be modified; ok is false if the page lacks it.
+func (p *Page) Get(key []byte) (value []byte, ok bool) {
+	l := p.find(key)
+	switch {
+	case !bytes.Equal(l.Key, key):
+		return nil, false
+	case len(l.Value) < len(p.data)/2:
+		// A copy, so that the caller does not keep the whole page alive.
+		return bytes.Clone(l.Value), true
+	}
+	return l.Value[:len(l.Value):len(l.Value)], true
+}

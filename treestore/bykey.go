@@ -1,0 +1,166 @@
+package treestore
+
+import (
+	"bytes"
+	"math"
+	"sync"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/sgc"
+)
+
+// records finds values of one version, that of height, by their keys in the newest state that was
+// kept when the version came about. That state has every leaf below a stub of the version: what a
+// block has changed since is in memory. It may have more, which blocks have deleted since.
+//
+//	state g                            version h
+//	k1 k2 k3 k4 k5 k6    k3 deleted    ┌──┴──┐
+//	                     k6 changed   stub   k6      stub: k1 k2 k4 k5
+//
+// docs/decisions/0031-reads-by-key.md has the argument in full.
+type records struct {
+	pages   *Pages
+	state   *storage.Kept
+	height  int64
+	deleted *deletions
+}
+
+var _ avlstar.Records = (*records)(nil)
+
+// Records returns those of the version whose state is kept; they take over the reference.
+func (p *Pages) Records(state *storage.Kept) avlstar.Records {
+	return &records{p, state, state.Height(), &deletions{after: state.Height()}}
+}
+
+// Record implements avlstar.Records. The cache answers first: with the page, which was verified, or
+// with the record, which is known by its page's hash and its key. A version that has the page has
+// that record, so it is right for every one of them.
+func (r *records) Record(s avlstar.Subtree, key []byte) (value []byte, ok bool, err error) {
+	cache := r.pages.Cache
+	if page, ok := cache.Peek(sgc.State, s.Hash[:]); ok {
+		value, ok = page.(*avlstar.Page).Get(key)
+		return value, ok, nil
+	}
+	var buf [128]byte
+	name := append(append(buf[:0], s.Hash[:]...), key...)
+	if value, ok := cache.Get(sgc.State, name); ok {
+		return value.([]byte), true, nil
+	}
+	value, ok, err = r.state.Get(key)
+	if err != nil {
+		if r.pages.Failed != nil {
+			r.pages.Failed(err)
+		}
+		return nil, false, err
+	}
+	if !ok || r.deleted.upTo(r.height, key) {
+		return nil, false, nil
+	}
+	cache.Put(sgc.State, name, value, cap(value))
+	return value, true, nil
+}
+
+// Release implements avlstar.Records.
+func (r *records) Release() { r.state.Release() }
+
+// deletions are the keys that blocks after a kept state have deleted. Readers look at them while
+// further blocks add theirs.
+type deletions struct {
+	after int64 // height of the state
+	mu    struct {
+		sync.RWMutex
+		first map[string]int64 // by key: the first block that deleted it
+	}
+}
+
+// add notes what a block deletes. Heights rise.
+func (d *deletions) add(height int64, keys [][]byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, key := range keys {
+		if _, known := d.mu.first[string(key)]; !known {
+			if d.mu.first == nil {
+				d.mu.first = make(map[string]int64)
+			}
+			d.mu.first[string(key)] = height
+		}
+	}
+}
+
+// upTo reports whether a block up to height has deleted key. If it was put again since, it is in
+// memory.
+func (d *deletions) upTo(height int64, key []byte) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	first, deleted := d.mu.first[string(key)]
+	return deleted && first <= height
+}
+
+// keeper gives versions their records. It belongs to who loads, restores and commits states, one
+// after another.
+type keeper struct {
+	mu     sync.Mutex // guards the rest
+	from   int64      // what blocks after this one delete is known
+	recent []deleted  // those after the newest kept state, ascending
+	window *deletions // of the newest kept state; nil: not made yet
+}
+
+// deleted is what one block deletes.
+type deleted struct {
+	height int64
+	keys   [][]byte
+}
+
+func newKeeper() *keeper { return &keeper{from: math.MaxInt64} }
+
+// begin is told of a state that no block told of led to.
+func (k *keeper) begin(height int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.from, k.recent, k.window = height, nil, nil
+}
+
+// block is told of what a block deletes. It comes before records for the version of that block.
+func (k *keeper) block(height int64, keys [][]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(keys) == 0 {
+		return
+	}
+	own := make([][]byte, len(keys))
+	for i, key := range keys {
+		own[i] = bytes.Clone(key) // or all of the block's memory would stay
+	}
+	k.recent = append(k.recent, deleted{height, own})
+	if k.window != nil {
+		k.window.add(height, own)
+	}
+}
+
+// give sets the records of v, the version of height, if a state is kept that has its pages. The
+// blocks up to height were told. Nobody else has v yet.
+func (k *keeper) give(v *avlstar.Version, p *Pages, zone *storage.Zone, height int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	state := zone.Kept(height)
+	if state == nil {
+		return
+	}
+	after := state.Height()
+	if after < k.from {
+		state.Release()
+		return
+	}
+	for len(k.recent) > 0 && k.recent[0].height <= after {
+		k.recent[0] = deleted{}
+		k.recent = k.recent[1:]
+	}
+	if k.window == nil || k.window.after != after {
+		k.window = &deletions{after: after}
+		for _, d := range k.recent {
+			k.window.add(d.height, d.keys)
+		}
+	}
+	v.SetRecords(&records{p, state, height, k.window})
+}
