@@ -1,6 +1,9 @@
 package avlstar
 
-import "bytes"
+import (
+	"bytes"
+	"runtime"
+)
 
 // Records finds values by their keys in a stored state. It belongs to one version, whose last
 // Release releases it. Record may be called concurrently.
@@ -37,6 +40,7 @@ func (v *Version) ByKey() ByKey { return ByKey{v} }
 // released. ok is false if key is absent.
 func (r ByKey) View(key []byte) (value []byte, ok bool, err error) {
 	v := r.v
+	defer runtime.KeepAlive(v)
 	if v.records == nil {
 		return v.View(key)
 	}
@@ -53,7 +57,7 @@ func (r ByKey) View(key []byte) (value []byte, ok bool, err error) {
 	}
 	value, ok, err = v.records.Record(s, key)
 	if err != nil {
-		return nil, false, &PageError{s, err}
+		return nil, false, pageError(s, err)
 	}
 	if ok {
 		return value, true, nil

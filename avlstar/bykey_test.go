@@ -1,7 +1,9 @@
 package avlstar
 
 import (
+	"bytes"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -111,4 +113,30 @@ func TestByKeyFailsWhereRecordsDo(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, ok)
 	require.Zero(t, r.reads.Load())
+}
+
+// The stubs from any key on are those to which it and the keys after it lead, each once.
+func TestStubs(t *testing.T) {
+	full, v, d, keys := pagedPair(t)
+	defer v.Release()
+	all := slices.Collect(v.Stubs(nil))
+	require.Greater(t, len(all), 20)
+	sum := uint64(0)
+	for i, s := range all {
+		require.Equal(t, i > 0, s.First != nil)
+		if i > 0 {
+			require.LessOrEqual(t, bytes.Compare(all[i-1].After, s.First), 0)
+		}
+		page, err := d.Page(s)
+		require.NoError(t, err)
+		sum += uint64(len(page.data))
+	}
+	require.Nil(t, all[len(all)-1].After)
+	require.Equal(t, full.Root().Bytes, sum, "nothing else is in memory")
+	for _, key := range keys[:100] {
+		from := slices.IndexFunc(all, func(s Subtree) bool { return s.After == nil || bytes.Compare(key, s.After) < 0 })
+		require.Equal(t, all[from:], slices.Collect(v.Stubs(key)))
+	}
+	require.Empty(t, slices.Collect(full.Stubs(nil)))
+	require.Empty(t, slices.Collect(mustEmpty(t, 1).Stubs(nil)))
 }

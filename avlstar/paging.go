@@ -3,6 +3,8 @@ package avlstar
 import (
 	"bytes"
 	"fmt"
+	"iter"
+	"runtime"
 	"sync/atomic"
 )
 
@@ -85,6 +87,12 @@ func (e *PageError) Error() string {
 
 func (e *PageError) Unwrap() error { return e.Err }
 
+// pageError returns a *PageError that may outlive the tree, in whose memory the keys of s are.
+func pageError(s Subtree, err error) error {
+	s.First, s.After = bytes.Clone(s.First), bytes.Clone(s.After)
+	return &PageError{s, err}
+}
+
 // fetchPage reads the subtree s.
 func (t *tree) fetchPage(s Subtree) (*Page, error) {
 	if ahead := t.paging.ahead.Load(); ahead != nil {
@@ -94,9 +102,7 @@ func (t *tree) fetchPage(s Subtree) (*Page, error) {
 	}
 	page, err := t.paging.Pages.Page(s)
 	if err != nil {
-		// The tree may end before the error does.
-		s.First, s.After = bytes.Clone(s.First), bytes.Clone(s.After)
-		return nil, &PageError{s, err}
+		return nil, pageError(s, err)
 	}
 	return page, nil
 }
@@ -128,6 +134,31 @@ func (v *Version) pageBelow(n ref, side int) (*Page, error) {
 	key := v.keyOf(n)
 	s, _ := v.locate(key, side == left)
 	return v.page(s, key)
+}
+
+// Stubs yields the pages that are not in memory, in key order, from the one to which key from leads
+// (nil: the first). It reads none. First and After are v's memory, valid until it is released.
+func (v *Version) Stubs(from []byte) iter.Seq[Subtree] {
+	return func(yield func(Subtree) bool) {
+		v.inUse()
+		defer runtime.KeepAlive(v)
+		if v.partial {
+			v.stubs(v.root, Subtree{Stub: v.top}, from, yield)
+		}
+	}
+}
+
+// stubs yields those of the subtree s, which is n.
+func (v *Version) stubs(n ref, s Subtree, from []byte, yield func(Subtree) bool) bool {
+	switch {
+	case n.isLeaf() || s.After != nil && bytes.Compare(s.After, from) <= 0:
+		return true
+	case n == 0:
+		return s.Stub == emptyStub || yield(s)
+	}
+	key, l, i := v.keyOf(n), v.link(n), v.image(n)
+	return v.stubs(l.child[left], Subtree{First: s.First, After: key, Stub: i.stub(left)}, from, yield) &&
+		v.stubs(l.child[right], Subtree{First: key, After: s.After, Stub: i.stub(right)}, from, yield)
 }
 
 // locate returns the leaf or the stub on the way to key or, if before is set, to the keys less than

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -61,6 +62,7 @@ type Application struct {
 	target    treestore.Target
 	interval  int64 // of snapshots, as the genesis file says; 0: not known
 	metrics   *statesync.Metrics
+	stopScrub func() // waits until nothing verifies the pages on disk
 }
 
 // NewApplication opens the state zone, rebuilds the tree and connects the parts. Close releases
@@ -77,7 +79,26 @@ func NewApplication(o ApplicationOptions) (*Application, error) {
 	if err != nil {
 		return nil, errors.Join(err, state.Close())
 	}
+	a.scrub(o.Config.Storage.ScrubRate)
 	return a, nil
+}
+
+// scrub verifies the pages on disk in the background until Close.
+func (a *Application) scrub(bytesPerSecond int64) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	a.stopScrub = func() {
+		cancel()
+		<-ended
+	}
+	latest := func() *avlstar.Version {
+		_, v := a.Latest()
+		return v
+	}
+	go func() {
+		defer close(ended)
+		a.store.Scrub(ctx, latest, bytesPerSecond)
+	}()
 }
 
 func openState(o ApplicationOptions) (*storage.Zone, error) {
@@ -185,7 +206,10 @@ func (s joinState) SnapshotInterval() int64      { return s.interval }
 func (a *Application) StopJoining() error { return a.snapshots.Close() }
 
 // Close makes durable what waits and closes the state zone. No call may be in progress.
-func (a *Application) Close() error { return errors.Join(a.snapshots.Close(), a.state.Close()) }
+func (a *Application) Close() error {
+	a.stopScrub()
+	return errors.Join(a.snapshots.Close(), a.state.Close())
+}
 
 // snapshots is the Manager, which takes the snapshot interval from the first state if there is no
 // genesis file. It tells the state zone which states need not be kept any more.

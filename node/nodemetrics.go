@@ -15,7 +15,7 @@ import (
 // themselves.
 func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
-		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache), newJoinMetrics(&n.joinView), n.newMetrics(),
+		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store), newJoinMetrics(&n.joinView), n.newMetrics(),
 	} {
 		if err := registry.Register(c); err != nil {
 			return err

@@ -66,6 +66,10 @@ func (r *replica) query(height int64, key string) {
 		}
 	}
 	require.NoError(t, avlstar.VerifyProof(avlstar.Hash(r.hashes[height-1]), []byte(key), res.Value, p))
+	byKey, err := r.app.Query(context.Background(), &abci.RequestQuery{Path: "/key", Data: []byte(key), Height: height})
+	require.NoError(t, err)
+	require.Equal(t, res.Value, byKey.Value)
+	require.Equal(t, res.Log, byKey.Log)
 }
 
 // A state that does not fit gives the same hashes, answers and snapshots as one in memory, through

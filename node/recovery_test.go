@@ -488,7 +488,7 @@ func TestStorageMetrics(t *testing.T) {
 	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
 	require.NoError(t, n.application.state.Flush())
 	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache)))
+	require.NoError(t, registry.Register(newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store)))
 	values := map[string]float64{}
 	families, err := registry.Gather()
 	require.NoError(t, err)

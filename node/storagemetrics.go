@@ -6,6 +6,7 @@ import (
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
+	"github.com/starling-kv/starling/treestore"
 )
 
 // storageMetrics are the metrics of both zones and their cache, read when Prometheus asks.
@@ -13,11 +14,14 @@ type storageMetrics struct {
 	state  *storage.Zone
 	blocks func() *blocks.Zone // nil: none at the moment
 	cache  *sgc.Cache
+	store  *treestore.Store
 
 	all []storageMetric
 	// Of each zone, by the label zone.
 	hits, misses, ghostHits, entries, bytes, target *prometheus.Desc
 	disk, amplification                             *prometheus.Desc
+
+	scrubbed, passes *prometheus.Desc
 }
 
 // storageMetric is one that has no label.
@@ -29,12 +33,12 @@ type storageMetric struct {
 
 var _ prometheus.Collector = (*storageMetrics)(nil)
 
-func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc.Cache) *storageMetrics {
+func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc.Cache, store *treestore.Store) *storageMetrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName("starling", "storage", name), help, labels, nil)
 	}
 	m := &storageMetrics{
-		state: state, blocks: zone, cache: cache,
+		state: state, blocks: zone, cache: cache, store: store,
 		hits:          desc("cache_hits_total", "Lookups in the shared cache that found what they asked for.", "zone"),
 		misses:        desc("cache_misses_total", "Lookups in the shared cache that did not find what they asked for.", "zone"),
 		ghostHits:     desc("cache_ghost_hits_total", "Lookups in the shared cache for what it had let go of lately: a larger share of it would have had them.", "zone"),
@@ -43,6 +47,8 @@ func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc
 		target:        desc("cache_target_bytes", "Current limit of a zone's memory in the shared cache.", "zone"),
 		disk:          desc("disk_bytes", "Bytes that a zone has on disk.", "zone"),
 		amplification: desc("write_amplification", "Bytes written to disk for each byte that was to be kept.", "zone"),
+		scrubbed:      desc("scrubbed_bytes_total", "Bytes of keys and values on disk that were verified in the background."),
+		passes:        desc("scrub_passes_total", "How often all of the state on disk was verified in the background."),
 	}
 	add := func(kind prometheus.ValueType, name, help string, value func(storage.Metrics, sgc.Stats) float64) {
 		m.all = append(m.all, storageMetric{desc(name, help), kind, value})
@@ -68,7 +74,7 @@ func (m *storageMetrics) Describe(to chan<- *prometheus.Desc) {
 	for _, one := range m.all {
 		to <- one.desc
 	}
-	for _, d := range []*prometheus.Desc{m.hits, m.misses, m.ghostHits, m.entries, m.bytes, m.target, m.disk, m.amplification} {
+	for _, d := range []*prometheus.Desc{m.hits, m.misses, m.ghostHits, m.entries, m.bytes, m.target, m.disk, m.amplification, m.scrubbed, m.passes} {
 		to <- d
 	}
 }
@@ -94,6 +100,9 @@ func (m *storageMetrics) Collect(to chan<- prometheus.Metric) {
 	}
 	labelled(m.disk, gauge, float64(state.DiskBytes), sgc.State)
 	labelled(m.amplification, gauge, state.WriteAmplification, sgc.State)
+	scrub := m.store.ScrubStats()
+	to <- prometheus.MustNewConstMetric(m.scrubbed, counter, float64(scrub.Bytes))
+	to <- prometheus.MustNewConstMetric(m.passes, counter, float64(scrub.Passes))
 	if zone := m.blocks(); zone != nil {
 		blocks := zone.Metrics()
 		labelled(m.disk, gauge, float64(blocks.DiskBytes), sgc.Blocks)

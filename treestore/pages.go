@@ -39,18 +39,10 @@ func (p *Pages) Page(s avlstar.Subtree) (*avlstar.Page, error) {
 	if page, ok := p.Cache.Get(sgc.State, s.Hash[:]); ok {
 		return page.(*avlstar.Page), nil
 	}
-	var (
-		page    *avlstar.Page
-		refused error
-	)
-	err := p.Zone.Page(s.First, s.After, s.Bytes, func(records []byte) bool {
-		page, refused = avlstar.VerifyPage(s.Stub, records)
-		return refused == nil
-	})
+	page, err := p.read(s)
 	switch {
 	// a version too old to be kept, or damage that no checksum shows
 	case errors.Is(err, storage.ErrNoPage):
-		err = errors.Join(err, refused)
 		if p.Logger != nil {
 			p.Logger.Error("A part of the state cannot be read", "root", s.Hash, "err", err)
 		}
@@ -63,6 +55,19 @@ func (p *Pages) Page(s avlstar.Subtree) (*avlstar.Page, error) {
 	}
 	p.Cache.Put(sgc.State, s.Hash[:], page.Compact(), page.Size())
 	return page, nil
+}
+
+// read reads and verifies the page s, whatever the cache has.
+func (p *Pages) read(s avlstar.Subtree) (page *avlstar.Page, err error) {
+	var refused error
+	err = p.Zone.Page(s.First, s.After, s.Bytes, func(records []byte) bool {
+		page, refused = avlstar.VerifyPage(s.Stub, records)
+		return refused == nil
+	})
+	if errors.Is(err, storage.ErrNoPage) {
+		err = errors.Join(err, refused)
+	}
+	return page, err
 }
 
 // paging is what a tree over these pages is told. It takes half of what the zone may use, its pages

@@ -57,8 +57,9 @@ type Store struct {
 	log       log.Logger
 	chainID   string
 	failed    func(error)
-	pages     *Pages    // nil: all of the state stays in memory
-	keeper    *keeper   // of the versions that are made, where there are pages
+	pages     *Pages  // nil: all of the state stays in memory
+	keeper    *keeper // of the versions that are made, where there are pages
+	scrubber  scrubber
 	snapshots Snapshots // nil: no state is kept; set before the first block
 	// pinning: one pin waits to be written. There is no second one meanwhile: a pin ends the flush,
 	// so where snapshots follow each other faster than that, not all of them are worth it.

@@ -112,6 +112,9 @@ type Storage struct {
 	// of changes. Blocks wait for the disk when it is reached.
 	MaxLagBlocks int   `mapstructure:"max_lag_blocks"`
 	MaxLagBytes  int64 `mapstructure:"max_lag_bytes"`
+	// ScrubRate is how many bytes of leaf records per second are read from disk and verified in the
+	// background, unless the whole state is in memory; 0: none.
+	ScrubRate int64 `mapstructure:"scrub_rate"`
 	// MinFreeBytes: the node stops when the disk has less free space; 0: it does not check.
 	MinFreeBytes int64 `mapstructure:"min_free_bytes"`
 }
@@ -126,7 +129,7 @@ func DefaultApp() App {
 		Storage: Storage{
 			MemoryBytes: 256 << 20, StateInMemory: true,
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
-			MinFreeBytes: 64 << 20,
+			ScrubRate: 256 << 10, MinFreeBytes: 64 << 20,
 		},
 		Transport: Transport{ListenAddress: autoAddress, MaxPeers: 128, MaxPeersPerHost: 16},
 		Join: Join{
@@ -224,6 +227,8 @@ func (c Storage) validate() error {
 		return fmt.Errorf("storage.max_lag_blocks is %d, it must be flush_blocks (%d) or more: no flush would begin", c.MaxLagBlocks, c.FlushBlocks)
 	case c.MaxLagBytes < c.FlushBytes:
 		return fmt.Errorf("storage.max_lag_bytes is %d, it must be flush_bytes (%d) or more: no flush would begin", c.MaxLagBytes, c.FlushBytes)
+	case c.ScrubRate < 0:
+		return fmt.Errorf("storage.scrub_rate is %d, it must be 0 (do not verify) or more", c.ScrubRate)
 	case c.MinFreeBytes < 0:
 		return fmt.Errorf("storage.min_free_bytes is %d, it must be 0 (do not look) or more", c.MinFreeBytes)
 	}

@@ -95,6 +95,7 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 		"lag below a flush":    {app: "[storage]\nflush_blocks = 300\n", want: "storage.max_lag_blocks is 200, it must be flush_blocks (300) or more"},
 		"bytes below a flush":  {app: "[storage]\nmax_lag_bytes = 5\n", want: "storage.max_lag_bytes is 5"},
 		"in memory":            {app: "[storage]\nstate_in_memory = 3\n", want: "storage.state_in_memory must be true or false"},
+		"scrubbing backwards":  {app: "[storage]\nscrub_rate = -1\n", want: "storage.scrub_rate is -1"},
 		"negative":             {app: "[storage]\nmin_free_bytes = -1\n", want: "storage.min_free_bytes is -1"},
 		"negative headers":     {app: "[join]\nevidence_headers = -1\n", want: "join.evidence_headers is -1, it must be 0 (none) to 100000"},
 		"too many headers":     {app: "[join]\nevidence_headers = 100001\n", want: "join.evidence_headers is 100001"},

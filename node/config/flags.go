@@ -48,6 +48,7 @@ var shown = map[string]string{
 	"snapshots.keep":             "snapshots served to joining nodes",
 	"storage.memory_bytes":       "memory for caches of what is on disk",
 	"storage.state_in_memory":    "keep the whole state in memory",
+	"storage.scrub_rate":         "bytes of the state per second that are verified on disk; 0: none",
 	"storage.min_free_bytes":     "free disk space below which the node stops; 0: never",
 	"transport.laddr":            "address for joining nodes, auto: that of p2p with the port + 10",
 	"transport.send_rate":        "bytes per second for joining nodes; 0: no limit",
