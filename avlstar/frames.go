@@ -1,6 +1,7 @@
 package avlstar
 
 import (
+	"math/bits"
 	"runtime"
 
 	"github.com/starling-kv/starling/avlstar/hugemem"
@@ -16,6 +17,10 @@ import (
 //
 // The first tune.heapBytes of a tree lie in Go's heap, because most trees are small, and so does a
 // page that is a single large record. All of a tree does where there are no frames.
+//
+// A frame with pieces in use stays, but what is free in frames beyond a quarter of what is in use
+// is given back to the system piece by piece: a tree that shrinks, as one with Paging may, leaves
+// some pieces in use in most frames.
 //
 // Go's garbage collector does not see frames. They are given back when the last version of a tree
 // is released, or when a tree of which some version was never released is found to be garbage. So
@@ -44,6 +49,10 @@ type pieces struct {
 	blocks []*block         // which of their pieces are free
 	room   lowest           // frames with free pieces, and some that were given back
 	free   lowest           // indices without a frame
+
+	dropped []uint64 // of each frame the free pieces that have no memory, as bits
+	used    int      // pieces
+	idle    int      // free pieces that have memory
 }
 
 // place says where a piece is: its frame and its number in it, plus 1. 0 is in Go's heap.
@@ -66,7 +75,7 @@ func (m *memory) newPiece(kind int) ([]byte, place) {
 // freePiece gives a piece back.
 func (m *memory) freePiece(kind int, at place) {
 	if at != 0 {
-		m.frames.kinds[kind].give(at)
+		m.frames.kinds[kind].give(at, pieceBytes[kind])
 	}
 }
 
@@ -103,6 +112,12 @@ func (p *pieces) take(size int) ([]byte, place) {
 	if b.full() {
 		p.room.pop()
 	}
+	p.used++
+	if bit := uint64(1) << piece; p.dropped[i]&bit != 0 {
+		p.dropped[i] &^= bit
+	} else {
+		p.idle--
+	}
 	from := int(piece) * size
 	return p.frames[i].Bytes()[from : from+size : from+size], place(i<<placeShift|piece) + 1
 }
@@ -115,22 +130,51 @@ func (p *pieces) add(size int) bool {
 	}
 	if len(p.free) == 0 {
 		p.free.push(uint32(len(p.frames)))
-		p.frames, p.blocks = append(p.frames, nil), append(p.blocks, nil)
+		p.frames, p.blocks, p.dropped = append(p.frames, nil), append(p.blocks, nil), append(p.dropped, 0)
 	}
 	i := p.free.pop()
-	p.frames[i], p.blocks[i] = frame, newBlock(hugemem.FrameBytes/size, 0)
+	p.frames[i], p.blocks[i], p.dropped[i] = frame, newBlock(hugemem.FrameBytes/size, 0), 0
+	p.idle += hugemem.FrameBytes / size
 	p.room.push(i)
 	return true
 }
 
-func (p *pieces) give(at place) {
+// give takes a piece back.
+func (p *pieces) give(at place, size int) {
 	i, piece := uint32(at-1)>>placeShift, uint32(at-1)%(1<<placeShift)
 	b := p.blocks[i]
 	if b.full() {
 		p.room.push(i)
 	}
-	if b.give(piece); b.used == 0 { // it is taken out of room later
+	b.give(piece)
+	p.used--
+	p.idle++
+	if b.used == 0 { // it is taken out of room later
+		p.idle -= bits.OnesCount64(b.free[0] &^ p.dropped[i])
 		p.frames[i].Give()
 		p.frames[i], *b = nil, block{}
+	}
+	for last := len(p.frames) - 1; p.idle > p.used/4+idleFrames*hugemem.FrameBytes/size; {
+		last = p.drop(last, size)
+	}
+}
+
+// idleFrames is how much may lie free of each kind, however small the tree is.
+const idleFrames = 1
+
+// drop gives the memory of the last piece that is free back to the system, of the frames up to
+// last. There must be one. It returns its frame.
+func (p *pieces) drop(last, size int) int {
+	for ; ; last-- {
+		if p.frames[last] == nil {
+			continue
+		}
+		if idle := p.blocks[last].free[0] &^ p.dropped[last]; idle != 0 {
+			piece := bits.Len64(idle) - 1
+			p.frames[last].Drop(piece*size, (piece+1)*size)
+			p.dropped[last] |= 1 << piece
+			p.idle--
+			return last
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -126,6 +127,56 @@ func TestFramesShrink(t *testing.T) {
 	}
 	require.LessOrEqual(t, framesOf(v), 3, "of %d", large)
 	v.Release()
+}
+
+// TestPieces takes and gives back pieces of frames at random: each keeps its content, what is free
+// and has memory is counted and bounded, and a piece that was dropped can be taken again.
+func TestPieces(t *testing.T) {
+	allInFrames(t)
+	rnd := seeds.Rand(t)
+	const size = 256 << 10
+	lent := hugemem.Lent()
+	for range 10 {
+		var p pieces
+		type taken struct {
+			memory []byte
+			place  place
+			tint   byte
+		}
+		var list []taken
+		dropped := 0
+		for step := range 600 {
+			if grow := step%200 < 100; rnd.IntN(4) > 0 == grow {
+				memory, at := p.take(size)
+				require.Len(t, memory, size)
+				tint := byte(rnd.Uint32())
+				memory[0], memory[size-1] = tint, tint
+				list = append(list, taken{memory, at, tint})
+			} else if len(list) > 0 {
+				i := rnd.IntN(len(list))
+				require.Equal(t, [2]byte{list[i].tint, list[i].tint}, [2]byte{list[i].memory[0], list[i].memory[size-1]})
+				p.give(list[i].place, size)
+				list[i] = list[len(list)-1]
+				list = list[:len(list)-1]
+			}
+			idle := 0
+			for i, f := range p.frames {
+				if f != nil {
+					idle += bits.OnesCount64(p.blocks[i].free[0] &^ p.dropped[i])
+					dropped += bits.OnesCount64(p.dropped[i])
+				}
+			}
+			require.Equal(t, idle, p.idle)
+			require.Equal(t, len(list), p.used)
+			require.LessOrEqual(t, p.idle, max(p.used/4+idleFrames*hugemem.FrameBytes/size, hugemem.FrameBytes/size))
+		}
+		require.Positive(t, dropped)
+		for _, x := range list {
+			p.give(x.place, size)
+		}
+		require.Zero(t, p.idle)
+	}
+	require.LessOrEqual(t, hugemem.Lent(), lent)
 }
 
 // TestFramesRunOut: where no frame is to be had, a tree continues in Go's heap, with the same

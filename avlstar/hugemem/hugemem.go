@@ -35,7 +35,8 @@ const readyFrames = 1
 type Frame struct {
 	memory  *[FrameBytes]byte
 	mapping *mapping
-	index   int // in it
+	index   int  // in it
+	split   bool // parts were dropped
 }
 
 // Bytes returns the memory. Its content is arbitrary.
@@ -78,6 +79,13 @@ func Take() *Frame { return process.take() }
 
 // Give gives the frame back.
 func (f *Frame) Give() { process.give(f) }
+
+// Drop takes the memory of the bytes [from, to) of the frame, multiples of the system's page, until
+// they are used again. The rest is then in small pages.
+func (f *Frame) Drop(from, to int) {
+	f.split = true
+	_ = process.system.drop(f.memory[from:to]) // otherwise it stays
+}
 
 // Lent returns the number of frames that are lent.
 func Lent() int {
@@ -140,7 +148,11 @@ func (p *pool) give(f *Frame) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.lent--
-	p.mu.ready = append(p.mu.ready, f)
+	if f.split {
+		p.free(f)
+	} else {
+		p.mu.ready = append(p.mu.ready, f)
+	}
 	p.trim()
 }
 
@@ -175,5 +187,5 @@ func (m *mapping) take() *Frame {
 	m.free &^= 1 << i
 	base := uintptr(unsafe.Pointer(&m.whole[0]))
 	at := int(-base % FrameBytes)
-	return &Frame{(*[FrameBytes]byte)(m.whole[at+i*FrameBytes:]), m, i}
+	return &Frame{memory: (*[FrameBytes]byte)(m.whole[at+i*FrameBytes:]), mapping: m, index: i}
 }
