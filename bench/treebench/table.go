@@ -15,11 +15,12 @@ type row struct {
 	of     func(*Figures) float64
 	floor  float64 // 0: no floor
 	plain  bool    // without ratios
+	some   bool    // not all contestants have it
 }
 
 func (r *Result) rows() []row {
 	return []row{
-		{name: "load, s", format: "%.2f", of: func(f *Figures) float64 { return f.LoadS }},
+		{name: "load, s", format: "%.2f", of: func(f *Figures) float64 { return f.LoadS }, some: true},
 		{name: "commit p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP50MS }, floor: r.Floor.CommitMS},
 		{name: "  on one core p50, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitOneCoreP50MS }, floor: r.Floor.CommitMS},
 		{name: "commit p99, ms", format: "%.2f", of: func(f *Figures) float64 { return f.CommitP99MS }, floor: r.Floor.CommitMS},
@@ -54,7 +55,7 @@ func (r *Result) Print(out io.Writer) {
 		for _, name := range r.peers() {
 			theirs := m.of(r.figures(name))
 			cell := ""
-			if theirs != 0 || m.plain {
+			if theirs != 0 || !m.some {
 				cell = fmt.Sprintf(m.format, theirs)
 			}
 			line = append(line, cell, times(theirs, ours, m.plain))
@@ -95,7 +96,8 @@ floor       %.0f inner nodes × %.1f ns + %.0f leaves × (%.1f + %.1f) ns + %d n
             in bulk on one core with the kernel %s
 walk        %.2f ms beside it: %.0f nodes of the changed paths below the %d levels that fit the L2 cache × %.0f ns,
             a random read in %d MiB, one after another
-export      and import stay in memory%s; beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the table has the rate reached
+export      and import stay in memory%s;
+            beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the table has the rate reached
 memory      growth of the process since before the tree was made, after a garbage collection: the Go heap in use or resident memory,
             whichever is larger; of the loaded tree, and after all versions; of files: what is resident of them (program text, mapped
             snapshots), which the system can drop%s
