@@ -41,7 +41,8 @@ keep = {{ .Snapshots.Keep }}
 memory_bytes = {{ .Storage.MemoryBytes }}
 
 # true: the whole state is in memory (about 280 bytes per key, plus keys and values). false: for a state larger than memory; what was not
-# used recently is read from disk when it is needed, and proved. A few bytes per key stay in memory.
+# used recently is read from disk when it is needed: verified for blocks, proofs and ranges, else trusting the disk's checksums. A few
+# bytes per key stay in memory.
 state_in_memory = {{ .Storage.StateInMemory }}
 
 # The state is written to disk after the blocks, many blocks at a time: when this many blocks wait, or this many bytes of changes, or one
