@@ -114,7 +114,9 @@ func (p *pieces) take(size int) ([]byte, place) {
 	}
 	p.used++
 	if bit := uint64(1) << piece; p.dropped[i]&bit != 0 {
-		p.dropped[i] &^= bit
+		if p.dropped[i] &^= bit; p.dropped[i] == 0 {
+			p.frames[i].Used()
+		}
 	} else {
 		p.idle--
 	}

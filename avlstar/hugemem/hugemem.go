@@ -69,6 +69,7 @@ type system struct {
 	remove  func([]byte) error
 	touch   func([]byte) // gives it memory
 	drop    func([]byte) error
+	advise  func(b []byte, huge bool)
 }
 
 var process = &pool{system: kernel}
@@ -81,10 +82,20 @@ func Take() *Frame { return process.take() }
 func (f *Frame) Give() { process.give(f) }
 
 // Drop takes the memory of the bytes [from, to) of the frame, multiples of the system's page, until
-// they are used again. The rest is then in small pages.
+// they are used again. The rest is then in small pages until Used reports that all is used
+// again: otherwise the kernel would join them to a huge page, with memory for what was dropped.
 func (f *Frame) Drop(from, to int) {
-	f.split = true
+	if !f.split {
+		f.split = true
+		process.system.advise(f.memory[:], false)
+	}
 	_ = process.system.drop(f.memory[from:to]) // otherwise it stays
+}
+
+// Used reports that all of the frame is used again.
+func (f *Frame) Used() {
+	f.split = false
+	process.system.advise(f.memory[:], true)
 }
 
 // Lent returns the number of frames that are lent.
@@ -172,6 +183,9 @@ func (p *pool) trim() {
 
 // free takes the memory of a frame. The caller holds p.mu.
 func (p *pool) free(f *Frame) {
+	if f.split {
+		p.system.advise(f.memory[:], true)
+	}
 	m := f.mapping
 	if m.free |= 1 << f.index; m.free != allFree {
 		_ = p.system.drop(f.memory[:]) // otherwise it keeps its memory until it is lent again

@@ -35,8 +35,9 @@ func newFake(left int) (*fake, *pool) {
 			delete(f.mapped, &b[0])
 			return nil
 		},
-		touch: func([]byte) { f.touched++ },
-		drop:  func([]byte) error { f.dropped++; return nil },
+		touch:  func([]byte) { f.touched++ },
+		drop:   func([]byte) error { f.dropped++; return nil },
+		advise: func([]byte, bool) {},
 	}}
 }
 

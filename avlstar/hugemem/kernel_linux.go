@@ -4,6 +4,7 @@ import "syscall"
 
 const (
 	madvHugepage      = 14
+	madvNoHugepage    = 15
 	madvPopulateWrite = 23 // Linux 5.14
 )
 
@@ -25,4 +26,11 @@ var kernel = system{
 		}
 	},
 	drop: func(b []byte) error { return syscall.Madvise(b, syscall.MADV_DONTNEED) },
+	advise: func(b []byte, huge bool) {
+		advice := madvNoHugepage
+		if huge {
+			advice = madvHugepage
+		}
+		_ = syscall.Madvise(b, advice) // a kernel without huge pages has others
+	},
 }

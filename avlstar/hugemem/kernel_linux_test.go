@@ -12,22 +12,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// mapped returns the lines of proc(5) smaps about the memory at b; none if nothing is mapped there.
-func mapped(t *testing.T, b *byte) map[string]int {
+// mapped returns the sums of proc(5) smaps about a mapping; none if nothing is mapped there.
+func mapped(t *testing.T, whole []byte) map[string]int {
 	f, err := os.Open("/proc/self/smaps")
 	require.NoError(t, err)
 	defer f.Close()
-	at, inside, found := uintptr(unsafe.Pointer(b)), false, map[string]int{}
+	begin, inside, found := uintptr(unsafe.Pointer(&whole[0])), false, map[string]int{}
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		var from, to uintptr
 		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x ", &from, &to); n == 2 {
-			inside = from <= at && at < to
+			inside = begin <= from && to <= begin+uintptr(len(whole))
 			continue
 		}
 		name, rest, _ := strings.Cut(lines.Text(), ":")
 		var kib int
 		if n, _ := fmt.Sscanf(rest, "%d kB", &kib); inside && n == 1 {
-			found[name] = kib
+			found[name] += kib
 		}
 	}
 	return found
@@ -38,7 +38,7 @@ func TestKernelMemoryReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pool{system: kernel}
 		a, b := takeAndWait(p), takeAndWait(p)
-		at := &a.Bytes()[0]
+		at := a.mapping.whole
 		before := mapped(t, at)
 		require.GreaterOrEqual(t, before["Size"], framesPerMapping*FrameBytes>>10)
 		for _, f := range []*Frame{a, b} {
