@@ -26,6 +26,7 @@ var ErrInvalidChange = errors.New("invalid change")
 // the error is ErrNotLatest. One Apply of a tree runs at a time, and others wait for it; readers
 // never wait.
 func (v *Version) Apply(changes []Change) (*Version, error) {
+	defer v.tree.gate.begin()()
 	c := callCrew(len(changes))
 	defer c.dismiss()
 	ops, err := sortChanges(changes)

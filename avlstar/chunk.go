@@ -69,10 +69,12 @@ func (v *Version) Chunk(k uint32) ([]byte, error) {
 // encode returns the leaf records below c.
 func (v *Version) encode(c chunkRoot) (b []byte, err error) {
 	b = make([]byte, 0, c.Bytes)
+	e := v.newEncoder(c.Bytes)
+	defer func() { e.end(b) }()
 	if c.n == 0 {
-		b, _, err = v.appendPage(b, c.up, c.side)
+		b, _, err = e.appendPage(b, c.up, c.side)
 	} else {
-		b, _, err = v.appendRecords(b, c.n)
+		b, _, err = e.appendRecords(b, c.n)
 	}
 	return b, err
 }
@@ -80,20 +82,23 @@ func (v *Version) encode(c chunkRoot) (b []byte, err error) {
 // appendRecords appends the leaf records below n and returns the height of n. The record of a leaf
 // begins with the height of the inner node that has its key. That height is known when the right
 // subtree of that node is complete, so no image is read.
-func (v *Version) appendRecords(b []byte, n ref) ([]byte, uint8, error) {
+func (e *encoder) appendRecords(b []byte, n ref) ([]byte, uint8, error) {
 	if n.isLeaf() {
-		return append(append(b, 0), v.body(n)...), 0, nil
+		return append(append(b, 0), e.body(n)...), 0, nil
 	}
-	l := v.link(n)
+	if len(b) >= e.next {
+		e.giveWay(b)
+	}
+	l := e.link(n)
 	var heights [2]uint8
 	at := 0
 	for side, c := range l.child {
 		at = len(b)
 		var err error
 		if c != 0 {
-			b, heights[side], err = v.appendRecords(b, c)
+			b, heights[side], err = e.appendRecords(b, c)
 		} else {
-			b, heights[side], err = v.appendPage(b, n, side)
+			b, heights[side], err = e.appendPage(b, n, side)
 		}
 		if err != nil {
 			return nil, 0, err
@@ -106,12 +111,12 @@ func (v *Version) appendRecords(b []byte, n ref) ([]byte, uint8, error) {
 
 // appendPage does what appendRecords does for the child of n on one side, of which only a stub is
 // in memory.
-func (v *Version) appendPage(b []byte, n ref, side int) ([]byte, uint8, error) {
-	p, err := v.pageBelow(n, side)
+func (e *encoder) appendPage(b []byte, n ref, side int) ([]byte, uint8, error) {
+	p, err := e.pageBelow(n, side)
 	if err != nil {
 		return nil, 0, err
 	}
-	return append(b, p.data...), v.image(n).height(side), nil
+	return append(b, p.data...), e.image(n).height(side), nil
 }
 
 // VerifyChunk checks data as chunk k of m, without other chunks: its length, that it decodes

@@ -24,7 +24,9 @@ func (v *Version) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 	if from > to || to > c.Bytes {
 		return nil, fmt.Errorf("avlstar: no range [%d, %d) of chunk %d, which has %d bytes", from, to, k, c.Bytes)
 	}
-	b, err := v.appendRange(make([]byte, 0, to-from), c, 0, from, to)
+	e := v.newEncoder(to - from)
+	b, err := e.appendRange(make([]byte, 0, to-from), c, 0, from, to)
+	e.end(b)
 	if err != nil {
 		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, err)
 	}
@@ -33,13 +35,13 @@ func (v *Version) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 
 // appendRange appends the bytes [from, to) of the leaf records below c, of which the first has the
 // height first.
-func (v *Version) appendRange(b []byte, c chunkRoot, first uint8, from, to uint64) ([]byte, error) {
+func (e *encoder) appendRange(b []byte, c chunkRoot, first uint8, from, to uint64) ([]byte, error) {
 	begin := len(b)
 	switch {
 	case from >= to:
 		return b, nil
 	case c.n == 0:
-		p, err := v.pageBelow(c.up, c.side)
+		p, err := e.pageBelow(c.up, c.side)
 		if err != nil {
 			return nil, err
 		}
@@ -48,20 +50,20 @@ func (v *Version) appendRange(b []byte, c chunkRoot, first uint8, from, to uint6
 		if from == 0 {
 			b = append(b, 0)
 		}
-		b = append(b, v.body(c.n)[max(from, 1)-1:to-1]...)
+		b = append(b, e.body(c.n)[max(from, 1)-1:to-1]...)
 	case from == 0 && to == c.Bytes:
 		var err error
-		if b, _, err = v.appendRecords(b, c.n); err != nil {
+		if b, _, err = e.appendRecords(b, c.n); err != nil {
 			return nil, err
 		}
 	default:
-		i := v.image(c.n)
+		i := e.image(c.n)
 		middle := i.bytes(left)
-		b, err := v.appendRange(b, v.childRoot(c.n, left), first, from, min(to, middle))
+		b, err := e.appendRange(b, e.childRoot(c.n, left), first, from, min(to, middle))
 		if err != nil {
 			return nil, err
 		}
-		return v.appendRange(b, v.childRoot(c.n, right), i.ownHeight(), max(from, middle)-middle, max(to, middle)-middle)
+		return e.appendRange(b, e.childRoot(c.n, right), i.ownHeight(), max(from, middle)-middle, max(to, middle)-middle)
 	}
 	if from == 0 {
 		b[begin] = first

@@ -42,6 +42,7 @@ type tree struct {
 	stats atomic.Pointer[stats]
 	// nil: everything is in memory. Readers look at it only where there are stubs.
 	paging *paging
+	gate   gate
 }
 
 // stats is what Memory and Reclaimed return.
