@@ -138,7 +138,7 @@ func (l *starlingLayout) counts() counts {
 	b, s := l.blocks.Metrics(), l.state.Metrics()
 	return counts{
 		Log:       int64(b.LogBytes),
-		Flushed:   int64(b.FlushedBytes + s.WrittenBytes - s.CompactionBytes),
+		Flushed:   int64(b.FlushedBytes + b.SegmentBytes + s.WrittenBytes - s.CompactionBytes),
 		Compacted: int64(b.CompactedBytes + s.CompactionBytes),
 	}
 }

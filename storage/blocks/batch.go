@@ -3,12 +3,18 @@ package blocks
 import (
 	"github.com/cockroachdb/pebble/v2"
 	dbm "github.com/cometbft/cometbft-db"
+
+	"github.com/starling-kv/starling/storage/internal/segments"
 )
 
 // batch is written as a whole or, after a crash, not at all. It is for one goroutine.
 type batch struct {
 	d     *database
 	batch *pebble.Batch // nil: written or closed
+
+	group   segments.Group // what goes to a segment
+	outside []int          // which of the operations set that; their values in batch are empty
+	deletes bool           // parts, which may have been the last of their segment
 }
 
 var _ dbm.Batch = (*batch)(nil)
@@ -17,7 +23,7 @@ var _ dbm.Batch = (*batch)(nil)
 func (d *database) NewBatch() dbm.Batch { return d.newBatch() }
 
 func (d *database) newBatch() *batch {
-	return &batch{d, d.z.db.NewBatch()} // this alone may be done on a closed database
+	return &batch{d: d, batch: d.z.db.NewBatch()} // this alone may be done on a closed database
 }
 
 func (b *batch) Set(key, value []byte) error {
@@ -28,6 +34,11 @@ func (b *batch) Set(key, value []byte) error {
 		return ErrValueNil
 	case b.batch == nil:
 		return ErrBatchClosed
+	}
+	if b.d.outside(key, value) {
+		b.outside = append(b.outside, int(b.batch.Count()))
+		b.group.Add(b.d.key(key), value)
+		value = nil
 	}
 	op := b.batch.SetDeferred(len(b.d.prefix)+len(key), len(value))
 	copy(op.Key[copy(op.Key, b.d.prefix):], key)
@@ -42,6 +53,7 @@ func (b *batch) Delete(key []byte) error {
 	case b.batch == nil:
 		return ErrBatchClosed
 	}
+	b.deletes = b.deletes || b.d.isPart(key)
 	op := b.batch.DeleteDeferred(len(b.d.prefix) + len(key))
 	copy(op.Key[copy(op.Key, b.d.prefix):], key)
 	return b.d.z.folder.Err("write", op.Finish())
@@ -54,7 +66,7 @@ func (b *batch) write(sync bool) error {
 	if b.batch == nil {
 		return ErrBatchClosed
 	}
-	if err := b.d.z.commit(b.batch, sync); err != nil {
+	if err := b.d.z.commit(b, sync); err != nil {
 		return err
 	}
 	return b.Close()

@@ -7,6 +7,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	dbm "github.com/cometbft/cometbft-db"
+
+	"github.com/starling-kv/starling/storage/internal/segments"
 )
 
 var (
@@ -20,6 +22,7 @@ var (
 type database struct {
 	z           *Zone
 	prefix, end []byte // its keys are in [prefix, end)
+	parts       bool   // parts of blocks are in it
 }
 
 var _ dbm.DB = (*database)(nil)
@@ -39,6 +42,31 @@ func (d *database) Get(key []byte) ([]byte, error) {
 	}
 	defer release()
 	full := d.key(key)
+	if value, is := d.z.parts.heldValue(full); is {
+		return bytes.Clone(value), nil
+	}
+	stored, err := d.stored(full)
+	for err == nil {
+		value, err := d.z.resolve(full, stored)
+		if !errors.Is(err, segments.ErrGone) {
+			return value, err
+		}
+		// Its segment was removed after the reference was read: then the key was deleted or set
+		// before that, and what it has now is in the database.
+		before := stored
+		if stored, _, err = d.z.read(full); err == nil && bytes.Equal(stored, before) {
+			return nil, d.z.lost(segments.ErrGone)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+// stored returns what is in the cache or in the database: a value, or a reference to one; nil if
+// there is nothing.
+func (d *database) stored(full []byte) ([]byte, error) {
 	if d.z.cache == nil {
 		value, _, err := d.z.read(full)
 		return value, err
@@ -66,6 +94,9 @@ func (d *database) Has(key []byte) (bool, error) {
 	}
 	defer release()
 	full := d.key(key)
+	if _, is := d.z.parts.heldValue(full); is {
+		return true, nil
+	}
 	if d.z.cache != nil && d.z.cache.has(full) {
 		return true, nil
 	}
@@ -154,6 +185,9 @@ func (d *database) Stats() map[string]string {
 	defer release()
 	stats := map[string]string{"pebble": d.z.db.Metrics().String()}
 	if size, err := d.z.db.EstimateDiskUsage(d.prefix, d.end); err == nil {
+		if d.parts {
+			size += d.z.parts.store.Bytes()
+		}
 		stats["disk_bytes"] = fmt.Sprint(size)
 	}
 	return stats

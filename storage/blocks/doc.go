@@ -7,9 +7,13 @@
 //	                     │ Get ───► space-gaming cache ──miss──┐
 //	                     │ Set, Delete, batches: drop there    │
 //	                     ▼                                     ▼
-//	one Pebble database, with a write-ahead log:
-//	     0x00                          → layout version
-//	     length of ID:u8 ‖ ID ‖ key    → value
+//	one Pebble database, with a write-ahead log:            segments: parts of blocks
+//	     0x00 …                        → the zone's own        000001.seg
+//	     length of ID:u8 ‖ ID ‖ key    → value                 000002.seg
+//	                                     or reference ───────► …
+//
+// Large parts of blocks are not in Pebble but in files of their own: see parts, and
+// docs/spec/segments.md.
 //
 // The stores share one log, so a synced write of one makes the earlier writes of all durable, and
 // after a crash all of them are as they were in one moment.

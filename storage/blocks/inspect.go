@@ -6,10 +6,12 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2/sstable"
+
+	"github.com/starling-kv/starling/storage/internal/segments"
 )
 
-// Bytes is about how much room a database's keys take in files. What is in the write-ahead log only
-// is not counted.
+// Bytes is about how much room a database's keys and values take in files. What is in the
+// write-ahead log only is not counted.
 func (z *Zone) Bytes(id string) (uint64, error) {
 	release, err := z.use()
 	if err != nil {
@@ -18,19 +20,23 @@ func (z *Zone) Bytes(id string) (uint64, error) {
 	defer release()
 	prefix := append([]byte{byte(len(id))}, id...)
 	bytes, err := z.db.EstimateDiskUsage(prefix, after(prefix))
+	if id == partsID {
+		bytes += z.parts.store.Bytes()
+	}
 	return bytes, z.readErr(err)
 }
 
-// Tables are the files of a zone.
+// Tables are the files of a zone, tables and segments.
 type Tables struct {
 	Count int
 	Bytes uint64
 }
 
-// Verify reads every table of the zone, compares all checksums in it, and returns the tables that
-// are good. progress, if not nil, hears of bytes done and in total. Errors: ErrCorrupt for each
-// damaged file, joined; the first one of reading; the end of ctx. The log was read, and its
-// checksums compared, when the zone was opened.
+// Verify reads every table and every segment of the zone, compares all checksums in it, and returns
+// those that are good. Each reference to a segment must be to one of its records. progress, if not
+// nil, hears of bytes done and in total. Errors: ErrCorrupt for each damaged file, joined; the
+// first one of reading; the end of ctx. The log was read, and its checksums compared, when the zone
+// was opened.
 func (z *Zone) Verify(ctx context.Context, progress func(done, total uint64)) (good Tables, err error) {
 	release, err := z.use()
 	if err != nil {
@@ -40,9 +46,17 @@ func (z *Zone) Verify(ctx context.Context, progress func(done, total uint64)) (g
 	if progress == nil {
 		progress = func(uint64, uint64) {}
 	}
+	if err := z.releaseHeld(false); err != nil {
+		return Tables{}, err
+	}
+	all, at, unhold := z.partsNow()
+	defer func() { err = errors.Join(err, at.Close(), z.partErr("prune", unhold())) }()
 	files, total, err := z.files()
 	if err != nil {
 		return Tables{}, err
+	}
+	for _, number := range all {
+		total += z.parts.store.End(number)
 	}
 	var damaged []error
 	done := uint64(0)
@@ -61,6 +75,38 @@ func (z *Zone) Verify(ctx context.Context, progress func(done, total uint64)) (g
 			good.Count, good.Bytes = good.Count+1, good.Bytes+f.Size
 		}
 		done += f.Size
+	}
+	if len(damaged) > 0 { // nobody knows what refers to the segments
+		progress(total, total)
+		return good, errors.Join(damaged...)
+	}
+	references, err := z.references(at)
+	if err != nil {
+		return good, z.folder.Err("verify", err)
+	}
+	for _, number := range all {
+		progress(done, total)
+		if err := ctx.Err(); err != nil {
+			return good, err
+		}
+		end := z.parts.store.End(number)
+		found, err := z.verifySegment(at, number)
+		if err == nil && found != references[number] {
+			err = fmt.Errorf("%w: file %s: of %d parts %d are there", segments.ErrDamaged, z.parts.store.Path(number), references[number], found)
+		}
+		delete(references, number)
+		switch err := z.partErr("verify", err); {
+		case errors.Is(err, ErrCorrupt):
+			damaged = append(damaged, err)
+		case err != nil:
+			return good, errors.Join(append(damaged, err)...)
+		default:
+			good.Count, good.Bytes = good.Count+1, good.Bytes+end
+		}
+		done += end
+	}
+	for number := range references {
+		damaged = append(damaged, z.folder.Corrupt(fmt.Errorf("file %s, which parts refer to, is missing", z.parts.store.Path(number))))
 	}
 	progress(total, total)
 	return good, errors.Join(damaged...)

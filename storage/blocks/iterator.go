@@ -2,11 +2,14 @@ package blocks
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
 	dbm "github.com/cometbft/cometbft-db"
+
+	"github.com/starling-kv/starling/storage/internal/segments"
 )
 
 // iterator sees the database as it was when the iterator was made. It is for one goroutine, except
@@ -16,6 +19,7 @@ type iterator struct {
 	d          *database
 	start, end []byte
 	reverse    bool
+	unhold     func() error // lets go of the segments; nil: none are held
 
 	mu struct {
 		sync.Mutex
@@ -52,9 +56,15 @@ func (d *database) iterate(start, end []byte, reverse bool) (dbm.Iterator, error
 	if empty {
 		return it, nil
 	}
+	if d.parts {
+		if err := d.z.releaseHeld(false); err != nil {
+			return nil, err
+		}
+		it.unhold = d.z.parts.store.Hold() // before its view begins
+	}
 	source, err := d.z.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return nil, d.z.readErr(err)
+		return nil, errors.Join(d.z.readErr(err), it.letGo())
 	}
 	it.mu.source = source
 	if reverse {
@@ -129,7 +139,28 @@ func (it *iterator) load() {
 		it.mu.key, it.mu.err = nil, it.d.z.readErr(err)
 		return
 	}
+	if _, is := it.d.z.reference(value); is {
+		if value, err = it.d.z.resolve(it.d.key(it.mu.key), value); errors.Is(err, segments.ErrGone) {
+			err = it.d.z.lost(err)
+		}
+		if err != nil {
+			it.mu.key, it.mu.err = nil, err
+			return
+		}
+		it.mu.value = value
+		return
+	}
 	it.mu.value = append(make([]byte, 0, len(value)), value...)
+}
+
+// letGo ends the hold on segments.
+func (it *iterator) letGo() error {
+	if it.unhold == nil {
+		return nil
+	}
+	unhold := it.unhold
+	it.unhold = nil
+	return it.d.z.partErr("prune", unhold())
 }
 
 func (it *iterator) mustBeValid() {
@@ -172,5 +203,6 @@ func (it *iterator) closeSource() error {
 	}
 	source := it.mu.source
 	it.mu.source = nil
-	return it.d.z.folder.Err("read", source.Close()) // an error that settle or load has met
+	err := it.d.z.folder.Err("read", source.Close()) // an error that settle or load has met
+	return errors.Join(err, it.letGo())
 }

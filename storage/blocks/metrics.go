@@ -25,7 +25,10 @@ type Metrics struct {
 	CompactedBytes uint64
 	Compactions    int64
 	CompactionDebt uint64 // bytes that are to be compacted yet, estimated
-	// (LogBytes + FlushedBytes + CompactedBytes) / BytesWritten; 0 before the first write
+	SegmentBytes   uint64 // written to segments
+	Segments       int    // files
+	// (LogBytes + FlushedBytes + CompactedBytes + SegmentBytes) / BytesWritten; 0 before the first
+	// write
 	WriteAmp float64
 	// Pebble's cache of file blocks; the space-gaming cache has statistics of its own
 	BlockCacheBytes   int64
@@ -56,8 +59,11 @@ func (z *Zone) Metrics() Metrics {
 		m.FlushedBytes += l.TableBytesFlushed + l.BlobBytesFlushed
 		m.CompactedBytes += l.TableBytesCompacted + l.BlobBytesCompacted
 	}
+	m.SegmentBytes, m.Segments = z.parts.appended.Load(), len(z.parts.store.All())
+	m.DiskBytes += z.parts.store.Bytes()
+	m.BytesWritten += m.SegmentBytes
 	if m.BytesWritten > 0 {
-		m.WriteAmp = float64(m.LogBytes+m.FlushedBytes+m.CompactedBytes) / float64(m.BytesWritten)
+		m.WriteAmp = float64(m.LogBytes+m.FlushedBytes+m.CompactedBytes+m.SegmentBytes) / float64(m.BytesWritten)
 	}
 	z.iterators.Lock()
 	defer z.iterators.Unlock()
@@ -68,7 +74,8 @@ func (z *Zone) Metrics() Metrics {
 // compactionStep is about how many bytes Compact rewrites between two reports.
 const compactionStep = 64 << 20
 
-// Compact rewrites all files, so that what was deleted or replaced takes no space. progress, if not
+// Compact rewrites all tables, so that what was deleted or replaced takes no space, and removes
+// segments that nothing refers to. progress, if not
 // nil, hears of bytes done and in total, the total of the beginning.
 func (z *Zone) Compact(ctx context.Context, progress func(done, total uint64)) error {
 	release, err := z.use()
@@ -104,7 +111,7 @@ func (z *Zone) Compact(ctx context.Context, progress func(done, total uint64)) e
 		return err
 	}
 	progress(total, total)
-	return nil
+	return z.sweep(true)
 }
 
 // files returns all files in the order of their last keys, and their bytes.

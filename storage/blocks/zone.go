@@ -30,9 +30,15 @@ var (
 	ErrDiskFull    = engine.ErrDiskFull
 )
 
-// FormatVersion is the layout of the data that this package writes. Data of a later version is
-// refused.
-const FormatVersion = 1
+// FormatVersion is the latest layout of the data that this package writes. Data of a later version
+// is refused. A folder has layout 1, everything in Pebble, until the first value is written to a
+// segment, so that until then an older program can open it.
+const FormatVersion = layoutSegments
+
+const (
+	layoutPlain    = 1
+	layoutSegments = 2
+)
 
 // formatKey is below every key of a database, as no ID has length 0.
 var formatKey = []byte{0}
@@ -62,12 +68,15 @@ type Options struct {
 	// MemTableBytes is how much the database collects in memory before it writes a table, four
 	// times at most; default 32 MiB.
 	MemTableBytes uint64
+
+	segmentLimit uint64 // for tests; default segments.Limit
 }
 
 // Zone is the block zone. All methods may be called concurrently.
 type Zone struct {
 	folder   engine.Folder
 	db       *pebble.DB
+	parts    parts
 	cache    *coherentCache // nil: none
 	readOnly bool
 	failed   func(error)     // Options.ReadFailed
@@ -125,40 +134,47 @@ func Open(dir string, o Options) (*Zone, error) {
 	if z.db, err = z.folder.Open(options); err != nil {
 		return nil, err
 	}
-	if err := z.checkFormat(); err != nil {
+	layout, err := z.checkFormat()
+	if err == nil {
+		err = z.openParts(layout, o.segmentLimit)
+	}
+	if err != nil {
 		return nil, errors.Join(err, z.db.Close())
 	}
 	return z, nil
 }
 
 // checkFormat reads the layout version, or writes it into an empty database.
-func (z *Zone) checkFormat() error {
+func (z *Zone) checkFormat() (layout byte, err error) {
 	value, found, err := z.read(formatKey)
 	switch {
 	case err != nil:
-		return err
-	case found && len(value) == 1 && value[0] == FormatVersion:
-		return nil
+		return 0, err
+	case found && len(value) == 1 && value[0] > 0 && value[0] <= FormatVersion:
+		return value[0], nil
 	case found && len(value) == 1 && value[0] > FormatVersion:
-		return z.folder.Newer("layout", uint64(value[0]), FormatVersion)
+		return 0, z.folder.Newer("layout", uint64(value[0]), FormatVersion)
 	case found:
-		return z.folder.Corrupt(fmt.Errorf("layout record %x", value))
+		return 0, z.folder.Corrupt(fmt.Errorf("layout record %x", value))
 	}
 	it, err := z.db.NewIter(nil)
 	if err != nil {
-		return z.folder.Err("open", err)
+		return 0, z.folder.Err("open", err)
 	}
 	empty := !it.First()
 	if err := errors.Join(it.Error(), it.Close()); err != nil {
-		return z.folder.Err("open", err)
+		return 0, z.folder.Err("open", err)
+	}
+	if err := z.noSegments(); err != nil {
+		return 0, err
 	}
 	switch {
 	case !empty:
-		return z.folder.Corrupt(errors.New("the layout record is missing"))
+		return 0, z.folder.Corrupt(errors.New("the layout record is missing"))
 	case z.readOnly:
-		return nil
+		return layoutPlain, nil
 	}
-	return z.folder.Err("open", z.db.Set(formatKey, []byte{FormatVersion}, pebble.Sync))
+	return layoutPlain, z.folder.Err("open", z.db.Set(formatKey, []byte{layoutPlain}, pebble.Sync))
 }
 
 // Close closes the zone. What was written is durable then. Iterators that are still open end with
@@ -170,16 +186,16 @@ func (z *Zone) Close() error {
 	if z.mu.closed {
 		return nil
 	}
+	errs := []error{z.releaseHeld(true)}
 	z.mu.closed = true
 	z.iterators.Lock()
 	open := z.iterators.open
 	z.iterators.open = nil
 	z.iterators.Unlock()
-	var errs []error
 	for it := range open {
 		errs = append(errs, it.detach())
 	}
-	return z.folder.Err("close", errors.Join(append(errs, z.db.Close())...))
+	return z.folder.Err("close", errors.Join(append(errs, z.parts.store.Close(), z.db.Close())...))
 }
 
 // use keeps the zone open until release is called.
@@ -214,8 +230,8 @@ func (z *Zone) readErr(err error) error {
 	return err
 }
 
-// commit writes batch, whose keys carry their prefixes.
-func (z *Zone) commit(batch *pebble.Batch, sync bool) error {
+// commit writes a batch.
+func (z *Zone) commit(b *batch, sync bool) error {
 	release, err := z.use()
 	if err != nil {
 		return err
@@ -224,6 +240,23 @@ func (z *Zone) commit(batch *pebble.Batch, sync bool) error {
 	if z.readOnly {
 		return fmt.Errorf("blocks folder %s: %w", z.folder.Dir, ErrReadOnly)
 	}
+	if len(b.outside) > 0 || z.parts.held.any.Load() {
+		err = z.commitParts(b, sync)
+	} else {
+		options := pebble.NoSync
+		if sync {
+			options = pebble.Sync
+		}
+		err = z.cached(b.batch, func() error { return z.folder.Err("write", b.batch.Commit(options)) })
+	}
+	if err == nil && b.deletes {
+		err = z.sweep(false)
+	}
+	return err
+}
+
+// cached changes what is stored, by write, while the cache forgets the keys of batch.
+func (z *Zone) cached(batch *pebble.Batch, write func() error) error {
 	if z.cache != nil {
 		end, err := z.cache.beginWrite(batch)
 		if err != nil {
@@ -231,11 +264,7 @@ func (z *Zone) commit(batch *pebble.Batch, sync bool) error {
 		}
 		defer end()
 	}
-	options := pebble.NoSync
-	if sync {
-		options = pebble.Sync
-	}
-	return z.folder.Err("write", batch.Commit(options))
+	return write()
 }
 
 // DB returns the database of that ID (1 to 200 bytes). Its Close does nothing: close the zone.
@@ -244,7 +273,7 @@ func (z *Zone) DB(id string) dbm.DB {
 		panic(fmt.Sprintf("blocks: database ID of %d bytes, want 1 to %d", len(id), maxID))
 	}
 	prefix := append([]byte{byte(len(id))}, id...)
-	return &database{z: z, prefix: prefix, end: after(prefix)}
+	return &database{z: z, prefix: prefix, end: after(prefix), parts: id == partsID}
 }
 
 // after returns the first key that does not begin with prefix.

@@ -23,7 +23,10 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-const smallMemTable = 64 << 10
+const (
+	smallMemTable = 64 << 10
+	smallSegment  = 100 << 10
+)
 
 func newRNG(t testing.TB, seed uint64) *rand.Rand {
 	t.Helper()
@@ -63,6 +66,15 @@ func (m model) requireIn(t testing.TB, z *Zone) {
 	}
 }
 
+// randomKey returns one of few keys of the database. Those of the block store are parts.
+func randomKey(rng *rand.Rand, id string) string {
+	key := fmt.Sprintf("%0*d", 1+rng.IntN(3), rng.IntN(60))
+	if id == partsID && rng.IntN(20) > 0 {
+		return partsPrefix + key
+	}
+	return key
+}
+
 // write is a change of one database; a nil value deletes.
 type write struct {
 	id         string
@@ -87,7 +99,7 @@ func randomWrite(rng *rand.Rand) write {
 		for i := range value {
 			value[i] = byte(rng.Uint32())
 		}
-		w.keys, w.vals = append(w.keys, fmt.Sprintf("%0*d", 1+rng.IntN(3), rng.IntN(60))), append(w.vals, string(value))
+		w.keys, w.vals = append(w.keys, randomKey(rng, w.id)), append(w.vals, string(value))
 		w.deleted = append(w.deleted, rng.IntN(4) == 0)
 	}
 	return w
@@ -145,7 +157,7 @@ func TestModel(t *testing.T) {
 			fs := vfs.NewMem()
 			var cache *sgc.Cache
 			open := func() *Zone {
-				o := Options{FS: fs, MemTableBytes: smallMemTable}
+				o := Options{FS: fs, MemTableBytes: smallMemTable, segmentLimit: smallSegment}
 				if cache = nil; cacheBytes >= 0 {
 					cache = sgc.New(cacheBytes)
 					o.Cache = cache
@@ -165,6 +177,7 @@ func TestModel(t *testing.T) {
 					m.requireIn(t, z)
 				case op < 307:
 					require.NoError(t, z.Close())
+					requireVerified(t, fs)
 					z = open()
 				case op < 309:
 					require.NoError(t, z.Compact(context.Background(), nil))
@@ -173,7 +186,8 @@ func TestModel(t *testing.T) {
 				case op < 400:
 					checkRange(t, rng, z, m)
 				default:
-					id, key := ids[rng.IntN(len(ids))], fmt.Sprintf("%0*d", 1+rng.IntN(3), rng.IntN(60))
+					id := ids[rng.IntN(len(ids))]
+					key := randomKey(rng, id)
 					want, there := m[id][key]
 					value, err := z.DB(id).Get([]byte(key))
 					require.NoError(t, err)
@@ -188,6 +202,8 @@ func TestModel(t *testing.T) {
 				}
 			}
 			m.requireIn(t, z)
+			require.Greater(t, z.parts.store.Active(), uint32(10))
+			require.Less(t, z.Metrics().Segments, int(z.parts.store.Active())/2, "segments were removed")
 			if cache != nil && cacheBytes > 1<<20 {
 				require.NotZero(t, cache.Stats().Zones[sgc.Blocks].Hits)
 			}
@@ -206,7 +222,7 @@ func checkRange(t *testing.T, rng *rand.Rand, z *Zone, m model) {
 		if rng.IntN(3) == 0 {
 			return nil
 		}
-		return fmt.Appendf(nil, "%0*d", 1+rng.IntN(3), rng.IntN(60))
+		return []byte(randomKey(rng, id))
 	}
 	start, end := bound(), bound()
 	var want []string
@@ -387,10 +403,11 @@ func TestFormat(t *testing.T) {
 		}
 		return err
 	}
-	require.NoError(t, alter([]byte{FormatVersion}))
+	require.NoError(t, alter([]byte{layoutPlain}))
+	require.ErrorIs(t, alter([]byte{layoutSegments}), ErrCorrupt, "there is no tag")
 	newer := alter([]byte{FormatVersion + 1})
 	require.ErrorIs(t, newer, ErrNewerFormat)
-	require.ErrorContains(t, newer, "blocks folder other was written by a newer version: layout 2, this program knows up to 1: use the starlingd that wrote it")
+	require.ErrorContains(t, newer, "blocks folder other was written by a newer version: layout 3, this program knows up to 2: use the starlingd that wrote it")
 	require.ErrorIs(t, alter([]byte{}), ErrCorrupt)
 	require.ErrorIs(t, alter([]byte{0}), ErrCorrupt)
 	require.ErrorIs(t, alter(nil), ErrCorrupt)
@@ -487,7 +504,7 @@ func TestCrash(t *testing.T) {
 		history, all = append(history, m), append(all, w)
 	}
 	run := func(c *crashFS) {
-		z, err := Open("zone", Options{FS: c, MemTableBytes: smallMemTable, Cache: sgc.New(1 << 20)})
+		z, err := Open("zone", Options{FS: c, MemTableBytes: smallMemTable, segmentLimit: smallSegment, Cache: sgc.New(1 << 20)})
 		require.NoError(t, err)
 		for i, w := range all {
 			c.begun.Store(int64(i + 1))
@@ -523,6 +540,7 @@ func TestCrash(t *testing.T) {
 		require.NoError(t, next.do(z))
 		next.applyTo(got)
 		require.NoError(t, z.Close())
+		requireVerified(t, c.crash.left)
 		got.requireIn(t, openZone(t, c.crash.left, Options{}))
 	}
 	t.Logf("%d of %d crashes lost writes that were not synced", lost, crashes)
@@ -531,35 +549,46 @@ func TestCrash(t *testing.T) {
 // When the log cannot be written, the process is told to end, and what was synced is there
 // afterwards.
 func TestDiskFailureIsFatal(t *testing.T) {
-	for name, kinds := range map[string][]errorfs.OpKind{
-		"write": {errorfs.OpFileWrite},
-		"sync":  {errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo},
+	syncs := []errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}
+	for name, c := range map[string]struct {
+		suffix string
+		kinds  []errorfs.OpKind
+		err    error
+		says   string
+	}{
+		"write":                     {".log", []errorfs.OpKind{errorfs.OpFileWrite}, errors.New("input/output error"), "check the disk"},
+		"sync":                      {".log", syncs, errors.New("input/output error"), "check the disk"},
+		"segment: write":            {".seg", []errorfs.OpKind{errorfs.OpFileWriteAt}, syscall.EIO, "check the disk"},
+		"segment: full disk":        {".seg", []errorfs.OpKind{errorfs.OpFileWriteAt}, syscall.ENOSPC, "make room on the disk"},
+		"segment: sync, quota":      {".seg", syncs, syscall.EDQUOT, "make room on the disk"},
+		"segment: sync":             {".seg", syncs, syscall.EIO, "check the disk"},
+		"segment: another is begun": {"000002.seg", []errorfs.OpKind{errorfs.OpOpen}, errors.New("no such device"), "check the disk"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var broken atomic.Bool
 			mem := vfs.NewCrashableMem()
 			fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-				if broken.Load() && slices.Contains(kinds, op.Kind) && strings.HasSuffix(op.Path, ".log") {
-					return errors.New("input/output error")
+				if broken.Load() && slices.Contains(c.kinds, op.Kind) && strings.HasSuffix(op.Path, c.suffix) {
+					return c.err
 				}
 				return nil
 			}))
 			// Fatal ends the goroutine here, where a real one ends the process. The database stays
 			// open, as in a killed one.
-			z, err := Open("zone", Options{FS: fs, Fatal: func(err error) { panic(err) }})
+			z, err := Open("zone", Options{FS: fs, segmentLimit: 1, Fatal: func(err error) { panic(err) }})
 			require.NoError(t, err)
-			require.NoError(t, z.DB("state").SetSync([]byte("a"), []byte("1")))
+			part := bytes.Repeat([]byte("part"), largeValue/4)
+			require.NoError(t, z.DB(partsID).SetSync([]byte("P:1:0"), part))
 			broken.Store(true)
 			var failure any
 			func() {
 				defer func() { failure = recover() }()
-				_ = z.DB("state").SetSync([]byte("b"), []byte("2"))
+				_ = z.DB(partsID).SetSync([]byte("P:2:0"), part)
 			}()
-			require.ErrorContains(t, failure.(error), "check the disk")
+			require.ErrorContains(t, failure.(error), "blocks folder zone")
+			require.ErrorContains(t, failure.(error), c.says)
 			after := openZone(t, mem.CrashClone(vfs.CrashCloneCfg{}), Options{})
-			value, err := after.DB("state").Get([]byte("a"))
-			require.NoError(t, err)
-			require.Equal(t, "1", string(value))
+			require.Equal(t, map[string]string{"P:1:0": string(part)}, content(t, after.DB(partsID)))
 		})
 	}
 }

@@ -261,6 +261,16 @@ func (f Folder) Err(doing string, err error) error {
 	return fmt.Errorf("%s folder %s: %s: %w", f.Zone, f.Dir, doing, err)
 }
 
+// Fail is for a zone that cannot continue since a file of its own cannot be written: it logs the
+// error of doing something, tells Background and calls Fatal. It returns the error if they return.
+func (f Folder) Fail(doing string, err error) error {
+	err = advised(f.Err(doing, err))
+	f.Logger.Error("zone failed", "zone", f.Zone, "folder", f.Dir, "err", err)
+	f.Background(err)
+	f.Fatal(err)
+	return err
+}
+
 // Corrupt is an ErrCorrupt that names the file where Pebble knows it, and the way out.
 func (f Folder) Corrupt(err error) error {
 	if info := pebble.ExtractDataCorruptionInfo(err); info != nil {

@@ -1,0 +1,429 @@
+package blocks
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/starling-kv/starling/storage/internal/segments"
+)
+
+const (
+	// partsID and partsPrefix: the parts of blocks have keys P:HEIGHT:INDEX in the database of this
+	// ID (CometBFT v0.40.0, store/store.go, calcBlockPartKey).
+	partsID     = "blockstore"
+	partsPrefix = "P:"
+	// heldRecords and heldBytes are the most that is held.
+	heldRecords, heldBytes = 256, 8 << 20
+)
+
+// parts is what the zone has outside of its LSM: the parts of blocks. Pebble has a reference in the
+// place of such a value, its tag followed by a segments.Ref.
+//
+//	Set ─────────────► held ──────┐  (its reference is not written before its record is durable)
+//	                              ▼
+//	batch, SetSync ──► Append ─► Sync ─► one batch of Pebble: references, the segment's end, the rest
+//
+// A value that is set without sync is held in memory until anything else is written or synced: the
+// parts of a large block come one by one, and the batch that follows them is synced. So writes
+// reach the disk in their order, and a block costs one sync of a segment.
+type parts struct {
+	store *segments.Store
+	// tag begins every reference. It is drawn when the first one is written, so that no value from
+	// before begins with it. nil: there are no references.
+	tag atomic.Pointer[[tagBytes]byte]
+
+	mu struct {
+		sync.Mutex // held by who appends, until the references are written
+		cursors    map[uint32]uint64
+		turn       uint32 // segment that was looked at last, besides the oldest
+		stuck      map[uint32]bool
+	}
+	held struct {
+		sync.RWMutex // taken after mu
+		groups       []*segments.Group
+		values       map[string][]byte // the newest
+		bytes        int
+		any          atomic.Bool
+	}
+	appended atomic.Uint64 // bytes, since the zone was opened
+}
+
+const (
+	tagBytes  = 16
+	partBytes = tagBytes + segments.RefBytes // in Pebble
+)
+
+// Keys of the zone itself, below those of all databases.
+var (
+	tagKey     = []byte{0, 1}
+	endsPrefix = []byte{0, 2}
+)
+
+// endKey is the key of the end of a segment's records, which is a uint64.
+func endKey(number uint32) []byte {
+	return binary.BigEndian.AppendUint32(bytes.Clone(endsPrefix), number)
+}
+
+// isPart reports whether a key of the database is that of a part.
+func (d *database) isPart(key []byte) bool {
+	return d.parts && bytes.HasPrefix(key, []byte(partsPrefix))
+}
+
+// outside reports whether a value is to be in a segment: a large part, and what would be taken for
+// a reference.
+func (d *database) outside(key, value []byte) bool {
+	if _, is := d.z.reference(value); is {
+		return true
+	}
+	return d.isPart(key) && len(value) >= largeValue && len(value) <= segments.MaxValue
+}
+
+// reference returns what a value in Pebble refers to, if it is a reference.
+func (z *Zone) reference(value []byte) (segments.Ref, bool) {
+	tag := z.parts.tag.Load()
+	if tag == nil || len(value) != partBytes || !bytes.HasPrefix(value, tag[:]) {
+		return segments.Ref{}, false
+	}
+	return segments.DecodeRef(value[tagBytes:]), true
+}
+
+// openParts opens the segments. layout is that of the database.
+func (z *Zone) openParts(layout byte, limit uint64) error {
+	ends := map[uint32]uint64{}
+	if layout >= layoutSegments {
+		tag, found, err := z.read(tagKey)
+		switch {
+		case err != nil:
+			return err
+		case !found || len(tag) != tagBytes:
+			return z.folder.Corrupt(errors.New("the tag of references to segments is missing"))
+		}
+		z.parts.tag.Store((*[tagBytes]byte)(tag))
+		it, err := z.db.NewIter(&pebble.IterOptions{LowerBound: endsPrefix, UpperBound: []byte{0, 3}})
+		if err != nil {
+			return z.readErr(err)
+		}
+		for it.First(); it.Valid(); it.Next() {
+			key, value := it.Key(), it.Value()
+			if len(key) != len(endsPrefix)+4 || len(value) != 8 {
+				return errors.Join(z.folder.Corrupt(fmt.Errorf("end of a segment %x: %x", key, value)), it.Close())
+			}
+			ends[binary.BigEndian.Uint32(key[len(endsPrefix):])] = binary.BigEndian.Uint64(value)
+		}
+		if err := errors.Join(it.Error(), it.Close()); err != nil {
+			return z.readErr(err)
+		}
+	}
+	var err error
+	z.parts.store, err = segments.Open(segments.Options{
+		FS: z.folder.FS, Dir: z.folder.Dir, Ends: ends, Limit: limit, ReadOnly: z.readOnly,
+	})
+	z.parts.mu.cursors, z.parts.mu.stuck = map[uint32]uint64{}, map[uint32]bool{}
+	z.parts.held.values = map[string][]byte{}
+	return z.partErr("open", err)
+}
+
+// partErr is the error of a segment, as one of the zone.
+func (z *Zone) partErr(doing string, err error) error {
+	if errors.Is(err, segments.ErrDamaged) {
+		return z.folder.Corrupt(err)
+	}
+	return z.folder.Err(doing, err)
+}
+
+// resolve returns the value that is stored: value itself, or, if it is a reference, what it refers
+// to. Error: segments.ErrGone, if the record was removed meanwhile.
+func (z *Zone) resolve(key, value []byte) ([]byte, error) {
+	ref, is := z.reference(value)
+	if !is {
+		return value, nil
+	}
+	value, err := z.parts.store.Read(key, ref)
+	if errors.Is(err, segments.ErrGone) {
+		return nil, err
+	}
+	if err != nil {
+		err = z.partErr("read", err)
+		z.failed(err)
+	}
+	return value, err
+}
+
+// lost is the error for a reference into a segment that is not there.
+func (z *Zone) lost(err error) error {
+	err = z.folder.Corrupt(fmt.Errorf("a part refers to what is not there: %w", err))
+	z.failed(err)
+	return err
+}
+
+// heldValue returns the value of a key, if it is held.
+func (p *parts) heldValue(key []byte) ([]byte, bool) {
+	if !p.held.any.Load() {
+		return nil, false
+	}
+	p.held.RLock()
+	defer p.held.RUnlock()
+	value, is := p.held.values[string(key)]
+	return value, is
+}
+
+// hold takes over a group of one record. The caller holds mu.
+func (p *parts) hold(g *segments.Group) {
+	p.held.Lock()
+	defer p.held.Unlock()
+	p.held.groups = append(p.held.groups, g)
+	p.held.values[string(g.Key(0))] = g.Value(0)
+	p.held.bytes += g.Bytes()
+	p.held.any.Store(true)
+}
+
+func (p *parts) full() bool { return len(p.held.groups) >= heldRecords || p.held.bytes >= heldBytes }
+
+// forget ends holding, after the references were written. The caller holds mu.
+func (p *parts) forget() {
+	p.held.Lock()
+	defer p.held.Unlock()
+	p.held.groups, p.held.bytes = nil, 0
+	clear(p.held.values)
+	p.held.any.Store(false)
+}
+
+// commitParts writes a batch, after what is held. b may be nil.
+func (z *Zone) commitParts(b *batch, sync bool) error {
+	p := &z.parts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if b != nil && !sync && len(b.outside) == 1 && b.batch.Count() == 1 && !p.full() {
+		return z.cached(b.batch, func() error {
+			p.hold(&b.group)
+			return nil
+		})
+	}
+	groups := p.held.groups
+	if b != nil && b.group.Len() > 0 {
+		groups = append(slices.Clip(groups), &b.group)
+	}
+	out := z.db.NewBatch()
+	defer out.Close()
+	var own []segments.Ref
+	if len(groups) > 0 {
+		refs, end, err := p.store.Append(groups...)
+		if err == nil {
+			err = p.store.Sync()
+		}
+		if err != nil {
+			return z.folder.Fail("write", err)
+		}
+		for _, g := range groups {
+			p.appended.Add(uint64(g.Bytes()))
+		}
+		tag := p.tag.Load()
+		if tag == nil {
+			tag = new([tagBytes]byte)
+			_, _ = rand.Read(tag[:]) // it never fails (Go 1.24)
+			err = errors.Join(out.Set(formatKey, []byte{layoutSegments}, nil), out.Set(tagKey, tag[:], nil))
+		}
+		err = errors.Join(err, out.Set(endKey(p.store.Active()), binary.BigEndian.AppendUint64(nil, end), nil))
+		for i, g := range p.held.groups {
+			err = errors.Join(err, out.Set(g.Key(0), refs[i].AppendTo(tag[:len(tag):len(tag)]), nil))
+		}
+		if err != nil {
+			return z.folder.Err("write", err)
+		}
+		own = refs[len(p.held.groups):]
+		p.tag.Store(tag) // before anybody can read a reference
+	}
+	if b != nil {
+		if err := z.refer(out, b, own); err != nil {
+			return z.folder.Err("write", err)
+		}
+	}
+	options := pebble.NoSync
+	if sync {
+		options = pebble.Sync
+	}
+	if err := z.cached(out, func() error { return z.folder.Err("write", out.Commit(options)) }); err != nil {
+		return err
+	}
+	p.forget()
+	return nil
+}
+
+// refer appends the operations of b to out, with references in the place of what is outside.
+func (z *Zone) refer(out *pebble.Batch, b *batch, refs []segments.Ref) error {
+	if len(refs) == 0 {
+		return out.Apply(b.batch, nil)
+	}
+	tag := z.parts.tag.Load()
+	next := 0
+	for i, reader := 0, b.batch.Reader(); ; i++ {
+		kind, key, value, ok, err := reader.Next()
+		if !ok || err != nil {
+			return err
+		}
+		switch {
+		case next < len(b.outside) && b.outside[next] == i:
+			err = out.Set(key, refs[next].AppendTo(tag[:len(tag):len(tag)]), nil)
+			next++
+		case kind == pebble.InternalKeyKindDelete:
+			err = out.Delete(key, nil)
+		default:
+			err = out.Set(key, value, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// releaseHeld writes what is held, so that an iterator sees it.
+func (z *Zone) releaseHeld(sync bool) error {
+	if !z.parts.held.any.Load() {
+		return nil
+	}
+	return z.commitParts(nil, sync)
+}
+
+// sweep removes segments that nothing refers to any more: the oldest ones, and one other, so that a
+// segment with a part that is never deleted keeps only itself; all of them if all is true. Records
+// that were found dead are not looked at again: no reference to one is ever written anew.
+func (z *Zone) sweep(all bool) error {
+	p := &z.parts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	numbers := slices.DeleteFunc(p.store.All(), func(n uint32) bool { return n == p.store.Active() })
+	if !all {
+		for len(numbers) > 0 {
+			removed, err := z.sweepOne(numbers[0])
+			if err != nil {
+				return err
+			}
+			if !removed {
+				break
+			}
+			numbers = numbers[1:]
+		}
+		if len(numbers) < 2 {
+			return nil
+		}
+		i, _ := slices.BinarySearch(numbers, p.mu.turn+1)
+		i = max(1, i%len(numbers))
+		p.mu.turn = numbers[i]
+		numbers = numbers[i : i+1]
+	}
+	for _, number := range numbers {
+		if _, err := z.sweepOne(number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweepOne removes a segment if nothing refers to it.
+func (z *Zone) sweepOne(number uint32) (removed bool, err error) {
+	p := &z.parts
+	if p.mu.stuck[number] {
+		return false, nil
+	}
+	for {
+		key, ref, ok, err := p.store.Next(number, p.mu.cursors[number])
+		if errors.Is(err, segments.ErrDamaged) {
+			// It may hide parts that are needed: it stays, and `starlingd verify` names it.
+			p.mu.stuck[number] = true
+			z.folder.Logger.Error("damaged file is not removed", "zone", z.folder.Zone, "err", z.partErr("prune", err))
+			return false, nil
+		}
+		if err != nil {
+			return false, z.partErr("prune", err)
+		}
+		if !ok {
+			break
+		}
+		stored, _, err := z.read(key)
+		if err != nil {
+			return false, err
+		}
+		if now, is := z.reference(stored); is && now == ref {
+			return false, nil
+		}
+		p.mu.cursors[number] = ref.Offset + uint64(ref.Length)
+	}
+	// What deleted the records is durable with this.
+	if err := z.db.Delete(endKey(number), pebble.Sync); err != nil {
+		return false, z.folder.Err("prune", err)
+	}
+	delete(p.mu.cursors, number)
+	return true, z.partErr("prune", p.store.Remove(number))
+}
+
+// partsNow returns the segments and a view of the database of one moment; until unhold is called,
+// no segment goes away.
+func (z *Zone) partsNow() (all []uint32, at *pebble.Snapshot, unhold func() error) {
+	z.parts.mu.Lock()
+	defer z.parts.mu.Unlock()
+	return z.parts.store.All(), z.db.NewSnapshot(), z.parts.store.Hold()
+}
+
+// verifySegment reads all records of a segment, and returns how many are referred to in at.
+func (z *Zone) verifySegment(at *pebble.Snapshot, number uint32) (referred int, err error) {
+	for offset := uint64(0); ; {
+		key, ref, ok, err := z.parts.store.Next(number, offset)
+		if err != nil || !ok {
+			return referred, err
+		}
+		if _, err := z.parts.store.Read(key, ref); err != nil {
+			return referred, err
+		}
+		stored, closer, err := at.Get(key)
+		if err == nil {
+			if now, is := z.reference(stored); is && now == ref {
+				referred++
+			}
+			err = closer.Close()
+		}
+		if err != nil && !errors.Is(err, pebble.ErrNotFound) {
+			return referred, err
+		}
+		offset += uint64(ref.Length)
+	}
+}
+
+// references counts the references to each segment.
+func (z *Zone) references(at *pebble.Snapshot) (map[uint32]int, error) {
+	prefix := append([]byte{byte(len(partsID))}, partsID...)
+	it, err := at.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: after(prefix)})
+	if err != nil {
+		return nil, err
+	}
+	counts := map[uint32]int{}
+	for it.First(); it.Valid(); it.Next() {
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return nil, errors.Join(err, it.Close())
+		}
+		if ref, is := z.reference(value); is {
+			counts[ref.Segment]++
+		}
+	}
+	return counts, errors.Join(it.Error(), it.Close())
+}
+
+// noSegments refuses segments whose database is gone.
+func (z *Zone) noSegments() error {
+	numbers, err := segments.Numbers(z.folder.FS, z.folder.Dir)
+	if err != nil {
+		return z.folder.Err("open", err)
+	}
+	if len(numbers) > 0 {
+		return z.folder.Corrupt(fmt.Errorf("there are %d segments with parts of blocks, and no database", len(numbers)))
+	}
+	return nil
+}

@@ -1,0 +1,695 @@
+package blocks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage/internal/segments"
+	"github.com/starling-kv/starling/storage/sgc"
+)
+
+func partKey(height, index int) []byte { return fmt.Appendf(nil, "P:%d:%d", height, index) }
+
+// partOf is a value that goes to a segment, another one for each height and index.
+func partOf(height, index int) []byte {
+	return bytes.Repeat(fmt.Appendf(nil, "part %d of %d;", index, height), largeValue/10)
+}
+
+// stored is what Pebble has under a key of the block store.
+func stored(t testing.TB, z *Zone, key []byte) []byte {
+	t.Helper()
+	value, _, err := z.read(z.DB(partsID).(*database).key(key))
+	require.NoError(t, err)
+	return value
+}
+
+// segmentsIn are the numbers of the files.
+func segmentsIn(t testing.TB, fs vfs.FS) []uint32 {
+	t.Helper()
+	numbers, err := segments.Numbers(fs, "zone")
+	require.NoError(t, err)
+	return numbers
+}
+
+// Large parts of the block store, and nothing else, are outside of Pebble, whichever way they were
+// written.
+func TestWhatIsOutside(t *testing.T) {
+	z := openZone(t, vfs.NewMem(), Options{})
+	large, small := bytes.Repeat([]byte("x"), largeValue), bytes.Repeat([]byte("x"), largeValue-1)
+	for _, c := range []struct {
+		id, key string
+		value   []byte
+		outside bool
+	}{
+		{partsID, "P:1:0", large, true}, {partsID, "P:1:1", small, false}, {partsID, "H:1", large, false},
+		{partsID, "P", large, false}, {"blockstore2", "P:1:0", large, false}, {"state", "P:1:0", large, false},
+	} {
+		db := z.DB(c.id)
+		for _, sync := range []bool{false, true} {
+			for _, batched := range []bool{false, true} {
+				b := db.NewBatch()
+				switch {
+				case batched:
+					require.NoError(t, b.Set([]byte("other"), []byte("1")))
+					require.NoError(t, b.Delete([]byte(c.key)))
+					require.NoError(t, b.Set([]byte(c.key), c.value))
+					require.NoError(t, b.Set([]byte("last"), []byte("2")))
+					if sync {
+						require.NoError(t, b.WriteSync())
+					} else {
+						require.NoError(t, b.Write())
+					}
+				case sync:
+					require.NoError(t, db.SetSync([]byte(c.key), c.value))
+				default:
+					require.NoError(t, db.Set([]byte(c.key), c.value))
+					require.NoError(t, db.Set([]byte("y"), []byte("z"))) // releases what is held
+				}
+				raw, _, err := z.read(db.(*database).key([]byte(c.key)))
+				require.NoError(t, err)
+				require.Equal(t, c.outside, len(raw) == partBytes, c)
+				value, err := db.Get([]byte(c.key))
+				require.NoError(t, err)
+				require.Equal(t, c.value, value)
+				has, err := db.Has([]byte(c.key))
+				require.NoError(t, err)
+				require.True(t, has)
+			}
+		}
+	}
+	require.Equal(t, 1, z.Metrics().Segments)
+	require.GreaterOrEqual(t, z.Metrics().SegmentBytes, uint64(4*largeValue))
+	size, err := z.Bytes(partsID)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, size, uint64(4*largeValue))
+}
+
+// A value that could be taken for a reference comes back as it was written.
+func TestValueLikeAReference(t *testing.T) {
+	z := openZone(t, vfs.NewMem(), Options{})
+	require.NoError(t, z.DB(partsID).SetSync(partKey(1, 0), partOf(1, 0)))
+	like := stored(t, z, partKey(1, 0))
+	require.Len(t, like, partBytes)
+	for _, id := range []string{partsID, "state"} {
+		require.NoError(t, z.DB(id).SetSync([]byte("like"), like))
+		value, err := z.DB(id).Get([]byte("like"))
+		require.NoError(t, err)
+		require.Equal(t, like, value)
+	}
+	require.Equal(t, map[string]string{"like": string(like)}, content(t, z.DB("state")))
+}
+
+// A folder of layout 1, with parts in Pebble, is read as it is. It stays one that an older program
+// opens until the first large part is written, and then has the layout that such a program refuses.
+func TestOldFolder(t *testing.T) {
+	fs := vfs.NewMem()
+	raw, err := pebble.Open("zone", &pebble.Options{FS: fs, Logger: silent{}, FormatMajorVersion: pebble.FormatValueSeparation})
+	require.NoError(t, err)
+	require.NoError(t, raw.Set(formatKey, []byte{1}, pebble.Sync))
+	want := map[string]string{}
+	for height := 1; height <= 5; height++ {
+		want[string(partKey(height, 0))] = string(partOf(height, 0))
+		require.NoError(t, raw.Set(append([]byte("\x0ablockstore"), partKey(height, 0)...), partOf(height, 0), pebble.Sync))
+	}
+	require.NoError(t, raw.Close())
+	layout := func(z *Zone) []byte {
+		value, _, err := z.read(formatKey)
+		require.NoError(t, err)
+		return value
+	}
+	for _, readOnly := range []bool{true, false} {
+		z, err := Open("zone", Options{FS: fs, ReadOnly: readOnly})
+		require.NoError(t, err)
+		require.Equal(t, want, content(t, z.DB(partsID)))
+		if !readOnly {
+			require.NoError(t, z.DB(partsID).SetSync([]byte("H:6"), bytes.Repeat([]byte("x"), 2*largeValue)))
+			require.NoError(t, z.DB(partsID).SetSync(partKey(6, 0), []byte("small")))
+			want["H:6"], want[string(partKey(6, 0))] = strings.Repeat("x", 2*largeValue), "small"
+		}
+		require.Equal(t, []byte{1}, layout(z))
+		require.NoError(t, z.Close())
+		require.Empty(t, segmentsIn(t, fs))
+	}
+	z, err := Open("zone", Options{FS: fs})
+	require.NoError(t, err)
+	for height := 5; height <= 7; height++ { // of which one was there
+		want[string(partKey(height, 0))] = string(partOf(height, 1))
+		require.NoError(t, z.DB(partsID).SetSync(partKey(height, 0), partOf(height, 1)))
+	}
+	require.Equal(t, []byte{2}, layout(z), "one byte: an older program takes it for a newer layout, not for damage")
+	require.Equal(t, want, content(t, z.DB(partsID)))
+	require.NoError(t, z.Compact(t.Context(), nil))
+	require.NoError(t, z.Close())
+	z = openZone(t, fs, Options{ReadOnly: true})
+	require.Equal(t, want, content(t, z.DB(partsID)))
+	_, err = z.Verify(t.Context(), nil)
+	require.NoError(t, err)
+}
+
+// Parts that are set one by one, without sync, are held in memory, for whoever looks for them,
+// until something else is written.
+func TestHeld(t *testing.T) {
+	for name, c := range map[string]struct {
+		release func(z *Zone) error
+		synced  bool
+	}{
+		"a batch that is synced": {func(z *Zone) error { return z.DB("state").SetSync([]byte("a"), []byte("b")) }, true},
+		"an empty batch":         {func(z *Zone) error { return z.DB(partsID).NewBatch().WriteSync() }, true},
+		"another database":       {func(z *Zone) error { return z.DB("state").Set([]byte("a"), []byte("b")) }, false},
+		"a deletion":             {func(z *Zone) error { return z.DB(partsID).Delete(partKey(1, 1)) }, false},
+		"an iterator":            {func(z *Zone) error { it, err := z.DB(partsID).Iterator(nil, nil); return errors.Join(err, it.Close()) }, false},
+		"the end":                {func(z *Zone) error { return z.Close() }, true},
+		"more than memory is to hold": {func(z *Zone) error {
+			for i := range heldRecords {
+				if err := z.DB(partsID).Set(partKey(2, i), partOf(2, i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mem := vfs.NewCrashableMem()
+			z, err := Open("zone", Options{FS: mem, Cache: sgc.New(1 << 20)})
+			require.NoError(t, err)
+			db := z.DB(partsID)
+			require.NoError(t, db.SetSync(partKey(1, 0), []byte("old")))
+			value, err := db.Get(partKey(1, 0)) // which the cache keeps
+			require.NoError(t, err)
+			require.Equal(t, "old", string(value))
+			for i := range 3 {
+				require.NoError(t, db.Set(partKey(1, i), partOf(1, 9)))
+				require.NoError(t, db.Set(partKey(1, i), partOf(1, i)))
+			}
+			require.Empty(t, segmentsIn(t, mem))
+			require.Equal(t, "old", string(stored(t, z, partKey(1, 0))))
+			for i := range 4 {
+				value, err := db.Get(partKey(1, i))
+				require.NoError(t, err)
+				has, err := db.Has(partKey(1, i))
+				require.NoError(t, err)
+				require.Equal(t, i < 3, has)
+				if i < 3 {
+					require.Equal(t, partOf(1, i), value)
+					value[0]++ // it is the caller's own
+				} else {
+					require.Nil(t, value)
+				}
+			}
+			require.NoError(t, c.release(z))
+			left := mem
+			if c.synced {
+				left = mem.CrashClone(vfs.CrashCloneCfg{})
+			}
+			if name != "the end" {
+				if name != "more than memory is to hold" {
+					require.False(t, z.parts.held.any.Load())
+				}
+				require.Len(t, stored(t, z, partKey(1, 0)), partBytes)
+				value, err = db.Get(partKey(1, 0))
+				require.NoError(t, err)
+				require.Equal(t, partOf(1, 0), value)
+				require.NoError(t, z.Close())
+			}
+			z = openZone(t, left, Options{})
+			value, err = z.DB(partsID).Get(partKey(1, 0))
+			require.NoError(t, err)
+			require.Equal(t, partOf(1, 0), value)
+		})
+	}
+}
+
+// Segments go away when CometBFT has deleted all their parts, and not before; one part that is
+// never deleted keeps its own segment only. What an iterator began with it yields to its end.
+func TestPruning(t *testing.T) {
+	fs := vfs.NewMem()
+	o := Options{FS: fs, segmentLimit: 10 * largeValue, Cache: sgc.New(1 << 20)}
+	z, err := Open("zone", o)
+	require.NoError(t, err)
+	const heights = 200
+	want := map[string]string{}
+	for height := range heights {
+		b := z.DB(partsID).NewBatch()
+		for i := range 3 {
+			want[string(partKey(height, i))] = string(partOf(height, i))
+			require.NoError(t, b.Set(partKey(height, i), partOf(height, i)))
+		}
+		require.NoError(t, b.WriteSync())
+	}
+	all := segmentsIn(t, fs)
+	require.Greater(t, len(all), 30)
+	require.Equal(t, len(all), z.Metrics().Segments)
+	_, err = z.DB(partsID).Get(partKey(0, 0)) // its reference is in the cache
+	require.NoError(t, err)
+
+	prune := func(from, to int) {
+		t.Helper()
+		b := z.DB(partsID).NewBatch()
+		for height := from; height < to; height++ {
+			for i := range 3 {
+				if height == 55 && i == 1 {
+					continue // nobody deletes it
+				}
+				require.NoError(t, b.Delete(partKey(height, i)))
+				delete(want, string(partKey(height, i)))
+			}
+		}
+		require.NoError(t, b.WriteSync())
+	}
+	it, err := z.DB(partsID).Iterator([]byte("P:0:"), []byte("P:0;"))
+	require.NoError(t, err)
+	prune(0, 50)
+	require.Equal(t, all, segmentsIn(t, fs), "an iterator is older")
+	require.Less(t, z.Metrics().Segments, len(all)*9/10)
+	value, err := z.DB(partsID).Get(partKey(0, 0))
+	require.NoError(t, err)
+	require.Nil(t, value)
+	for i := range 3 {
+		require.Equal(t, partOf(0, i), it.Value())
+		it.Next()
+	}
+	requireInvalid(t, it)
+	require.NoError(t, it.Close())
+	left := segmentsIn(t, fs)
+	require.Len(t, left, z.Metrics().Segments)
+	require.Equal(t, want, content(t, z.DB(partsID)))
+
+	require.NoError(t, z.Close())
+	z, err = Open("zone", o)
+	require.NoError(t, err)
+	require.Equal(t, left, segmentsIn(t, fs))
+	for height := 50; height < heights; height++ {
+		prune(height, height+1)
+	}
+	require.Equal(t, want, content(t, z.DB(partsID)))
+	require.Len(t, want, 1)
+	require.LessOrEqual(t, len(segmentsIn(t, fs)), 2+1, "that of the part, the last, and the one that was not full")
+	require.NoError(t, z.Compact(t.Context(), nil))
+	require.Len(t, segmentsIn(t, fs), 2)
+	require.NoError(t, z.Close())
+	requireVerified(t, fs)
+}
+
+// requireVerified opens the zone to be read only: the tables of another may be compacted while they
+// are read.
+func requireVerified(t testing.TB, fs vfs.FS) {
+	t.Helper()
+	z, err := Open("zone", Options{FS: fs, ReadOnly: true})
+	require.NoError(t, err)
+	_, err = z.Verify(t.Context(), nil)
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+}
+
+// What deleted the parts of a segment is durable before its file is gone: after a crash at any
+// moment of pruning and writing, each part is there or is not.
+func TestCrashWhilePruning(t *testing.T) {
+	crashes := 60
+	if testing.Short() {
+		crashes = 30
+	}
+	// Four parts are in a segment: the last that is deleted of one is followed by the first of the
+	// next, whose name becomes durable before anything of Pebble is.
+	const old, pruned = 41, 30
+	all := seeds.Rand(t)
+	for range crashes {
+		rng := rand.New(rand.NewPCG(all.Uint64(), 0))
+		mem := vfs.NewCrashableMem()
+		var mu sync.Mutex // guards what follows
+		var left *vfs.MemFS
+		begun, changes, crashAt := false, 0, 1+rng.IntN(200)
+		fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if begun && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+				if changes++; changes == crashAt {
+					left = mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(2) * rng.IntN(101), RNG: rng})
+				}
+			}
+			return nil
+		}))
+		z, err := Open("zone", Options{FS: fs, segmentLimit: 4 * largeValue})
+		require.NoError(t, err)
+		for height := range old {
+			require.NoError(t, z.DB(partsID).SetSync(partKey(height, 0), partOf(height, 0)))
+		}
+		mu.Lock()
+		begun = true
+		mu.Unlock()
+		for height := range pruned {
+			require.NoError(t, z.DB(partsID).Delete(partKey(height, 0))) // not synced
+			require.NoError(t, z.DB(partsID).SetSync(partKey(old+height, 0), partOf(old+height, 0)))
+		}
+		require.NoError(t, z.Close())
+		if left == nil {
+			left = mem
+		}
+		requireVerified(t, left)
+		z, err = Open("zone", Options{FS: left})
+		require.NoError(t, err)
+		there := content(t, z.DB(partsID))
+		for height := range old + pruned {
+			value, is := there[string(partKey(height, 0))]
+			require.True(t, is || height < pruned || height >= old)
+			if is {
+				require.Equal(t, string(partOf(height, 0)), value)
+			}
+		}
+		require.NoError(t, z.Close())
+	}
+}
+
+// A reader that comes with a reference from before its segment was removed finds what the database
+// has now. If it has nothing else, that is damage.
+func TestReferenceFromBeforePruning(t *testing.T) {
+	z := openZone(t, vfs.NewMem(), Options{segmentLimit: 1, Cache: sgc.New(1 << 20)})
+	db := z.DB(partsID).(*database)
+	key := db.key(partKey(1, 0))
+	require.NoError(t, db.SetSync(partKey(1, 0), partOf(1, 0)))
+	require.NoError(t, db.SetSync(partKey(2, 0), partOf(2, 0)))
+	before := stored(t, z, partKey(1, 0))
+	require.NoError(t, db.DeleteSync(partKey(1, 0)))
+	require.Equal(t, 1, z.Metrics().Segments)
+	stale := func() { z.cache.fill(z.cache.beginRead(key), key, before) }
+
+	stale()
+	value, err := db.Get(partKey(1, 0))
+	require.NoError(t, err)
+	require.Nil(t, value)
+	require.NoError(t, db.SetSync(partKey(1, 0), partOf(1, 1)))
+	stale()
+	value, err = db.Get(partKey(1, 0))
+	require.NoError(t, err)
+	require.Equal(t, partOf(1, 1), value)
+
+	require.NoError(t, z.db.Set(key, before, pebble.Sync))
+	_, err = db.Get(partKey(1, 0))
+	require.ErrorIs(t, err, ErrCorrupt)
+	_, err = z.Verify(t.Context(), nil)
+	requireDamage(t, err, "000001.seg")
+}
+
+// Readers beside a writer and pruning get the whole value or none, whatever they read it from.
+func TestPruningUnderReaders(t *testing.T) {
+	for name, cache := range map[string]*sgc.Cache{"no cache": nil, "cache": sgc.New(1 << 20)} {
+		t.Run(name, func(t *testing.T) {
+			z := openZone(t, vfs.NewMem(), Options{segmentLimit: 4 * largeValue, Cache: cache, ReadFailed: func(err error) { t.Error(err) }})
+			db := z.DB(partsID)
+			rounds, window := 600, 20
+			if testing.Short() {
+				rounds = 150
+			}
+			var at, read, gone atomic.Int64
+			var done atomic.Bool
+			var readers sync.WaitGroup
+			for i := range 3 {
+				readers.Go(func() {
+					for n := i; !done.Load(); n++ {
+						height := max(0, int(at.Load())-window-3+n%(window+3))
+						value, err := db.Get(partKey(height, 0))
+						switch {
+						case err != nil:
+							t.Error(err)
+							return
+						case value == nil:
+							gone.Add(1)
+						case bytes.Equal(value, partOf(height, 0)):
+							read.Add(1)
+						default:
+							t.Errorf("another value at height %d", height)
+							return
+						}
+					}
+				})
+			}
+			readers.Go(func() {
+				for !done.Load() {
+					it, err := db.Iterator(nil, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for ; it.Valid(); it.Next() {
+						var height int
+						_, _ = fmt.Sscanf(string(it.Key()), "P:%d:", &height)
+						if !bytes.Equal(it.Value(), partOf(height, 0)) {
+							t.Errorf("iterator: another value at height %d: %v", height, it.Error())
+						}
+					}
+					if err := errors.Join(it.Error(), it.Close()); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+			for height := 0; height < rounds || read.Load() < 100 || gone.Load() < 10; height++ {
+				var err error
+				if height%3 == 0 {
+					err = db.Set(partKey(height, 0), partOf(height, 0))
+				} else {
+					err = db.SetSync(partKey(height, 0), partOf(height, 0))
+				}
+				require.NoError(t, err)
+				at.Store(int64(height))
+				if height >= window {
+					require.NoError(t, db.Delete(partKey(height-window, 0)))
+				}
+			}
+			done.Store(true)
+			readers.Wait()
+			require.Less(t, z.Metrics().Segments, 20)
+		})
+	}
+}
+
+// Damage to a segment is an error with the file and the way out, wherever it is met, and never
+// another value.
+func TestDamagedSegments(t *testing.T) {
+	mem := vfs.NewMem()
+	z, err := Open("zone", Options{FS: mem, segmentLimit: 4 * largeValue})
+	require.NoError(t, err)
+	for height := range 20 {
+		require.NoError(t, z.DB(partsID).SetSync(partKey(height, 0), partOf(height, 0)))
+	}
+	require.NoError(t, z.Close())
+	all := segmentsIn(t, mem)
+	require.GreaterOrEqual(t, len(all), 5)
+	rng := seeds.Rand(t)
+	for range 60 {
+		fs := vfs.NewMem()
+		_, err := vfs.Clone(mem, fs, "zone", "zone")
+		require.NoError(t, err)
+		name := fmt.Sprintf("%06d.seg", all[rng.IntN(len(all))])
+		file, err := fs.OpenReadWrite("zone/"+name, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		info, err := file.Stat()
+		require.NoError(t, err)
+		var b [1]byte
+		at := rng.Int64N(info.Size())
+		_, err = file.ReadAt(b[:], at)
+		require.NoError(t, err)
+		b[0] ^= byte(1 << rng.IntN(8))
+		_, err = file.WriteAt(b[:], at)
+		require.NoError(t, err)
+		require.NoError(t, file.Close())
+
+		var told []error
+		z, err := Open("zone", Options{FS: fs, ReadFailed: func(err error) { told = append(told, err) }})
+		require.NoError(t, err)
+		damaged := 0
+		for height := range 20 {
+			value, err := z.DB(partsID).Get(partKey(height, 0))
+			if err != nil {
+				requireDamage(t, err, name)
+				require.Equal(t, []error{err}, told)
+				damaged++
+				continue
+			}
+			require.Equal(t, partOf(height, 0), value)
+		}
+		require.Equal(t, 1, damaged)
+		it, err := z.DB(partsID).Iterator(nil, nil)
+		require.NoError(t, err)
+		for it.Valid() {
+			if it.Value() != nil {
+				it.Next()
+			}
+		}
+		requireDamage(t, it.Error(), name)
+		require.NoError(t, it.Close())
+		require.NoError(t, z.Close())
+		z, err = Open("zone", Options{FS: fs, ReadOnly: true})
+		require.NoError(t, err)
+		good, err := z.Verify(t.Context(), nil)
+		requireDamage(t, err, name)
+		require.GreaterOrEqual(t, good.Count, len(all)-1)
+		require.NoError(t, z.Close())
+		z, err = Open("zone", Options{FS: fs})
+		require.NoError(t, err)
+		for height := range 20 { // CometBFT does not need them any more
+			require.NoError(t, z.DB(partsID).Delete(partKey(height, 0)))
+		}
+		require.NoError(t, z.Compact(t.Context(), nil))
+		require.LessOrEqual(t, len(segmentsIn(t, fs)), 2)
+		require.NoError(t, z.Close())
+	}
+}
+
+func requireDamage(t *testing.T, err error, name string) {
+	t.Helper()
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "blocks folder zone is damaged")
+	require.ErrorContains(t, err, name)
+	require.ErrorContains(t, err, "put back a copy")
+}
+
+// A segment that is missing or too short is damage when the zone is opened, as is a folder that has
+// segments alone.
+func TestMissingSegments(t *testing.T) {
+	mem := vfs.NewMem()
+	z, err := Open("zone", Options{FS: mem, segmentLimit: 4 * largeValue})
+	require.NoError(t, err)
+	for height := range 20 {
+		require.NoError(t, z.DB(partsID).SetSync(partKey(height, 0), partOf(height, 0)))
+	}
+	require.NoError(t, z.Close())
+	all := segmentsIn(t, mem)
+	for _, number := range all {
+		for _, cut := range []bool{false, true} {
+			fs := vfs.NewMem()
+			_, err := vfs.Clone(mem, fs, "zone", "zone")
+			require.NoError(t, err)
+			name := fmt.Sprintf("%06d.seg", number)
+			require.NoError(t, fs.Remove("zone/"+name))
+			if cut {
+				file, err := fs.Create("zone/"+name, vfs.WriteCategoryUnspecified)
+				require.NoError(t, err)
+				_, err = file.Write(make([]byte, largeValue))
+				require.NoError(t, err)
+				require.NoError(t, file.Close())
+			}
+			for _, readOnly := range []bool{true, false} {
+				_, err = Open("zone", Options{FS: fs, ReadOnly: readOnly})
+				requireDamage(t, err, name)
+			}
+		}
+	}
+	fs := vfs.NewMem()
+	_, err = vfs.Clone(mem, fs, "zone", "zone")
+	require.NoError(t, err)
+	names, err := fs.List("zone")
+	require.NoError(t, err)
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".seg") {
+			require.NoError(t, fs.Remove("zone/"+name))
+		}
+	}
+	_, err = Open("zone", Options{FS: fs})
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "and no database")
+	require.Equal(t, all, segmentsIn(t, fs))
+}
+
+// A segment that cannot be read is an error that ReadFailed hears of, and no missing part.
+func TestSegmentThatCannotBeRead(t *testing.T) {
+	var broken atomic.Bool
+	fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if broken.Load() && op.Kind == errorfs.OpFileReadAt && strings.HasSuffix(op.Path, ".seg") {
+			return syscall.EIO
+		}
+		return nil
+	}))
+	var told []error
+	z := openZone(t, fs, Options{Cache: sgc.New(1 << 20), ReadFailed: func(err error) { told = append(told, err) }})
+	db := z.DB(partsID)
+	require.NoError(t, db.SetSync(partKey(1, 0), partOf(1, 0)))
+	broken.Store(true)
+	_, err := db.Get(partKey(1, 0))
+	require.ErrorIs(t, err, syscall.EIO)
+	require.NotErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "check the disk")
+	require.Equal(t, []error{err}, told)
+	_, err = z.Verify(t.Context(), nil)
+	require.ErrorIs(t, err, syscall.EIO)
+	broken.Store(false)
+	value, err := db.Get(partKey(1, 0))
+	require.NoError(t, err)
+	require.Equal(t, partOf(1, 0), value)
+}
+
+// A batch with parts is there as a whole or not at all, after a crash at any change.
+func TestBatchWithPartsIsAtomic(t *testing.T) {
+	rng := seeds.Rand(t)
+	mem := vfs.NewCrashableMem()
+	var mu sync.Mutex // guards crashed
+	var crashed []*vfs.MemFS
+	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			mu.Lock()
+			defer mu.Unlock()
+			crashed = append(crashed, mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
+		}
+		return nil
+	}))
+	z, err := Open("zone", Options{FS: fs, segmentLimit: 4 * largeValue})
+	require.NoError(t, err)
+	const heights = 12
+	for height := range heights {
+		b := z.DB(partsID).NewBatch()
+		for i := range 2 {
+			require.NoError(t, b.Set(partKey(height, i), partOf(height, i)))
+		}
+		require.NoError(t, b.Set(fmt.Appendf(nil, "H:%d", height), []byte("meta")))
+		require.NoError(t, b.WriteSync())
+	}
+	require.NoError(t, z.Close())
+	require.Greater(t, len(crashed), 4*heights)
+	for _, left := range crashed {
+		z, err := Open("zone", Options{FS: left})
+		require.NoError(t, err)
+		got := content(t, z.DB(partsID))
+		require.Zero(t, len(got)%3)
+		for height := range len(got) / 3 {
+			require.Equal(t, "meta", got[fmt.Sprintf("H:%d", height)])
+			for i := range 2 {
+				require.Equal(t, string(partOf(height, i)), got[string(partKey(height, i))])
+			}
+		}
+		require.NoError(t, z.Close())
+	}
+}
+
+// Parts are not kept in the shared cache, whose memory is for what cannot be read in one go; their
+// references are.
+func TestPartsAreNotCached(t *testing.T) {
+	cache := sgc.New(1 << 20)
+	z := openZone(t, vfs.NewMem(), Options{Cache: cache})
+	for range 3 {
+		require.NoError(t, z.DB(partsID).SetSync(partKey(1, 0), partOf(1, 0)))
+		for range 3 {
+			value, err := z.DB(partsID).Get(partKey(1, 0))
+			require.NoError(t, err)
+			require.Equal(t, partOf(1, 0), value)
+		}
+	}
+	s := cache.Stats().Zones[sgc.Blocks]
+	require.EqualValues(t, 6, s.Hits)
+	require.Less(t, s.Bytes, int64(1<<10))
+	require.True(t, slices.Equal(segmentsIn(t, z.folder.FS), []uint32{1}))
+	require.NoError(t, z.Compact(context.Background(), nil))
+}
