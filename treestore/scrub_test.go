@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/sgc"
@@ -72,7 +73,7 @@ func TestScrub(t *testing.T) {
 		began := time.Now()
 		s.start(rate)
 		for range 100 {
-			time.Sleep(time.Second)
+			bubble.Sleep(time.Second)
 			synctest.Wait()
 			done, allowed := s.store.ScrubStats().Bytes, uint64(rate*time.Since(began).Seconds())
 			require.LessOrEqual(t, done, allowed+scrubStep+4096)
@@ -148,7 +149,7 @@ func TestScrubVerifiesPages(t *testing.T) {
 			r.left.Store(wrong)
 			s.store.pages.Zone = r
 			s.start(100_000)
-			time.Sleep(10 * time.Second)
+			bubble.Sleep(10 * time.Second)
 			synctest.Wait()
 			if wrong < scrubTries {
 				require.Empty(t, s.failed)

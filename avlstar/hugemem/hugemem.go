@@ -199,7 +199,7 @@ func (p *pool) free(f *Frame) {
 func (m *mapping) take() *Frame {
 	i := bits.TrailingZeros32(m.free)
 	m.free &^= 1 << i
-	base := uintptr(unsafe.Pointer(&m.whole[0]))
+	base := uintptr(unsafe.Pointer(&m.whole[0])) //nolint:gosec // only its remainder is used
 	at := int(-base % FrameBytes)
 	return &Frame{memory: (*[FrameBytes]byte)(m.whole[at+i*FrameBytes:]), mapping: m, index: i}
 }

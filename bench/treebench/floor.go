@@ -178,7 +178,7 @@ func frames(lines int) (array []*[hugemem.FrameBytes / 4]uint32, giveBack func()
 			continue
 		}
 		lent = append(lent, f)
-		array = append(array, (*[hugemem.FrameBytes / 4]uint32)(unsafe.Pointer(f.Bytes())))
+		array = append(array, (*[hugemem.FrameBytes / 4]uint32)(unsafe.Pointer(f.Bytes()))) //nolint:gosec // of the same length
 	}
 	return array, func() {
 		for _, f := range lent {
