@@ -62,7 +62,7 @@ func (l *lookahead) reach(op int) {
 
 // cache looks for keys side by side, which takes a fraction of the time of one walk after another.
 func (l *lookahead) cache() {
-	var keys, values [cachedKeys][]byte
+	var keys [cachedKeys][]byte
 	n := 0
 	for key := range l.keys() {
 		keys[n] = key
@@ -70,7 +70,7 @@ func (l *lookahead) cache() {
 			break
 		}
 	}
-	_ = l.base.ViewMany(values[:], keys[:n]) // whoever needs a value meets the error
+	l.base.Warm(keys[:n])
 }
 
 // keys yields what the operations from l.done on look for, and moves l.done behind what it yielded.
