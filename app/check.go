@@ -79,6 +79,9 @@ func (c *checker) state() (*avlstar.Version, *Params) {
 func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.mu.version == nil { // forgotten meanwhile, see App.Forget
+		return tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
+	}
 	waiting := c.mu.waiting[from.account]
 	committed, err := committedNonce(c.mu.version, from.account[:])
 	if err != nil {

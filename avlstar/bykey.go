@@ -72,6 +72,7 @@ func (r ByKey) View(key []byte) (value []byte, ok bool, err error) {
 
 // Get returns a copy of the value of key; ok is false if key is absent.
 func (r ByKey) Get(key []byte) (value []byte, ok bool, err error) {
+	defer runtime.KeepAlive(r.v)
 	value, ok, err = r.View(key)
 	return bytes.Clone(value), ok, err
 }

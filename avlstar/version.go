@@ -115,6 +115,7 @@ func (v *Version) View(key []byte) (value []byte, ok bool, err error) {
 
 // viewPage is View for a key that has no leaf in memory.
 func (v *Version) viewPage(key []byte) (value []byte, ok bool, err error) {
+	defer runtime.KeepAlive(v)
 	p, err := v.pageOn(key)
 	if p == nil {
 		return nil, false, err

@@ -24,8 +24,13 @@ const (
 	scrubStep = 64 << 10
 	// scrubIdle is the pause where there is nothing to verify, or a page was not found.
 	scrubIdle = time.Second
-	// scrubTries is how often in a row a page may be missing. A version that is not the newest any
-	// more may lack one; the next version does not.
+	// scrubLong ends a step, too: its version is held no longer.
+	scrubLong = 20 * time.Millisecond
+	// scrubRest is how many times as long as a step took the pause is at least. Where few pages are
+	// on disk, most of a step is the way to them; where pages are small, it is the disk's seeks.
+	scrubRest = 50
+	// scrubTries is how often in a row a page of the newest version may be missing. A version that
+	// is not the newest any more may lack one.
 	scrubTries = 3
 )
 
@@ -58,7 +63,8 @@ func (s *Store) Scrub(ctx context.Context, latest func() *avlstar.Version, bytes
 	for {
 		pause := scrubIdle
 		if v := latest(); v != nil {
-			verified, err := s.scrub(v)
+			began := time.Now()
+			verified, err := s.scrub(v, latest)
 			v.Release()
 			if err != nil {
 				if ctx.Err() == nil && !errors.Is(err, storage.ErrClosed) {
@@ -69,6 +75,7 @@ func (s *Store) Scrub(ctx context.Context, latest func() *avlstar.Version, bytes
 			if verified > 0 {
 				pause = time.Duration(float64(verified) / float64(bytesPerSecond) * float64(time.Second))
 			}
+			pause = max(pause, scrubRest*time.Since(began))
 		}
 		select {
 		case <-ctx.Done():
@@ -80,20 +87,23 @@ func (s *Store) Scrub(ctx context.Context, latest func() *avlstar.Version, bytes
 
 // scrub verifies some pages of v, and returns their length. Errors: those that are damage, and
 // those of reading.
-func (s *Store) scrub(v *avlstar.Version) (verified uint64, err error) {
+func (s *Store) scrub(v *avlstar.Version, latest func() *avlstar.Version) (verified uint64, err error) {
 	c := &s.scrubber
-	ended := true
+	began, ended := time.Now(), true
 	for page := range v.Stubs(c.cursor) {
-		if verified >= scrubStep {
+		if verified >= scrubStep || verified > 0 && time.Since(began) > scrubLong {
 			ended = false
 			break
 		}
 		_, err := s.pages.read(page)
+		missing := errors.Is(err, storage.ErrNoPage)
 		switch {
-		case errors.Is(err, storage.ErrNoPage) && c.missing+1 < scrubTries:
+		case missing && !isNewest(v, latest):
+			return verified, nil
+		case missing && c.missing+1 < scrubTries:
 			c.missing++
-			return 0, nil
-		case errors.Is(err, storage.ErrNoPage):
+			return verified, nil
+		case missing:
 			return 0, Damaged(fmt.Errorf("page %s, which begins with key %x, is not what was stored: %w", page.Hash, page.First, err))
 		case err != nil:
 			return 0, err
@@ -107,4 +117,14 @@ func (s *Store) scrub(v *avlstar.Version) (verified uint64, err error) {
 		c.passes.Add(1)
 	}
 	return verified, nil
+}
+
+// isNewest reports whether v is the newest version still. If it is, no state that it needs has been
+// dropped: that is done after a newer one is published.
+func isNewest(v *avlstar.Version, latest func() *avlstar.Version) bool {
+	now := latest()
+	if now != nil {
+		now.Release()
+	}
+	return now == v
 }

@@ -17,6 +17,7 @@ package hugemem
 
 import (
 	"math/bits"
+	"os"
 	"slices"
 	"sync"
 	"unsafe"
@@ -81,15 +82,28 @@ func Take() *Frame { return process.take() }
 // Give gives the frame back.
 func (f *Frame) Give() { process.give(f) }
 
-// Drop takes the memory of the bytes [from, to) of the frame, multiples of the system's page, until
-// they are used again. The rest is then in small pages until Used reports that all is used
-// again: otherwise the kernel would join them to a huge page, with memory for what was dropped.
+// Drop takes the memory of the bytes [from, to) of the frame, as far as they are whole pages of the
+// system, until they are used again. The rest is then in small pages until Used reports that all is
+// used again: otherwise the kernel would join them to a huge page, with memory for what was
+// dropped.
 func (f *Frame) Drop(from, to int) {
+	if from, to = inner(from, to, systemPage); from == to {
+		return
+	}
 	if !f.split {
 		f.split = true
 		process.system.advise(f.memory[:], false)
 	}
 	_ = process.system.drop(f.memory[from:to]) // otherwise it stays
+}
+
+// systemPage is 4, 16 or 64 KiB. The kernel takes whole pages, also where it was asked for less.
+var systemPage = os.Getpagesize()
+
+// inner returns the greatest range of whole pages in [from, to); an empty one if there is none.
+func inner(from, to, page int) (int, int) {
+	from, to = (from+page-1)/page*page, to/page*page
+	return from, max(from, to)
 }
 
 // Used reports that all of the frame is used again.

@@ -137,3 +137,17 @@ func TestNoMapping(t *testing.T) {
 		require.Same(t, all[3], takeAndWait(p))
 	})
 }
+
+// A piece that is smaller than the system's page shares it with others, which may be in use.
+func TestInnerPages(t *testing.T) {
+	for _, c := range []struct{ from, to, page, first, after int }{
+		{0, 32 << 10, 4 << 10, 0, 32 << 10},
+		{32 << 10, 64 << 10, 16 << 10, 32 << 10, 64 << 10},
+		{0, 32 << 10, 64 << 10, 0, 0},
+		{32 << 10, 64 << 10, 64 << 10, 64 << 10, 64 << 10},
+		{32 << 10, 160 << 10, 64 << 10, 64 << 10, 128 << 10},
+	} {
+		first, after := inner(c.from, c.to, c.page)
+		require.Equal(t, [2]int{c.first, c.after}, [2]int{first, after}, c)
+	}
+}

@@ -111,7 +111,7 @@ func (z *Zone) Compact(ctx context.Context, progress func(done, total uint64)) e
 		return err
 	}
 	progress(total, total)
-	return z.sweep(true)
+	return z.sweepAll(ctx)
 }
 
 // files returns all files in the order of their last keys, and their bytes.

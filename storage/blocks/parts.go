@@ -2,10 +2,12 @@ package blocks
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -54,6 +56,7 @@ type parts struct {
 		any          atomic.Bool
 	}
 	appended atomic.Uint64 // bytes, since the zone was opened
+	sweeping atomic.Bool   // a sweep has not looked at all that it could
 }
 
 const (
@@ -214,6 +217,7 @@ func (z *Zone) commitParts(b *batch, sync bool) error {
 	out := z.db.NewBatch()
 	defer out.Close()
 	var own []segments.Ref
+	first := p.tag.Load() == nil
 	if len(groups) > 0 {
 		refs, end, err := p.store.Append(groups...)
 		if err == nil {
@@ -251,6 +255,9 @@ func (z *Zone) commitParts(b *batch, sync bool) error {
 		options = pebble.Sync
 	}
 	if err := z.cached(out, func() error { return z.folder.Err("write", out.Commit(options)) }); err != nil {
+		if first {
+			p.tag.Store(nil) // it is not in the database
+		}
 		return err
 	}
 	p.forget()
@@ -292,76 +299,95 @@ func (z *Zone) releaseHeld(sync bool) error {
 	return z.commitParts(nil, sync)
 }
 
-// sweep removes segments that nothing refers to any more: the oldest ones, and one other, so that a
-// segment with a part that is never deleted keeps only itself; all of them if all is true. Records
-// that were found dead are not looked at again: no reference to one is ever written anew.
-func (z *Zone) sweep(all bool) error {
+// sweepSteps is how many records a write looks at, so that none waits long for a removal. A prune
+// of many blocks leaves more: the writes after it continue.
+const sweepSteps = 128
+
+// sweep removes segments that nothing refers to any more, and looks at some records at most: of the
+// oldest ones, then of others in turn, so that a segment with a part that is never deleted keeps
+// only itself. Records that were found dead are not looked at again: no reference to one is ever
+// written anew. What it cannot read or remove is logged, and stays: nothing depends on it.
+func (z *Zone) sweep(steps int) {
 	p := &z.parts
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	numbers := slices.DeleteFunc(p.store.All(), func(n uint32) bool { return n == p.store.Active() })
-	if !all {
-		for len(numbers) > 0 {
-			removed, err := z.sweepOne(numbers[0])
-			if err != nil {
-				return err
-			}
-			if !removed {
-				break
-			}
-			numbers = numbers[1:]
-		}
-		if len(numbers) < 2 {
-			return nil
-		}
+	numbers := slices.DeleteFunc(p.store.All(), func(n uint32) bool { return n == p.store.Active() || p.mu.stuck[n] })
+	for len(numbers) > 0 && z.sweepOne(numbers[0], &steps) {
+		numbers = numbers[1:]
+	}
+	for going := true; going && steps > 0 && len(numbers) > 1; {
 		i, _ := slices.BinarySearch(numbers, p.mu.turn+1)
 		i = max(1, i%len(numbers))
-		p.mu.turn = numbers[i]
-		numbers = numbers[i : i+1]
+		number := numbers[i]
+		if going = z.sweepOne(number, &steps); steps > 0 {
+			p.mu.turn = number
+		}
+		numbers = slices.Delete(numbers, i, i+1)
 	}
-	for _, number := range numbers {
-		if _, err := z.sweepOne(number); err != nil {
+	p.sweeping.Store(steps <= 0)
+}
+
+// sweepAll looks at all segments, each of which is removed or has a record that is needed, until
+// ctx ends.
+func (z *Zone) sweepAll(ctx context.Context) error {
+	z.parts.mu.Lock()
+	defer z.parts.mu.Unlock()
+	for _, number := range z.parts.store.All() {
+		if err := ctx.Err(); err != nil {
 			return err
+		}
+		if steps := math.MaxInt; number != z.parts.store.Active() {
+			z.sweepOne(number, &steps)
 		}
 	}
 	return nil
 }
 
-// sweepOne removes a segment if nothing refers to it.
-func (z *Zone) sweepOne(number uint32) (removed bool, err error) {
+// sweepOne removes a segment if nothing refers to it; steps counts down. The caller holds mu.
+func (z *Zone) sweepOne(number uint32, steps *int) (removed bool) {
 	p := &z.parts
 	if p.mu.stuck[number] {
-		return false, nil
+		return false
 	}
-	for {
-		key, ref, ok, err := p.store.Next(number, p.mu.cursors[number])
-		if errors.Is(err, segments.ErrDamaged) {
-			// It may hide parts that are needed: it stays, and `starlingd verify` names it.
-			p.mu.stuck[number] = true
-			z.folder.Logger.Error("damaged file is not removed", "zone", z.folder.Zone, "err", z.partErr("prune", err))
-			return false, nil
+	err := z.sweepRecords(number, steps, &removed)
+	if err != nil {
+		// It may hide parts that are needed: it stays, and `starlingd verify` names it.
+		p.mu.stuck[number] = true
+		z.folder.Logger.Error("a file of blocks is not removed", "zone", z.folder.Zone, "err", z.partErr("prune", err))
+	}
+	return removed
+}
+
+func (z *Zone) sweepRecords(number uint32, steps *int, removed *bool) error {
+	p := &z.parts
+	for ; ; *steps-- {
+		if *steps <= 0 {
+			return nil
 		}
+		key, ref, ok, err := p.store.Next(number, p.mu.cursors[number])
 		if err != nil {
-			return false, z.partErr("prune", err)
+			return err
 		}
 		if !ok {
 			break
 		}
 		stored, _, err := z.read(key)
 		if err != nil {
-			return false, err
+			return err
 		}
 		if now, is := z.reference(stored); is && now == ref {
-			return false, nil
+			*steps--
+			return nil
 		}
 		p.mu.cursors[number] = ref.Offset + uint64(ref.Length)
 	}
 	// What deleted the records is durable with this.
 	if err := z.db.Delete(endKey(number), pebble.Sync); err != nil {
-		return false, z.folder.Err("prune", err)
+		return err
 	}
 	delete(p.mu.cursors, number)
-	return true, z.partErr("prune", p.store.Remove(number))
+	*removed = true
+	return p.store.Remove(number)
 }
 
 // partsNow returns the segments and a view of the database of one moment; until unhold is called,

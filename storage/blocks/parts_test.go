@@ -305,6 +305,29 @@ func TestPruning(t *testing.T) {
 	requireVerified(t, fs)
 }
 
+// A prune of many blocks looks at some records only; the writes after it continue.
+func TestPruneOfManyBlocks(t *testing.T) {
+	z := openZone(t, vfs.NewMem(), Options{segmentLimit: 10 * largeValue})
+	db := z.DB(partsID)
+	const records = 10 * sweepSteps
+	deleted := db.NewBatch()
+	for height := range records {
+		require.NoError(t, db.SetSync(partKey(height, 0), partOf(height, 0)))
+		require.NoError(t, deleted.Delete(partKey(height, 0)))
+	}
+	require.NoError(t, deleted.WriteSync())
+	before := z.Metrics().Segments
+	require.Greater(t, before, records/12, "one write has looked at few of them")
+	writes := 0
+	for ; z.parts.sweeping.Load(); writes++ {
+		left := z.Metrics().Segments
+		require.NoError(t, z.DB("state").Set([]byte("key"), []byte("value")))
+		require.LessOrEqual(t, left-z.Metrics().Segments, sweepSteps/5)
+	}
+	require.InDelta(t, records/sweepSteps, writes, 3)
+	require.Equal(t, 1, z.Metrics().Segments, "it is appended to")
+}
+
 // requireVerified opens the zone to be read only: the tables of another may be compacted while they
 // are read.
 func requireVerified(t testing.TB, fs vfs.FS) {
@@ -630,6 +653,16 @@ func TestSegmentThatCannotBeRead(t *testing.T) {
 	value, err := db.Get(partKey(1, 0))
 	require.NoError(t, err)
 	require.Equal(t, partOf(1, 0), value)
+
+	// A write has done what it was to do, whether or not old segments can be removed.
+	for i := range 2 {
+		require.NoError(t, db.SetSync(partKey(2, i), make([]byte, segments.Limit)))
+	}
+	broken.Store(true)
+	require.NoError(t, db.DeleteSync(partKey(1, 0)))
+	require.NoError(t, db.DeleteSync(partKey(2, 0)))
+	broken.Store(false)
+	require.Len(t, segmentsIn(t, fs), 2)
 }
 
 // A batch with parts is there as a whole or not at all, after a crash at any change.

@@ -249,8 +249,8 @@ func (z *Zone) commit(b *batch, sync bool) error {
 		}
 		err = z.cached(b.batch, func() error { return z.folder.Err("write", b.batch.Commit(options)) })
 	}
-	if err == nil && b.deletes {
-		err = z.sweep(false)
+	if err == nil && (b.deletes || z.parts.sweeping.Load()) {
+		z.sweep(sweepSteps)
 	}
 	return err
 }
