@@ -27,8 +27,8 @@ const (
 	// ownMounts is set in the process that has a mount namespace of its own.
 	ownMounts = "STARLING_TEST_OWN_MOUNTS"
 
-	smallDisk, largeDisk = "size=96m", "size=512m"
-	minFree              = 24 << 20
+	smallDisk, largeDisk = "size=192m", "size=512m"
+	minFree              = 48 << 20
 )
 
 // A disk becomes full under a node, which ends with its own exit status and says what to do. With

@@ -30,6 +30,8 @@ const (
 	// of a block that the validators have signed (blocksync/reactor.go, handleValidationFailure)
 	blockRefused   = "Error in validation"
 	reactorStopped = "error while stopped reactor" // p2p/switch.go, OnStop
+	// consensus/state.go: a validator that cannot write this log signs nothing, and waits for ever.
+	logFailed = "failed writing to WAL"
 )
 
 func (l consensusLog) With(keyvals ...any) log.Logger {
@@ -44,7 +46,7 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 		return // stopBlockSync was first
 	}
 	l.Logger.Error(message, keyvals...)
-	if message != consensusEnded && message != blockRefused {
+	if message != consensusEnded && message != blockRefused && message != logFailed {
 		return
 	}
 	// The cause is the argument of a panic, usually a text.
@@ -53,6 +55,12 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 			continue
 		}
 		cause := fmt.Sprint(keyvals[i+1])
+		if message == logFailed {
+			if err, _ := keyvals[i+1].(error); disk.IsFull(err) {
+				l.full(fmt.Errorf("%w: the log of consensus cannot be written: %w", disk.ErrFull, err))
+			}
+			return
+		}
 		if height, is := headerMissing(lastLine(cause)); is && l.missing != nil {
 			l.missing(height)
 		}

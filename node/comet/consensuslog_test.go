@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"syscall"
 	"testing"
@@ -26,6 +27,8 @@ func TestConsensusThatEndsOnAFullDiskIsHeard(t *testing.T) {
 		{consensusEnded, &os.PathError{Op: "write", Path: "wal", Err: syscall.EDQUOT}, true},
 		{consensusEnded, "conflicting votes", false},
 		{"cannot write", syscall.ENOSPC, false},
+		{logFailed, &os.PathError{Op: "write", Path: "wal", Err: syscall.ENOSPC}, true},
+		{logFailed, io.ErrClosedPipe, false},
 	} {
 		var heard, ended []error
 		logger := consensusLog{log.NewNopLogger(), func(err error) { heard = append(heard, err) }, func(err error) { ended = append(ended, err) }, nil}
