@@ -71,20 +71,9 @@ func TestVerify(t *testing.T) {
 			fs := vfs.NewMem()
 			_, err := vfs.Clone(mem, fs, "zone", "zone")
 			require.NoError(t, err)
-			file, err := fs.OpenReadWrite("zone/"+name, vfs.WriteCategoryUnspecified)
-			require.NoError(t, err)
-			info, err := file.Stat()
-			require.NoError(t, err)
-			var b [1]byte
-			at := rng.Int64N(info.Size())
-			_, err = file.ReadAt(b[:], at)
-			require.NoError(t, err)
-			b[0] ^= byte(1 << rng.IntN(8))
-			_, err = file.WriteAt(b[:], at)
-			require.NoError(t, err)
-			require.NoError(t, file.Close())
+			at := flipBit(t, fs, "zone/"+name, rng)
 			good, err := verify(fs)
-			require.ErrorIs(t, err, ErrCorrupt, "%s, byte %d of %d", name, at, info.Size())
+			require.ErrorIs(t, err, ErrCorrupt, "%s, byte %d", name, at)
 			require.ErrorContains(t, err, name)
 			require.ErrorContains(t, err, "put back a copy")
 			if good.Count > 0 { // else it did not open
@@ -100,4 +89,22 @@ func TestVerify(t *testing.T) {
 	cancel()
 	_, err = z.Verify(ended, nil)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// flipBit changes a bit of a file, and returns where.
+func flipBit(t *testing.T, fs vfs.FS, path string, rng *rand.Rand) (at int64) {
+	t.Helper()
+	file, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	info, err := file.Stat()
+	require.NoError(t, err)
+	var b [1]byte
+	at = rng.Int64N(info.Size())
+	_, err = file.ReadAt(b[:], at)
+	require.NoError(t, err)
+	b[0] ^= byte(1 << rng.IntN(8))
+	_, err = file.WriteAt(b[:], at)
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	return at
 }

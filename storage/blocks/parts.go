@@ -349,7 +349,7 @@ func (z *Zone) sweepOne(number uint32, steps *int) (removed bool) {
 	if p.mu.stuck[number] {
 		return false
 	}
-	err := z.sweepRecords(number, steps, &removed)
+	removed, err := z.sweepRecords(number, steps)
 	if err != nil {
 		// It may hide parts that are needed: it stays, and `starlingd verify` names it.
 		p.mu.stuck[number] = true
@@ -358,36 +358,37 @@ func (z *Zone) sweepOne(number uint32, steps *int) (removed bool) {
 	return removed
 }
 
-func (z *Zone) sweepRecords(number uint32, steps *int, removed *bool) error {
+// sweepRecords is sweepOne without what follows from an error; a segment may be removed in spite of
+// one.
+func (z *Zone) sweepRecords(number uint32, steps *int) (removed bool, err error) {
 	p := &z.parts
 	for ; ; *steps-- {
 		if *steps <= 0 {
-			return nil
+			return false, nil
 		}
 		key, ref, ok, err := p.store.Next(number, p.mu.cursors[number])
 		if err != nil {
-			return err
+			return false, err
 		}
 		if !ok {
 			break
 		}
 		stored, _, err := z.read(key)
 		if err != nil {
-			return err
+			return false, err
 		}
 		if now, is := z.reference(stored); is && now == ref {
 			*steps--
-			return nil
+			return false, nil
 		}
 		p.mu.cursors[number] = ref.Offset + uint64(ref.Length)
 	}
 	// What deleted the records is durable with this.
 	if err := z.db.Delete(endKey(number), pebble.Sync); err != nil {
-		return err
+		return false, err
 	}
 	delete(p.mu.cursors, number)
-	*removed = true
-	return p.store.Remove(number)
+	return true, p.store.Remove(number)
 }
 
 // partsNow returns the segments and a view of the database of one moment; until unhold is called,

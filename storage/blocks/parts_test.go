@@ -500,9 +500,9 @@ func TestPruningUnderReaders(t *testing.T) {
 	}
 }
 
-// Damage to a segment is an error with the file and the way out, wherever it is met, and never
-// another value.
-func TestDamagedSegments(t *testing.T) {
+// closedZone returns a zone's file system, and the segments in it.
+func closedZone(t *testing.T) (*vfs.MemFS, []uint32) {
+	t.Helper()
 	mem := vfs.NewMem()
 	z, err := Open("zone", Options{FS: mem, segmentLimit: 4 * largeValue})
 	require.NoError(t, err)
@@ -510,7 +510,13 @@ func TestDamagedSegments(t *testing.T) {
 		require.NoError(t, z.DB(partsID).SetSync(partKey(height, 0), partOf(height, 0)))
 	}
 	require.NoError(t, z.Close())
-	all := segmentsIn(t, mem)
+	return mem, segmentsIn(t, mem)
+}
+
+// Damage to a segment is an error with the file and the way out, wherever it is met, and never
+// another value.
+func TestDamagedSegments(t *testing.T) {
+	mem, all := closedZone(t)
 	require.GreaterOrEqual(t, len(all), 5)
 	rng := seeds.Rand(t)
 	for range 60 {
@@ -518,18 +524,7 @@ func TestDamagedSegments(t *testing.T) {
 		_, err := vfs.Clone(mem, fs, "zone", "zone")
 		require.NoError(t, err)
 		name := fmt.Sprintf("%06d.seg", all[rng.IntN(len(all))])
-		file, err := fs.OpenReadWrite("zone/"+name, vfs.WriteCategoryUnspecified)
-		require.NoError(t, err)
-		info, err := file.Stat()
-		require.NoError(t, err)
-		var b [1]byte
-		at := rng.Int64N(info.Size())
-		_, err = file.ReadAt(b[:], at)
-		require.NoError(t, err)
-		b[0] ^= byte(1 << rng.IntN(8))
-		_, err = file.WriteAt(b[:], at)
-		require.NoError(t, err)
-		require.NoError(t, file.Close())
+		flipBit(t, fs, "zone/"+name, rng)
 
 		var told []error
 		z, err := Open("zone", Options{FS: fs, ReadFailed: func(err error) { told = append(told, err) }})
@@ -584,14 +579,7 @@ func requireDamage(t *testing.T, err error, name string) {
 // A segment that is missing or too short is damage when the zone is opened, as is a folder that has
 // segments alone.
 func TestMissingSegments(t *testing.T) {
-	mem := vfs.NewMem()
-	z, err := Open("zone", Options{FS: mem, segmentLimit: 4 * largeValue})
-	require.NoError(t, err)
-	for height := range 20 {
-		require.NoError(t, z.DB(partsID).SetSync(partKey(height, 0), partOf(height, 0)))
-	}
-	require.NoError(t, z.Close())
-	all := segmentsIn(t, mem)
+	mem, all := closedZone(t)
 	for _, number := range all {
 		for _, cut := range []bool{false, true} {
 			fs := vfs.NewMem()
@@ -613,7 +601,7 @@ func TestMissingSegments(t *testing.T) {
 		}
 	}
 	fs := vfs.NewMem()
-	_, err = vfs.Clone(mem, fs, "zone", "zone")
+	_, err := vfs.Clone(mem, fs, "zone", "zone")
 	require.NoError(t, err)
 	names, err := fs.List("zone")
 	require.NoError(t, err)

@@ -145,12 +145,10 @@ func (c *Cache) Get(z Zone, key []byte) (any, bool) {
 	hash := maphash.Bytes(c.seed, key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	zo := &c.mu.zones[z]
-	if e := zo.entries[hash]; e != nil && e.key == string(key) {
-		zo.hits++
-		zo.use(e, c.capacity(z))
-		return e.value, true
+	if value, ok := c.hit(z, hash, key); ok {
+		return value, true
 	}
+	zo := &c.mu.zones[z]
 	zo.misses++
 	if depth, ok := zo.ghosts.hit(hash); ok {
 		zo.ghostHits++
@@ -164,6 +162,11 @@ func (c *Cache) Peek(z Zone, key []byte) (any, bool) {
 	hash := maphash.Bytes(c.seed, key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.hit(z, hash, key)
+}
+
+// hit returns the value under key, if there is one, and counts that. The caller holds c.mu.
+func (c *Cache) hit(z Zone, hash uint64, key []byte) (any, bool) {
 	zo := &c.mu.zones[z]
 	if e := zo.entries[hash]; e != nil && e.key == string(key) {
 		zo.hits++
