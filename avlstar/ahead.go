@@ -110,8 +110,9 @@ func fetchAll[T any](t *tree, wanted []Subtree, use func(*Page) T) []T {
 }
 
 // bring reads the pages to which ops lead before the walk needs them one after another. It ignores
-// errors: the walk will meet them again.
-func (t *tree) bring(v *Version, ops []op, changes []Change) {
+// errors: the walk will meet them again. Encoders need not wait for the disk, so the gate is open
+// meanwhile.
+func (t *tree) bring(v *Version, ops []op, changes []Change, g *making) {
 	p := t.paging
 	if p == nil || !v.partial {
 		return
@@ -126,6 +127,8 @@ func (t *tree) bring(v *Version, ops []op, changes []Change) {
 	if len(wanted) == 0 {
 		return
 	}
+	g.end()
+	defer g.again()
 	p.runs = make(map[Hash]*run, len(wanted))
 	for i, r := range fetchAll(t, wanted, (*Page).nodes) {
 		if r != nil {

@@ -26,7 +26,8 @@ var ErrInvalidChange = errors.New("invalid change")
 // the error is ErrNotLatest. One Apply of a tree runs at a time, and others wait for it; readers
 // never wait.
 func (v *Version) Apply(changes []Change) (*Version, error) {
-	defer v.tree.gate.begin()()
+	g := v.tree.gate.begin()
+	defer g.end()
 	c := callCrew(len(changes))
 	defer c.dismiss()
 	ops, err := sortChanges(changes)
@@ -41,9 +42,11 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	if err := t.rewind(v); err != nil {
 		return nil, fmt.Errorf("avlstar: apply: %w", err)
 	}
+	var done Reclaimed
+	t.reclaim(max(t.early(len(ops)), t.excess()), &done)
 	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
 	base := t.evict(v)
-	t.bring(base, ops, changes)
+	t.bring(base, ops, changes, g)
 	next, err := t.apply(base, ops, changes, c)
 	switch {
 	case base == v:
@@ -54,12 +57,17 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	if next != nil {
 		next.parent = v.epoch // base and v differ only in what is in memory
+		if next.index != nil {
+			next.index.open.Store(next.epoch)
+		}
 	}
 	if t.paging != nil {
 		t.paging.runs = nil
 	}
 	made, died := int(t.mu.nodes+t.mu.leaves)-int(nodes), int(t.held())-int(held)
-	t.reclaim(2*max(made, died, 0) + tune.minReclaim)
+	t.mu.usual.nodes, t.mu.usual.changes = max(made, died, 0), len(ops)
+	t.reclaim(2*t.mu.usual.nodes+tune.minReclaim-done.Freed-done.PassedOn, &done)
+	t.mu.reclaimed = done
 	t.account()
 	if next == nil && err == nil {
 		v.Retain()
@@ -116,7 +124,7 @@ func (c Change) check() error {
 // apply makes the version after v, nil if ops change nothing. The caller holds t.mu.
 func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version, error) {
 	if err := t.room(changes, v); err != nil {
-		t.reclaim(math.MaxInt) // not yet freed is not needed
+		t.reclaim(math.MaxInt, new(Reclaimed)) // not yet freed is not needed
 		if err := t.room(changes, v); err != nil {
 			return nil, err
 		}
@@ -127,6 +135,7 @@ func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version,
 	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
 	next := &Version{
 		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: v.partial, upper: v.upper, leaves: v.leaves,
+		uncounted: v.uncounted,
 	}
 	if !t.inParallel(v, next, ops, changes, c) {
 		if err := t.inOrder(v, next, ops, changes, c); err != nil {
@@ -160,7 +169,10 @@ func (t *tree) inOrder(v, next *Version, ops []op, changes []Change, c *crew) er
 
 // newEdit returns an edit that makes next.
 func (t *tree) newEdit(v, next *Version, ops []op, changes []Change, a *allocator) *edit {
-	return &edit{allocator: a, tree: t, epoch: next.epoch, changes: changes, ops: ops, chunkBytes: v.chunkBytes, before: v, stubs: v.partial}
+	return &edit{
+		allocator: a, tree: t, epoch: next.epoch, changes: changes, ops: ops, chunkBytes: v.chunkBytes, before: v, stubs: v.partial,
+		index: t.mu.index,
+	}
 }
 
 // took makes the tree below e.top the state of next.
@@ -179,5 +191,24 @@ func (t *tree) settle(e *edit, next *Version) {
 		latest.held = append(latest.held, e.dead)
 		latest.version.held.Add(t.mu.bytesOf(e.dead))
 	}
+	if len(e.indexed) > 0 {
+		e.index.close()
+		e.index.grow(&t.mu.memory, added(e.indexed))
+		e.index.change(e.indexed, e.epoch)
+	}
 	e.clean(&t.mu.memory)
+}
+
+// added returns how many more leaves there are in memory after ops: not above 0 if they remove as
+// many. An update whose old leaf had no entry is not counted, and waits for the next growth.
+func added(ops []indexOp) (n int) {
+	for _, op := range ops {
+		switch {
+		case op.old == 0:
+			n++
+		case op.now == 0:
+			n--
+		}
+	}
+	return max(n, 0)
 }

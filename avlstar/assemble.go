@@ -14,6 +14,10 @@ import (
 //	Add(k) ──► waiting for those before it ──► ready: its place is known ──► placed: copied, let go
 //	                                              └── Add places some, Finish the rest
 type Assembler struct {
+	// Free takes the bytes of each chunk back when nothing here refers to them any more. It is
+	// called concurrently, by Add and Finish. nil: they are left to the garbage collector.
+	Free func(chunk []byte)
+
 	m *Manifest
 	l loader
 
@@ -117,6 +121,13 @@ func (a *Assembler) place() (bool, error) {
 	a.mu.Unlock()
 	defer a.placing.Done()
 	p, err := a.l.place(c.run, uint32(r.base), a.m.Entries[r.k].BoundaryHeight)
+	if err == nil {
+		data := c.run.data
+		c.run.done()
+		if a.Free != nil {
+			a.Free(data)
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err != nil {

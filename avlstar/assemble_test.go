@@ -79,3 +79,36 @@ func TestAssemblerRefuses(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidChunk)
 	require.ErrorContains(t, err, "1: it is missing")
 }
+
+// TestUsedLists verifies chunks with lists that hold something else, of any length.
+func TestUsedLists(t *testing.T) {
+	rnd := seeds.Rand(t)
+	v := mustApply(t, mustEmpty(t, 2000), manyKeys(rnd, 500)...)
+	m := v.Manifest()
+	for k, data := range encodeChunks(t, v) {
+		used := &run{at: make([]uint32, rnd.IntN(200)), links: make([]link, rnd.IntN(200)), images: make([]image, rnd.IntN(200))}
+		for i := range used.at {
+			used.at[i] = rnd.Uint32()
+		}
+		for i := range used.links {
+			used.links[i] = link{rnd.Uint64(), [2]ref{ref(rnd.Uint32()), ref(rnd.Uint32())}}
+		}
+		for i := range used.images {
+			for j := range used.images[i] {
+				used.images[i][j] = byte(rnd.Uint32())
+			}
+		}
+		images := used.images
+		used.done()
+		c, err := m.VerifyChunk(uint32(k), data)
+		require.NoError(t, err)
+		if n := c.run.len(); n <= len(images) {
+			require.Same(t, &images[0], &c.run.images[0])
+		}
+		fresh, err := newRun(data, limits{chunkBytes: m.ChunkBytes, height: 255})
+		require.NoError(t, err)
+		require.Equal(t, fresh, c.run)
+	}
+	spareRuns.forget()
+	require.Empty(t, spareRuns.runs)
+}

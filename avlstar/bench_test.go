@@ -240,3 +240,15 @@ func BenchmarkGetPaged(b *testing.B) {
 		x += 7919
 	}
 }
+
+func BenchmarkProve(b *testing.B) {
+	v := benchVersion(b)
+	runtime.GC()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := v.Prove(benchKey(rnd.Uint64N(1_000_000))); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

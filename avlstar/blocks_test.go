@@ -123,7 +123,7 @@ func sortedBlock(m map[string][]byte) (block []Change) {
 func mustEmpty(t require.TestingT, chunkBytes uint64) *Version {
 	v, err := Empty(chunkBytes)
 	require.NoError(t, err)
-	return v
+	return withIndex(v)
 }
 
 // advance applies a block and releases the previous version.

@@ -36,41 +36,12 @@ type ByKey struct{ v *Version }
 // ByKey returns that way to read v. It is valid as long as v is referenced.
 func (v *Version) ByKey() ByKey { return ByKey{v} }
 
-// View returns the value of key, which must not be modified and is valid until the version is
-// released. ok is false if key is absent.
+// View is Version.View.
 func (r ByKey) View(key []byte) (value []byte, ok bool, err error) {
-	v := r.v
-	defer runtime.KeepAlive(v)
-	if v.records == nil {
-		return v.View(key)
-	}
-	if n := v.findEqual(key); n != 0 {
-		_, value = v.leaf(n)
-		return value[:len(value):len(value)], true, nil
-	}
-	if !v.partial {
-		return nil, false, nil
-	}
-	s, n := v.locate(key, false)
-	if n != 0 || s.Stub == emptyStub {
-		return nil, false, nil
-	}
-	value, ok, err = v.records.Record(s, key)
-	if err != nil {
-		return nil, false, pageError(s, err)
-	}
-	if ok {
-		return value, true, nil
-	}
-	p, err := v.page(s, key)
-	if err != nil {
-		return nil, false, err
-	}
-	value, ok = p.Get(key)
-	return value, ok, nil
+	return r.v.viewBy(key, r.v.records)
 }
 
-// Get returns a copy of the value of key; ok is false if key is absent.
+// Get is Version.Get.
 func (r ByKey) Get(key []byte) (value []byte, ok bool, err error) {
 	defer runtime.KeepAlive(r.v)
 	value, ok, err = r.View(key)

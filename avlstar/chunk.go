@@ -139,7 +139,7 @@ func (m *Manifest) verifyChunk(k uint32, data []byte) (*Chunk, error) {
 	if uint64(len(data)) != want.Root.Bytes {
 		return nil, fmt.Errorf("%d bytes, the manifest says %d", len(data), want.Root.Bytes)
 	}
-	r, err := newRun(data, limits{m.ChunkBytes, want.Root.Height, func(i int, l Leaf) error { return want.checkRecord(k, i, l) }})
+	r, err := newRun(data, limits{m.ChunkBytes, want.Root.Height, func(i int, l Leaf) error { return want.checkRecord(k, i, l) }, true})
 	if err != nil {
 		return nil, err
 	}

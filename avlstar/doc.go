@@ -24,13 +24,15 @@
 //	slab   link image, link image, …     node.go: an inner node is its own hash image; memory.go, allocator.go
 //	page   record, record, …             leaves, as a chunk carries them
 //	frame  slab, slab, …                 frames.go: 2 MiB, a huge page of its own (package hugemem)
+//	index  tag, ref, epoch …           index.go: optional; finds a leaf by the hash of its key
 //	held   v0: n3 n7 …  v1: n9 …         tree.go: what died, with the last version that has it
 //
 // With Paging (paging.go), subtrees that were not changed lately leave memory, and are read back
 // and verified when they are needed. Reads that need one that cannot be read return an error.
 //
-// A Partial (partial.go) has stubs (hash, height and bytes) for what is missing. Everything that
-// Apply does not make is made by a single builder (build.go) from leaves or subtrees in key order:
+// A Partial (partial.go) has stubs (hash, height and bytes) for what is missing; node bags (bag.go)
+// bring it, and retention.go gives it up again. Everything that Apply does not make is made by a
+// single builder (build.go) from leaves or subtrees in key order:
 // a chunk (run.go), a version from its leaves or its chunks (load.go), the upper tree of a
 // manifest, and the tree of a range proof.
 //
@@ -38,5 +40,5 @@
 // (debug_on.go).
 //
 // The formats are specified in docs/spec/tree.md and docs/spec/chunks.md, the proofs (proof.go,
-// range.go) in docs/spec/proofs.md.
+// range.go) in docs/spec/proofs.md, the bags in docs/spec/bags.md.
 package avlstar

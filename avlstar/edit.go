@@ -47,6 +47,8 @@ type edit struct {
 	discarded []ref  // nodes of epoch that it lacks, to be freed
 	made      []ref  // nodes of epoch, if the edit can fail
 	keys      []ref  // inner nodes that had got another key when they were put here
+	index     *index // nil: none
+	indexed   []indexOp
 
 	// Details of an outcome, which go up with it. slot: what the parent of a lifted node said of
 	// it. least: the hash of the key of a renamed one.
@@ -104,6 +106,7 @@ func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 			e.next++
 			if c.Value != nil {
 				top.child[left] = e.newLeaf(c)
+				e.reindex(c.Key, 0, top.child[left])
 				i.setHeight(left, 0)
 				i.setFlag(dirtyLeft)
 				any = true
@@ -218,6 +221,7 @@ func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
 	switch {
 	case order == 0 && c.Value == nil:
 		e.leaves--
+		e.reindex(c.Key, n, 0)
 		e.kill(n, e.recordEpoch(n))
 		return outcome{bits: changed | gone}
 	case c.Value == nil || order == 0 && bytes.Equal(c.Value, value):
@@ -225,10 +229,12 @@ func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
 	case order == 0:
 		e.leaves--
 		leaf := e.newLeaf(c)
+		e.reindex(c.Key, n, leaf)
 		e.kill(n, e.recordEpoch(n))
 		return outcome{n: leaf, bits: changed, least: leaf}
 	}
 	leaf := e.newLeaf(c)
+	e.reindex(c.Key, 0, leaf)
 	inner := e.newInner()
 	l, i := e.link(inner), e.image(inner)
 	i[0] = 0x01
@@ -292,12 +298,13 @@ func (e *edit) lift(n ref, side int) outcome {
 func (e *edit) setKey(n ref, l *link, i *image, r outcome) {
 	e.unless(i.leaf(), r.least)
 	i.setLeaf(r.least)
+	i.setFlag(moved) // whoever writes the leaf to disk writes the height with it
 	if !r.is(renamed) {
 		return
 	}
 	l.prefix = prefixOf(e.key(r.least))
 	*i.keyHash() = e.least.hash
-	i[imageFlags] = i[imageFlags]&^dirtyKey | moved
+	i[imageFlags] &^= dirtyKey
 	if e.least.dirty {
 		e.keyUnknown(n, i)
 	}
@@ -416,6 +423,13 @@ func (e *edit) newLeaf(c *Change) ref {
 	return e.newRecord(c.Key, c.Value)
 }
 
+// reindex notes that the leaf now took the place of old; 0: none.
+func (e *edit) reindex(key []byte, old, now ref) {
+	if e.index != nil {
+		e.indexed = append(e.indexed, indexOp{e.index.tag(key), old, now})
+	}
+}
+
 // kill removes a node of the given epoch from the version that is made.
 func (e *edit) kill(n ref, epoch uint32) {
 	switch {
@@ -434,12 +448,18 @@ func (e *edit) kill(n ref, epoch uint32) {
 }
 
 // missing records the error that a change needs the child of a node on one side, of which there is
-// only a stub.
-func (e *edit) missing(i *image, side, change int) {
+// only a stub. Its keys begin with that of inner node low (0: see edit.low).
+func (e *edit) missing(i *image, side int, low ref, change int, beside bool) {
 	if e.err != nil {
 		return
 	}
-	e.err = &MissingNodeError{Node: i.stub(side), Key: bytes.Clone(e.change(&e.ops[change]).Key)}
+	missing := &MissingNodeError{Node: i.stub(side), Key: bytes.Clone(e.change(&e.ops[change]).Key), Beside: beside}
+	if low != 0 {
+		missing.First = bytes.Clone(e.keyOf(low))
+	} else if e.low != 0 {
+		missing.First = bytes.Clone(e.key(e.low))
+	}
+	e.err = missing
 }
 
 // undo frees everything that was made. The allocator must be closed.

@@ -3,6 +3,7 @@ package avlstar
 import (
 	"math/bits"
 	"runtime"
+	"slices"
 
 	"github.com/starling-kv/starling/avlstar/hugemem"
 )
@@ -26,7 +27,7 @@ import (
 // is released, or when a tree of which some version was never released is found to be garbage. So
 // what reads a version's memory must keep the version reachable meanwhile (runtime.KeepAlive).
 type frames struct {
-	kinds   *[recordPieces + 1]pieces
+	kinds   *[indexPieces + 1]pieces
 	cleanup runtime.Cleanup // of kinds
 }
 
@@ -35,10 +36,13 @@ const (
 	linkPieces = iota
 	imagePieces
 	recordPieces
+	indexPieces // whole frames
 )
 
 // pieceBytes are the lengths of pieces, by kind.
-var pieceBytes = [...]int{linkPieces: slabNodes * 16, imagePieces: slabNodes * 128, recordPieces: pageBytes}
+var pieceBytes = [...]int{
+	linkPieces: slabNodes * 16, imagePieces: slabNodes * 128, recordPieces: pageBytes, indexPieces: hugemem.FrameBytes,
+}
 
 // takeFrame is changed by tests.
 var takeFrame = hugemem.Take
@@ -53,6 +57,10 @@ type pieces struct {
 	dropped []uint64 // of each frame the free pieces that have no memory, as bits
 	used    int      // pieces
 	idle    int      // free pieces that have memory
+	// last has the complements of the frames with such pieces, so that the last one is on top, and
+	// of some that have none any more; listed are those that it has.
+	last   lowest
+	listed []bool
 }
 
 // place says where a piece is: its frame and its number in it, plus 1. 0 is in Go's heap.
@@ -66,7 +74,7 @@ func (m *memory) newPiece(kind int) ([]byte, place) {
 		return nil, 0
 	}
 	if m.frames == nil {
-		m.frames = &frames{kinds: new([recordPieces + 1]pieces)}
+		m.frames = &frames{kinds: new([indexPieces + 1]pieces)}
 		m.frames.cleanup = runtime.AddCleanup(m.frames, giveFrames, m.frames.kinds)
 	}
 	return m.frames.kinds[kind].take(pieceBytes[kind])
@@ -88,14 +96,13 @@ func (m *memory) freeFrames() {
 	}
 }
 
-func giveFrames(kinds *[recordPieces + 1]pieces) {
+// giveFrames gives frames back; their memory returns behind it.
+func giveFrames(kinds *[indexPieces + 1]pieces) {
+	var all []*hugemem.Frame
 	for i := range kinds {
-		for _, frame := range kinds[i].frames {
-			if frame != nil {
-				frame.Give()
-			}
-		}
+		all = append(all, kinds[i].frames...)
 	}
+	hugemem.GiveAll(slices.DeleteFunc(all, func(f *hugemem.Frame) bool { return f == nil }))
 }
 
 // take returns the first free piece, nil if there is none and no other frame.
@@ -132,13 +139,31 @@ func (p *pieces) add(size int) bool {
 	}
 	if len(p.free) == 0 {
 		p.free.push(uint32(len(p.frames)))
-		p.frames, p.blocks, p.dropped = append(p.frames, nil), append(p.blocks, nil), append(p.dropped, 0)
+		p.frames, p.blocks = append(p.frames, nil), append(p.blocks, nil)
+		p.dropped, p.listed = append(p.dropped, 0), append(p.listed, false)
 	}
 	i := p.free.pop()
 	p.frames[i], p.blocks[i], p.dropped[i] = frame, newBlock(hugemem.FrameBytes/size, 0), 0
 	p.idle += hugemem.FrameBytes / size
 	p.room.push(i)
+	p.list(i)
 	return true
+}
+
+// idleOf returns the free pieces of a frame that have memory, as bits.
+func (p *pieces) idleOf(i uint32) uint64 {
+	if p.frames[i] == nil {
+		return 0
+	}
+	return p.blocks[i].free[0] &^ p.dropped[i]
+}
+
+// list notes a frame with such pieces.
+func (p *pieces) list(i uint32) {
+	if !p.listed[i] {
+		p.listed[i] = true
+		p.last.push(^i)
+	}
 }
 
 // give takes a piece back.
@@ -152,31 +177,28 @@ func (p *pieces) give(at place, size int) {
 	p.used--
 	p.idle++
 	if b.used == 0 { // it is taken out of room later
-		p.idle -= bits.OnesCount64(b.free[0] &^ p.dropped[i])
+		p.idle -= bits.OnesCount64(p.idleOf(i))
 		p.frames[i].Give()
 		p.frames[i], *b = nil, block{}
+	} else {
+		p.list(i)
 	}
-	for last := len(p.frames) - 1; p.idle > p.used/4+idleFrames*hugemem.FrameBytes/size; {
-		last = p.drop(last, size)
+	for p.idle > p.used/4+idleFrames*hugemem.FrameBytes/size {
+		p.drop(size)
 	}
 }
 
 // idleFrames is how much may lie free of each kind, however small the tree is.
 const idleFrames = 1
 
-// drop gives the memory of the last piece that is free back to the system, of the frames up to
-// last. There must be one. It returns its frame.
-func (p *pieces) drop(last, size int) int {
-	for ; ; last-- {
-		if p.frames[last] == nil {
-			continue
-		}
-		if idle := p.blocks[last].free[0] &^ p.dropped[last]; idle != 0 {
-			piece := bits.Len64(idle) - 1
-			p.frames[last].Drop(piece*size, (piece+1)*size)
-			p.dropped[last] |= 1 << piece
-			p.idle--
-			return last
-		}
+// drop gives the memory of the last piece that is free back to the system. There must be one.
+func (p *pieces) drop(size int) {
+	for p.idleOf(^p.last[0]) == 0 {
+		p.listed[^p.last.pop()] = false
 	}
+	i := ^p.last[0]
+	piece := bits.Len64(p.idleOf(i)) - 1
+	p.frames[i].Drop(piece*size, (piece+1)*size)
+	p.dropped[i] |= 1 << piece
+	p.idle--
 }

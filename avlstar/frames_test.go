@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"math"
 	"math/bits"
 	"math/rand/v2"
 	"os"
@@ -75,6 +76,7 @@ func TestFramesReturn(t *testing.T) {
 	require.Equal(t, n, framesOf(v))
 	lent := hugemem.Lent()
 	v.Release()
+	hugemem.Settle()
 	// Another tree may have become garbage meanwhile; no other test runs.
 	require.LessOrEqual(t, hugemem.Lent(), lent-n)
 	require.Zero(t, framesOf(v))
@@ -129,6 +131,51 @@ func TestFramesShrink(t *testing.T) {
 	v.Release()
 }
 
+// TestBytesAKey: a tree that was made by blocks of 10,000 puts takes little more than its nodes,
+// which have 272 bytes a key of 20 bytes with a value of 100: what the last block replaced, and the
+// rest of the last frame of each kind. A frame is 10 bytes for each of 200,000 keys, and what is
+// drawn decides whether there are 28 or 29: the limit has room for one more.
+func TestBytesAKey(t *testing.T) {
+	usual := tune
+	allInFrames(t)
+	tune.heapBytes = usual.heapBytes
+	rnd := seeds.Rand(t)
+	for _, c := range []struct{ keys, most int }{{200_000, 345}, {1_000_000, 300}} {
+		if c.keys > 200_000 && testing.Short() {
+			continue
+		}
+		v, value := mustEmpty(t, DefaultChunkBytes), make([]byte, 100)
+		for range c.keys / 10_000 {
+			block := make([]Change, 10_000)
+			for i := range block {
+				key := make([]byte, 20)
+				binary.BigEndian.PutUint64(key, rnd.Uint64())
+				block[i] = Change{key, value}
+			}
+			v = advance(t, v, block...)
+		}
+		inHeap := 0
+		for _, b := range v.tree.mu.slabBlocks {
+			for kind := range 2 {
+				if b != nil && b.slots > 0 && b.places[kind] == 0 {
+					inHeap += pieceBytes[kind]
+				}
+			}
+		}
+		for _, b := range v.tree.mu.pageBlocks {
+			if b != nil && b.slots > 0 && b.places[0] == 0 {
+				inHeap += pageBytes
+			}
+		}
+		bytes := framesOf(v)*hugemem.FrameBytes + inHeap
+		m := v.Memory()
+		t.Logf("%d keys: %d bytes a key, %d frames, %d bytes in Go's heap; %d in slabs, %d in pages, %d held", c.keys, bytes/c.keys, framesOf(v), inHeap,
+			m.NodeBytes/uint64(c.keys), m.LeafBytes/uint64(c.keys), m.HeldBytes/uint64(c.keys))
+		require.LessOrEqual(t, bytes/c.keys, c.most)
+		v.Release()
+	}
+}
+
 // TestPieces takes and gives back pieces of frames at random: each keeps its content, what is free
 // and has memory is counted and bounded, and a piece that was dropped can be taken again.
 func TestPieces(t *testing.T) {
@@ -138,6 +185,7 @@ func TestPieces(t *testing.T) {
 	lent := hugemem.Lent()
 	for range 10 {
 		var p pieces
+		var had []uint64 // dropped pieces
 		type taken struct {
 			memory []byte
 			place  place
@@ -159,13 +207,24 @@ func TestPieces(t *testing.T) {
 				list[i] = list[len(list)-1]
 				list = list[:len(list)-1]
 			}
-			idle := 0
+			// last is that of the last idle one, first that of the first that this step dropped
+			idle, last, first := 0, -1, math.MaxInt
+			had = append(had, make([]uint64, len(p.frames)-len(had))...)
 			for i, f := range p.frames {
 				if f != nil {
-					idle += bits.OnesCount64(p.blocks[i].free[0] &^ p.dropped[i])
+					free := p.blocks[i].free[0] &^ p.dropped[i]
+					idle += bits.OnesCount64(free)
 					dropped += bits.OnesCount64(p.dropped[i])
+					if free != 0 {
+						last = 64*i + bits.Len64(free) - 1
+					}
+					if now := p.dropped[i] &^ had[i]; now != 0 {
+						first = min(first, 64*i+bits.TrailingZeros64(now))
+					}
 				}
 			}
+			require.Greater(t, first, last, "the last ones are dropped first")
+			copy(had, p.dropped)
 			require.Equal(t, idle, p.idle)
 			require.Equal(t, len(list), p.used)
 			require.LessOrEqual(t, p.idle, max(p.used/4+idleFrames*hugemem.FrameBytes/size, hugemem.FrameBytes/size))

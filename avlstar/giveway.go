@@ -26,15 +26,30 @@ const (
 	maxGiveWay   = 20 * time.Millisecond
 )
 
+// making is what closes the gate.
+type making struct {
+	gate *gate
+	made *chan struct{} // see gate.making
+}
+
 // begin closes the gate until end. Of two that overlap, which Apply makes wait for each other, one
 // may open it for both.
-func (g *gate) begin() (end func()) {
+func (g *gate) begin() *making {
+	m := &making{gate: g}
+	m.again()
+	return m
+}
+
+// again closes the gate after end opened it.
+func (m *making) again() {
 	made := make(chan struct{})
-	g.making.Store(&made)
-	return func() {
-		g.making.CompareAndSwap(&made, nil)
-		close(made)
-	}
+	m.made = &made
+	m.gate.making.Store(m.made)
+}
+
+func (m *making) end() {
+	m.gate.making.CompareAndSwap(m.made, nil)
+	close(*m.made)
 }
 
 // encoder encodes leaf records of a version.

@@ -30,7 +30,7 @@ func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
 	}
 	r, at, ok := e.find(low, up.stub(side))
 	if !ok {
-		e.missing(up, side, e.next)
+		e.missing(up, side, low, e.next, false)
 		return 0, 0
 	}
 	return e.copyPath(r, at, e.ops[e.next:to])
@@ -41,7 +41,7 @@ func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
 func (e *edit) graftRoot(n ref, side int, low ref) ref {
 	r, at, ok := e.find(low, e.image(n).stub(side))
 	if !ok || !at.isInner() {
-		e.missing(e.image(n), side, e.next-1)
+		e.missing(e.image(n), side, low, e.next-1, true)
 		return 0
 	}
 	c, _ := e.copyPath(r, at, nil)
@@ -58,7 +58,7 @@ func (e *edit) graftTop() {
 	}
 	r, at, ok := e.find(0, i.stub(left))
 	if !ok {
-		e.missing(i, left, len(e.ops)-1)
+		e.missing(i, left, 0, len(e.ops)-1, false)
 		return
 	}
 	top.child[left], _ = e.copyPath(r, at, nil)
@@ -139,6 +139,7 @@ func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
 	if n.isLeaf() {
 		l := r.leaf(int(n &^ leafBit))
 		c = e.newRecord(l.Key, l.Value)
+		e.reindex(l.Key, 0, c)
 		return c, c
 	}
 	key := r.leaf(int(n)).Key
@@ -225,10 +226,7 @@ func (t *tree) evict(v *Version) *Version {
 	}
 	p.resting = false
 	want := have - budget + budget/16 // a little more, so that not every block must evict
-	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
-	next := &Version{
-		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: true, upper: v.upper, leaves: v.leaves, root: v.root, top: v.top,
-	}
+	next := t.sameState(v)
 	a := newAllocator(&t.mu.memory, false)
 	s := sweep{edit: t.newEdit(v, next, nil, nil, &a), from: p.cursor, want: want}
 	s.stubs = true
@@ -257,25 +255,61 @@ func (t *tree) evict(v *Version) *Version {
 		p.age /= 2
 	}
 	p.evicted += s.pages
-	s.close()
-	if s.pages == 0 {
-		t.mu.epoch--
+	if !t.keep(s.edit, next, s.pages > 0) {
 		return v
 	}
-	s.upper = 0 // nothing is hashed again
-	t.settle(s.edit, next)
-	t.enlist(next)
 	return next
+}
+
+// sameState begins a version that differs from v only in what is in memory; keep ends it. The
+// caller holds t.mu.
+func (t *tree) sameState(v *Version) *Version {
+	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
+	return &Version{
+		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: true,
+		upper: v.upper, leaves: v.leaves, uncounted: v.uncounted, root: v.root, top: v.top,
+	}
+}
+
+// keep makes next, which sameState began and e made, the latest version if it differs from the one
+// before, and reports whether it does. The caller holds t.mu.
+func (t *tree) keep(e *edit, next *Version, differs bool) bool {
+	e.close()
+	if !differs {
+		t.mu.epoch--
+		return false
+	}
+	e.upper, e.leaves = 0, 0 // the state is the same
+	t.settle(e, next)
+	t.enlist(next)
+	return true
 }
 
 // resident estimates the memory of the latest version, in bytes.
 func (t *tree) resident() int64 {
 	all := t.mu.nodes + t.mu.leaves
-	if all == 0 {
+	return int64(t.eachBytes() * (all - min(t.held(), all)))
+}
+
+// eachBytes estimates the memory of a node or leaf.
+func (t *tree) eachBytes() uint64 {
+	all := t.mu.nodes + t.mu.leaves
+	return (t.mu.nodes*nodeBytes + t.mu.leafBytes) / max(all, 1)
+}
+
+// maxExcess limits what excess returns, so that a block takes no longer than a large one.
+const maxExcess = 1 << 16
+
+// excess returns how many nodes of versions that were given up an Apply frees first because the
+// tree, with all that waits so, takes more memory than its budget. To evict pages instead would not
+// help: what leaves the tree waits behind them. The caller holds t.mu.
+func (t *tree) excess() int {
+	if t.paging == nil {
 		return 0
 	}
-	each := (t.mu.nodes*(16+128) + t.mu.leafBytes) / all
-	return int64(each * (all - min(t.held(), all)))
+	waiting := int64(t.waiting())
+	over := min(t.resident()+waiting-t.paging.Budget(), waiting)
+	return int(min(max(over, 0)/int64(max(t.eachBytes(), 1)), maxExcess))
 }
 
 // isPage reports whether a subtree is small enough to be evicted as a whole. No node in it is above
@@ -291,16 +325,7 @@ func (s *sweep) walk(n ref, stub Stub, after []byte) swept {
 		return kept
 	}
 	if isPage(stub.Stat, s.chunkBytes) && n != s.before.root {
-		if s.freed >= s.want {
-			return kept
-		}
-		var epoch uint32
-		if n.isLeaf() {
-			epoch = s.recordEpoch(n)
-		} else {
-			epoch = s.image(n).epoch()
-		}
-		if epoch > s.newest {
+		if s.freed >= s.want || s.epochOf(n) > s.newest {
 			return kept
 		}
 		s.drop(n)
@@ -324,12 +349,17 @@ func (s *sweep) walk(n ref, stub Stub, after []byte) swept {
 	} else {
 		r.n = s.link(n).child[right]
 	}
+	return s.join(n, l, r)
+}
+
+// join makes l and r the children of inner node n, or of a copy, where they are others.
+func (s *sweep) join(n ref, l, r swept) swept {
 	if !l.other && !r.other {
-		return kept
+		return swept{n: n}
 	}
 	c := s.own(n)
-	if r.least && !s.standIn(s.image(c).leaf()) {
-		s.image(c).setLeaf(s.newRecord(key, nil))
+	if i := s.image(c); r.least && !s.standIn(i.leaf()) {
+		i.setLeaf(s.newRecord(s.key(i.leaf()), nil))
 	}
 	s.link(c).child = [2]ref{l.n, r.n}
 	return swept{n: c, other: true, least: l.least}
@@ -342,6 +372,7 @@ func (s *sweep) drop(n ref) {
 	case n.isLeaf():
 		key, value := s.leaf(n)
 		s.freed += int64(recordHeader + 4 + len(key) + len(value))
+		s.reindex(key, n, 0)
 		s.kill(n, s.recordEpoch(n))
 	default:
 		l, i := s.link(n), s.image(n)

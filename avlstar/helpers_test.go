@@ -55,6 +55,7 @@ func requireInvariants(t require.TestingT, v *Version) {
 	walk(sub{v.top, v.root}, nil, nil)
 	require.Equal(t, leaves, v.Len(), "number of leaves")
 	require.Equal(t, upper+1, uint64(v.NumChunks()), "number of chunks")
+	requireIndex(t, v)
 }
 
 func encodeChunks(t require.TestingT, v *Version) [][]byte {

@@ -82,9 +82,10 @@ func TestReleasedTogether(t *testing.T) {
 		freed, most := 0, 0
 		for round := range 10 {
 			for range 1 + rnd.IntN(40) {
-				before := v.Memory()
-				next := mustApply(t, v, randomBlock(rnd, 1+rnd.IntN(200), 1500, 0.1, false)...)
-				p.requireReclaimed(t, v, before)
+				block := randomBlock(rnd, 1+rnd.IntN(200), 1500, 0.1, false)
+				before, early := v.Memory(), v.tree.early(len(block))
+				next := mustApply(t, v, block...)
+				p.requireReclaimed(t, v, before, early)
 				versions, v = append(versions, v), next
 				done := v.Reclaimed()
 				require.Zero(t, done.PassedOn)

@@ -157,6 +157,7 @@ func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) 
 		}
 	}
 	l.leaves.close()
+	spareRuns.forget()
 	return l.tree.publish(v)
 }
 
@@ -337,16 +338,19 @@ func (s *stream) cut() error {
 
 // build builds and places one run.
 func (s *stream) build(p *piece) {
-	r, err := newRun(p.data, limits{chunkBytes: s.chunkBytes, height: 255})
+	r, err := newRun(p.data, limits{chunkBytes: s.chunkBytes, height: 255, short: true})
 	var done placed
+	var above uint64
 	if err == nil {
 		done, err = s.place(r, p.base, p.boundary)
+		above = r.upper
+		r.done()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case err == nil:
-		s.above += r.upper
+		s.above += above
 		s.loader.mu.Lock()
 		s.placed[p.index] = done
 		s.loader.mu.Unlock()

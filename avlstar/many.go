@@ -40,18 +40,18 @@ func (v *Version) Warm(keys [][]byte) {
 	defer runtime.KeepAlive(v)
 	for len(keys) > 0 {
 		n := min(manyWalks, len(keys))
-		v.walkGroup(keys[:n])
+		v.leafGroup(keys[:n])
 		keys = keys[n:]
 	}
 }
 
 // viewGroup is ViewMany for at most manyWalks keys.
 func (v *Version) viewGroup(values, keys [][]byte) error {
-	at := v.walkGroup(keys)
+	at := v.leafGroup(keys)
 	for i, n := range at[:len(keys)] {
 		values[i] = nil
 		if n == 0 {
-			value, _, err := v.viewPage(keys[i])
+			value, _, err := v.viewPage(keys[i], nil)
 			if err != nil {
 				return err
 			}
@@ -63,6 +63,14 @@ func (v *Version) viewGroup(values, keys [][]byte) error {
 		}
 	}
 	return nil
+}
+
+// leafGroup is walkGroup, by the index where there is one.
+func (v *Version) leafGroup(keys [][]byte) (at [manyWalks]ref) {
+	if v.index == nil {
+		return v.walkGroup(keys)
+	}
+	return v.index.leafGroup(v, keys)
 }
 
 // walkGroup returns the leaf on the way to each key, of manyWalks at most; 0: a stub is there, or

@@ -333,6 +333,14 @@ func (w *view) record(r ref) []byte {
 
 func (w *view) recordEpoch(r ref) uint32 { return binary.LittleEndian.Uint32(w.record(r)) }
 
+// epochOf returns the epoch of the version that made a node or leaf.
+func (w *view) epochOf(n ref) uint32 {
+	if n.isLeaf() {
+		return w.recordEpoch(n)
+	}
+	return w.image(n).epoch()
+}
+
 func (w *view) setRecordEpoch(r ref, epoch uint32) { binary.LittleEndian.PutUint32(w.record(r), epoch) }
 
 // key returns the key of a leaf.

@@ -189,7 +189,7 @@ func TestHeldBytes(t *testing.T) {
 			before, held := inUse(v), versions[0].HeldBytes()
 			versions[0].Release()
 			versions = versions[1:]
-			v.tree.reclaim(math.MaxInt)
+			v.tree.reclaim(math.MaxInt, new(Reclaimed))
 			require.Equal(t, before-held, inUse(v))
 		}
 		v.Release()

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -25,7 +26,9 @@ import (
 //	               ├ batches   a block in several Apply calls
 //	               ├ reload    from leaves or from chunks, between blocks
 //	               ├ partial   all stubs but what a block touches
-//	               └ paged     pages leave memory and come back
+//	               ├ bags      a validator with the upper tree, and bags of this version or older ones
+//	               ├ paged     pages leave memory and come back
+//	               └ index     values are found by their keys' hashes
 func TestMetamorphic(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for i := range scaled(8) {
@@ -64,6 +67,12 @@ func (s *story) compareAll(t *testing.T) {
 	t.Run("reload from leaves", func(t *testing.T) { s.requireRun(t, want, config{reload: fromLeaves}) })
 	t.Run("reload from chunks", func(t *testing.T) { s.requireRun(t, want, config{reload: fromChunks}) })
 	t.Run("partial", func(t *testing.T) { s.requireRun(t, want, config{partial: true}) })
+	for _, depth := range []int{0, 1, 5, 100} {
+		t.Run(fmt.Sprint("bags below ", depth), func(t *testing.T) {
+			s.requireRun(t, want, config{bags: true, depth: depth})
+			s.requireRun(t, want, config{bags: true, depth: depth, pins: pinSome, reload: reloadSometimes})
+		})
+	}
 	for _, n := range []uint64{1, 300, 3000} {
 		t.Run(fmt.Sprint("pages of ", n), func(t *testing.T) {
 			smallPages(t, n)
@@ -80,6 +89,15 @@ func (s *story) compareAll(t *testing.T) {
 			reclaimSlowly(t, 1+int(s.seed%50))
 			s.requireRun(t, want, config{paged: true, pins: pinForks})
 			s.requireRun(t, want, config{paged: true, pins: pinShuffled})
+		})
+	}
+	for _, tags := range []uint32{math.MaxUint32, fewTags} {
+		t.Run(fmt.Sprintf("index of tags %x", tags), func(t *testing.T) {
+			indexAll(t, tags)
+			s.requireRun(t, want, config{reload: reloadSometimes})
+			s.requireRun(t, want, config{pins: pinShuffled})
+			smallPages(t, 300)
+			s.requireRun(t, want, config{paged: true, pins: pinForks})
 		})
 	}
 	t.Run("all at once", func(t *testing.T) {
@@ -125,6 +143,8 @@ type config struct {
 	reload  func(t *testing.T, rnd *rand.Rand, v *Version) *Version
 	partial bool
 	paged   bool
+	bags    bool // with depth inner nodes of each way in memory, at least
+	depth   int
 }
 
 func (s *story) requireRun(t *testing.T, want []outcomeOf, c config) {
@@ -145,7 +165,11 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 		paging.enable(v)
 		c.reload = paging.reload
 	}
+	receiver := bagReceiver{depth: c.depth, rnd: rnd}
 	for i, block := range s.blocks {
+		if c.bags {
+			receiver.apply(t, v, block)
+		}
 		var partial *Partial
 		if c.partial {
 			partial = applyPartial(t, v, block)
@@ -167,6 +191,9 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 				v = again
 			}
 		}
+		if c.bags {
+			receiver.require(t, v)
+		}
 		if partial != nil {
 			require.Equal(t, v.Commitment(), partial.Commitment())
 			partial.Release()
@@ -176,6 +203,7 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 	}
 	for _, h := range p.held { // unchanged, whatever has left memory since
 		requireRebuilds(t, h.v)
+		requireFound(t, h.v)
 	}
 	p.releaseAll()
 	if c.paged {
@@ -234,6 +262,7 @@ func (s *story) outcome(t *testing.T, v *Version, full bool) (o outcomeOf) {
 		h.Write(record.Append(nil, l))
 	}
 	o.Content = Hash(h.Sum(nil))
+	requireFound(t, v)
 	return o
 }
 
@@ -249,7 +278,7 @@ func (s *story) compareReference(t *testing.T, got []outcomeOf) {
 func fromLeaves(t *testing.T, _ *rand.Rand, v *Version) *Version {
 	again, err := FromLeaves(v.ChunkBytes(), v.Leaves())
 	require.NoError(t, err)
-	return again
+	return withIndex(again)
 }
 
 func fromChunks(t *testing.T, _ *rand.Rand, v *Version) *Version {
@@ -263,7 +292,7 @@ func fromChunks(t *testing.T, _ *rand.Rand, v *Version) *Version {
 	}
 	again, err := Assemble(m, chunks)
 	require.NoError(t, err)
-	return again
+	return withIndex(again)
 }
 
 func reloadSometimes(t *testing.T, rnd *rand.Rand, v *Version) *Version {

@@ -35,7 +35,7 @@ const (
 	dirtyLeft  = 1 << iota // hash and bytes of the left child must be computed
 	dirtyRight             // those of the right child
 	dirtyKey               // SHA256(key) must be computed
-	moved                  // key or height differ from those in the previous version
+	moved                  // key, leaf or height differ from those in the previous version
 )
 
 // freed is the epoch of a node that is in no version.

@@ -107,7 +107,7 @@ func (p *pagingStory) reload(t *testing.T, _ *rand.Rand, v *Version) *Version {
 	again, err := FromLeavesPaged(v.ChunkBytes(), v.tree.paging.Paging, withoutError(slices.Values(leaves)))
 	require.NoError(t, err)
 	require.Equal(t, v.Commitment(), again.Commitment())
-	return again
+	return withIndex(again)
 }
 
 // age makes versions until even young pages have left.
@@ -172,6 +172,43 @@ func TestPagesLeave(t *testing.T) {
 		require.Equal(t, c.Value, got)
 	}
 	require.NotZero(t, d.reads.Load())
+}
+
+// TestReleasedTogetherWithinBudget: nodes that wait to be freed because many versions were released
+// together count as memory that the tree takes, and the next Apply frees them.
+func TestReleasedTogetherWithinBudget(t *testing.T) {
+	smallPages(t, 1000)
+	rnd := seeds.Rand(t)
+	d := &disk{}
+	var budget atomic.Int64
+	budget.Store(1 << 40)
+	v := mustEmpty(t, 1<<14)
+	v.EnablePaging(Paging{Pages: d, Budget: budget.Load})
+	v = advance(t, v, randomBlock(rnd, 10_000, 1<<20, 0, false)...)
+	d.store(t, v)
+	v.Stored()
+	alone := v.tree.resident()
+	var versions []*Version
+	for range 20 {
+		versions = append(versions, v)
+		v = mustApply(t, v, randomBlock(rnd, 200, 1<<20, 0, false)...)
+	}
+	held := v.Memory().HeldBytes
+	require.Greater(t, held, uint64(alone)/4)
+	for _, v := range versions {
+		v.Release()
+	}
+	budget.Store(2 * alone) // for the tree itself, which grew
+	v = advance(t, v, Change{[]byte("one"), []byte("1")})
+	m := v.Memory()
+	require.LessOrEqual(t, int64(m.HeldBytes)+v.tree.resident(), budget.Load()*51/50, "of %d; a node is as large as the mean", held)
+	require.Zero(t, m.Evicted, "to free what nobody needs was enough")
+	require.LessOrEqual(t, v.Reclaimed().Freed, maxExcess)
+
+	budget.Store(0) // pages leave, too
+	v = age(t, v)
+	require.NotZero(t, v.Memory().Evicted)
+	v.Release()
 }
 
 // TestBrokenPages: what cannot be read is an error, never an absent key, and has no effect later

@@ -188,6 +188,9 @@ func (p *plan) prepare(t *task) {
 	expected := len(t.ops) * max(4, int(t.was)-bits.Len(uint(len(t.ops)))+4)
 	e := p.tree.newEdit(p.v, p.next, t.ops, p.changes, nil)
 	e.canFail, e.made, e.dead = true, mu.made.take(expected), mu.dead.take(expected)
+	if e.index != nil {
+		e.indexed = mu.ops.take(len(t.ops))
+	}
 	e.top.link.child[left] = p.v.link(parent).child[t.side]
 	e.top.image.setStub(left, p.v.image(parent).stub(t.side))
 	if t.low != 0 {
@@ -209,6 +212,7 @@ func (p *plan) release(t *task, done bool) {
 		mu.dead.give(e.dead)
 	}
 	mu.made.give(e.made)
+	mu.ops.give(e.indexed)
 }
 
 // do makes and hashes the changes of some tasks.

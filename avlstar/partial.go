@@ -3,6 +3,7 @@ package avlstar
 import (
 	"bytes"
 	"fmt"
+	"iter"
 	"runtime"
 )
 
@@ -29,11 +30,59 @@ type Subtree struct {
 type MissingNodeError struct {
 	Node Stub   // the stub
 	Key  []byte // the key on whose way it lies
+	// Beside: it lies beside that way, where a deletion needs it to rotate.
+	Beside bool
+	// First is its least key, if Apply needs it: changes before may have brought it to that way.
+	// nil: all that is left before it was deleted by them.
+	First []byte
+}
+
+// Wants returns what to ask a node that has all of the version to which changes were applied (nil:
+// which was read), with Node.Hash as Below.Held and nothing above Below.Depth.
+func (e *MissingNodeError) Wants(changes []Change) []Want {
+	var wants []Want
+	if !e.Beside {
+		wants = append(wants, Want{Key: e.Key})
+	}
+	switch {
+	case len(changes) == 0:
+		return wants
+	case e.First != nil:
+		return append(wants, Want{Key: e.First})
+	}
+	// It begins with the least key, or with that behind one that was deleted.
+	wants = append(wants, Want{})
+	for _, c := range changes {
+		if c.Value == nil {
+			wants = append(wants, Want{Key: c.Key, Next: true})
+		}
+	}
+	return wants
 }
 
 func (e *MissingNodeError) Error() string {
 	return fmt.Sprintf("the node %s of height %d and %d bytes on the way to key %s is missing",
 		e.Node.Hash, e.Node.Height, e.Node.Bytes, abbreviate(e.Key))
+}
+
+// NewPartial returns the state that c commits to, of which only the root's stub is there. Graft
+// adds to it. c must be trusted.
+func NewPartial(c Commitment) (*Partial, error) {
+	if err := checkChunkBytes(c.ChunkBytes); err != nil {
+		return nil, fmt.Errorf("avlstar: %w", err)
+	}
+	v := &Version{chunkBytes: c.ChunkBytes, top: c.Root, partial: true, uncounted: true}
+	switch {
+	case c.Chunks > 0:
+		v.upper = uint64(c.Chunks - 1)
+	case c.Root != emptyStub:
+		return nil, fmt.Errorf("avlstar: a state of %d bytes without chunks", c.Root.Bytes)
+	}
+	v, err := new(tree).publish(v)
+	if err != nil {
+		return nil, err
+	}
+	return &Partial{v}, nil
 }
 
 // Prune returns a partial copy of v, which is a tree of its own. stub decides, from the root down,
@@ -43,7 +92,7 @@ func (v *Version) Prune(stub func(Subtree) bool) (*Partial, error) {
 	defer runtime.KeepAlive(v)
 	t := new(tree)
 	p := pruning{from: v, stub: stub, to: newAllocator(&t.mu.memory, false)}
-	next := &Version{chunkBytes: v.chunkBytes, top: v.top, upper: v.upper, leaves: v.leaves, partial: true}
+	next := &Version{chunkBytes: v.chunkBytes, top: v.top, upper: v.upper, leaves: v.leaves, uncounted: v.uncounted, partial: true}
 	next.root = p.copy(&v.view, sub{v.top, v.root}, nil, nil)
 	p.to.close()
 	if p.err != nil {
@@ -111,7 +160,7 @@ func (p *Partial) Get(key []byte) (value []byte, ok bool, err error) {
 	if v.top == emptyStub {
 		return nil, false, nil
 	}
-	way, err := v.path(key)
+	way, err := v.path(key, make([]step, 0, maxSteps))
 	if err != nil {
 		return nil, false, fmt.Errorf("avlstar: get: %w", err)
 	}
@@ -139,8 +188,24 @@ func (p *Partial) Commitment() Commitment { return p.v.Commitment() }
 // AppHash is that of Version.
 func (p *Partial) AppHash() Hash { return p.v.AppHash() }
 
-// Len returns the number of leaves of the full tree.
-func (p *Partial) Len() uint64 { return p.v.Len() }
+// Len returns the number of leaves of the full tree; ok is false where that is unknown, since
+// nothing commits to it (NewPartial).
+func (p *Partial) Len() (n uint64, ok bool) { return p.v.Len(), !p.v.uncounted }
+
+// Graft is that of Version.
+func (p *Partial) Graft(b *Bag) (*Partial, Grafted, error) {
+	v, done, err := p.v.Graft(b)
+	if err != nil {
+		return nil, done, err
+	}
+	return &Partial{v}, done, nil
+}
+
+// Bag is that of Version. It fails with a *MissingNodeError where p lacks what is wanted.
+func (p *Partial) Bag(wants []Want, below Below) ([]byte, error) { return p.v.Bag(wants, below) }
+
+// Stubs is that of Version.
+func (p *Partial) Stubs(from []byte) iter.Seq[Subtree] { return p.v.Stubs(from) }
 
 // Retain is that of Version.
 func (p *Partial) Retain() { p.v.Retain() }

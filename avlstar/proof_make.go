@@ -13,7 +13,8 @@ func (v *Version) proveState(key []byte) ([]byte, error) {
 	if v.top == emptyStub {
 		return nil, nil
 	}
-	p, err := v.path(key)
+	var steps [maxSteps]step // on the stack
+	p, err := v.path(key, steps[:0])
 	if err != nil {
 		return nil, err
 	}
@@ -47,9 +48,14 @@ type step struct {
 	image *image
 }
 
-// path returns the way to the leaf at which a search for key ends.
-func (v *Version) path(key []byte) (path, error) {
-	p := path{steps: make([]step, 0, 48)}
+// maxSteps is the number of steps for which no memory is allocated: a tree of 2^31 leaves is no
+// higher than 44.
+const maxSteps = 48
+
+// path returns the way to the leaf at which a search for key ends. It is made in the memory of
+// steps.
+func (v *Version) path(key []byte, steps []step) (path, error) {
+	p := path{steps: steps}
 	prefix := prefixOf(key)
 	n := v.root
 	for n.isInner() {
@@ -115,7 +121,7 @@ func (v *Version) after(p path, asked []byte) (path, error) {
 	}
 	turn := p.steps[i]
 	turn.side = right
-	next := path{steps: append(append(make([]step, 0, 48), p.steps[:i]...), turn)}
+	next := path{steps: append(append(make([]step, 0, maxSteps), p.steps[:i]...), turn)}
 	leftmost := func(*run, ref) int { return left }
 	if turn.page != nil {
 		return descendPage(next, turn.page, turn.page.links[turn.n].child[right], leftmost), nil

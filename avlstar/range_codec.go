@@ -199,21 +199,27 @@ func (r *rangeReader) stub(boundary byte, first bool) (it rangeItem, err error) 
 			return it, err
 		}
 	}
-	var s Stub
-	if s.Height, err = r.byte(); err != nil {
+	s, err := r.commitment()
+	if err != nil {
 		return it, err
+	}
+	return rangeItem{kind: stubKind, boundary: boundary, keyHash: keyHash, stub: s}, nil
+}
+
+// commitment reads a stub's height, bytes and hash. A height may be more than its bytes allow.
+func (r *rangeReader) commitment() (s Stub, err error) {
+	if s.Height, err = r.byte(); err != nil {
+		return s, err
 	}
 	lo, hi := uint64(2*record.MinBytes), uint64(math.MaxUint64)
 	if s.Height == 0 {
 		lo, hi = record.MinBytes, record.MaxBytes
 	}
 	if s.Bytes, err = r.uvarint("bytes of a stub", lo, hi); err != nil {
-		return it, err
+		return s, err
 	}
-	if s.Hash, err = r.hash(); err != nil {
-		return it, err
-	}
-	return rangeItem{kind: stubKind, boundary: boundary, keyHash: keyHash, stub: s}, nil
+	s.Hash, err = r.hash()
+	return s, err
 }
 
 func (r *rangeReader) neighbour(boundary byte) (it rangeItem, err error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write testdata/range.json anew")
+var update = flag.Bool("update", false, "write the vectors in testdata anew")
 
 // rangeFile is testdata/range.json; docs/spec/proofs.md explains its fields.
 type rangeFile struct {
@@ -161,13 +161,7 @@ func honestOrEmpty(t *testing.T, v *Version, start, end string, limit int) *lie 
 // TestSpecExamples checks that the worked examples of docs/spec/proofs.md are what this package
 // makes.
 func TestSpecExamples(t *testing.T) {
-	spec, err := os.ReadFile("../docs/spec/proofs.md")
-	require.NoError(t, err)
-	digits := regexp.MustCompile(`(?m)^    ([0-9a-f ]+)(  .*)?$`).FindAllSubmatch(spec, -1)
-	var hexes strings.Builder // the hexadecimal digits at the left of all examples
-	for _, line := range digits {
-		hexes.WriteString(strings.ReplaceAll(string(line[1]), " ", ""))
-	}
+	hexes := exampleDigits(t, "../docs/spec/proofs.md")
 	f := rangeVectors(t)
 	v, err := Empty(40)
 	require.NoError(t, err)
@@ -181,26 +175,43 @@ func TestSpecExamples(t *testing.T) {
 	require.NoError(t, err)
 	l := honest(t, v, "k03", "", 10)
 	for what, b := range map[string][]byte{"state": p.State, "map": p.Map, "app hash": appHash[:], "tree": l.tree.encode()} {
-		require.Contains(t, hexes.String(), fmt.Sprintf("%x", b), what)
+		require.Contains(t, hexes, fmt.Sprintf("%x", b), what)
 	}
 }
 
-// TestRangeVectors checks that testdata/range.json is what this package makes, and verifies it from
-// the file alone.
-func TestRangeVectors(t *testing.T) {
-	const path = "testdata/range.json"
-	made, err := json.MarshalIndent(rangeVectors(t), "", " ")
+// exampleDigits returns the hexadecimal digits at the left of all examples of a specification.
+func exampleDigits(t *testing.T, path string) string {
+	spec, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var hexes strings.Builder
+	for _, line := range regexp.MustCompile(`(?m)^    ([0-9a-f ]+)(  .*)?$`).FindAllSubmatch(spec, -1) {
+		hexes.WriteString(strings.ReplaceAll(string(line[1]), " ", ""))
+	}
+	return hexes.String()
+}
+
+// requireVectors checks that the file is what this package makes, and returns what it says. With
+// -update, it writes the file.
+func requireVectors[T any](t *testing.T, path string, vectors T) (read T) {
+	t.Helper()
+	made, err := json.MarshalIndent(vectors, "", " ")
 	require.NoError(t, err)
 	made = append(made, '\n')
 	if *update {
 		require.NoError(t, os.WriteFile(path, made, 0o644))
 	}
+	again := fmt.Sprintf("go test ./avlstar -run %s -update", t.Name())
 	b, err := os.ReadFile(path)
-	require.NoError(t, err, "make it with: go test ./avlstar -run TestRangeVectors -update")
-	require.Equal(t, string(b), string(made), "after a change that is meant: go test ./avlstar -run TestRangeVectors -update")
+	require.NoError(t, err, "make it with: %s", again)
+	require.Equal(t, string(b), string(made), "after a change that is meant: %s", again)
+	require.NoError(t, json.Unmarshal(b, &read))
+	return read
+}
 
-	var f rangeFile
-	require.NoError(t, json.Unmarshal(b, &f))
+// TestRangeVectors checks that testdata/range.json is what this package makes, and verifies it from
+// the file alone.
+func TestRangeVectors(t *testing.T) {
+	f := requireVectors(t, "testdata/range.json", rangeVectors(t))
 	verify := func(r rangeVector) error {
 		i := slices.IndexFunc(f.States, func(s rangeState) bool { return s.Name == r.State })
 		return VerifyRange(Hash(f.States[i].AppHash), r.Start, r.End, r.Limit, r.entries(), r.Next, RangeProof{r.Tree, r.Map})

@@ -12,11 +12,11 @@ import (
 // needsNoPage lists the methods of Version that read nothing below stubs, with the reason.
 var needsNoPage = map[string]string{
 	"Retain": "reference", "TryRetain": "reference", "Release": "reference",
-	"EnablePaging": "setting", "Stored": "setting", "SetRecords": "setting",
+	"EnablePaging": "setting", "EnableIndex": "setting", "Stored": "setting", "SetRecords": "setting",
 	"ByKey": "its methods read: TestByKeyFailsWhereRecordsDo", "Stubs": "names pages and reads none",
 	"ReadAhead": "whoever needs the page meets the error", "ForgetAhead": "reads nothing",
-	"Warm": "reads nothing",
-	"Len":  "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
+	"Warm": "reads nothing", "Graft": "reads nothing",
+	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
 	"Root": "in the version", "Commitment": "in the version", "AppHash": "in the version",
 	"NewInner": "new nodes are not stored yet, so in memory",
 	"Manifest": "chunks begin above pages", "Cut": "pieces begin above pages, Piece reads them", "CutChunk": "as Cut",
@@ -38,6 +38,8 @@ var readsOf = map[string]func(v *Version, key []byte) error{
 		return nil
 	},
 	"Leaves": func(v *Version, _ []byte) error { return lastError(v.Leaves()) },
+	"Bag":    func(v *Version, key []byte) error { _, err := v.Bag([]Want{{Key: key}}, Below{}); return err },
+	"Upper":  func(v *Version, _ []byte) error { _, err := v.Upper(1 << 20); return err },
 	"RangeBytes": func(v *Version, key []byte) error {
 		if _, err := v.RangeBytes(key, nil); err != nil {
 			_, err = v.RangeBytes(nil, key)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 
 	"github.com/starling-kv/starling/avlstar/record"
@@ -35,12 +34,18 @@ type limits struct {
 	// what is allocated.
 	height uint8
 	check  func(i int, l Leaf) error
+	// short reports that the run does not last: it takes lists that another gave back (done).
+	short bool
 }
 
 // newRun decodes records and builds their subtree with its hashes. The run refers to data. The
 // height of the first record is ignored.
 func newRun(data []byte, lim limits) (*run, error) {
-	r := &run{data: data}
+	r := new(run)
+	if lim.short {
+		r = spareRuns.take()
+	}
+	r.data = data
 	if err := r.decode(lim); err != nil {
 		return nil, err
 	}
@@ -51,6 +56,62 @@ func newRun(data []byte, lim limits) (*run, error) {
 	}
 	r.hash(s)
 	return r, nil
+}
+
+// spares are runs of which only the lists are left. A sync.Pool would lose them to most garbage
+// collections, which are frequent beside a tree that is not in Go's heap.
+type spares struct {
+	sync.Mutex
+	runs []*run
+}
+
+var spareRuns spares
+
+const (
+	maxSpareRuns = 8
+	// maxSpareRun is the length above which the lists of a run are not kept: most chunks have less.
+	maxSpareRun = 1 << 14
+)
+
+// take returns a spare run, or a new one.
+func (s *spares) take() *run {
+	s.Lock()
+	defer s.Unlock()
+	last := len(s.runs) - 1
+	if last < 0 {
+		return new(run)
+	}
+	r := s.runs[last]
+	s.runs = s.runs[:last]
+	return r
+}
+
+// forget leaves all to the garbage collector: nothing is being loaded any more.
+func (s *spares) forget() {
+	s.Lock()
+	defer s.Unlock()
+	s.runs = nil
+}
+
+// done gives the lists of a short run back, which nobody may use any more.
+func (r *run) done() {
+	if cap(r.links) <= maxSpareRun && cap(r.at) <= 2*maxSpareRun {
+		spareRuns.Lock()
+		defer spareRuns.Unlock()
+		if len(spareRuns.runs) < maxSpareRuns {
+			spareRuns.runs = append(spareRuns.runs, &run{at: r.at[:0], links: r.links[:0], images: r.images[:0]})
+		}
+	}
+	r.at, r.links, r.images = nil, nil, nil
+}
+
+// resized returns a list of n elements, in the memory of s if that is enough. The content is
+// arbitrary.
+func resized[T any](s []T, n int) []T {
+	if n > cap(s) {
+		return make([]T, n)
+	}
+	return s[:n]
 }
 
 // len returns the number of leaves.
@@ -82,7 +143,7 @@ func (r *run) decode(lim limits) error {
 		return fmt.Errorf("%d bytes of records", len(r.data))
 	}
 	var before []byte
-	r.at = make([]uint32, 0, len(r.data)/64+1)
+	r.at = resized(r.at, len(r.data)/64+1)[:0]
 	for rest := r.data; len(rest) > 0; {
 		i := len(r.at)
 		l, after, err := record.Decode(rest)
@@ -112,11 +173,13 @@ func (r *run) decode(lim limits) error {
 // shape makes the nodes without their hashes.
 func (r *run) shape(lim limits, s *scratch) error {
 	n := r.len()
-	r.links, r.images = make([]link, n), make([]image, n)
+	// What join makes is set completely; node 0 does not exist.
+	r.links, r.images = resized(r.links, n), resized(r.images, n)
+	r.links[0], r.images[0] = link{}, image{}
 	b := builder{chunkBytes: lim.chunkBytes, join: func(k uint32, stat Stat, l, rt *sub) (ref, Hash) {
 		r.links[k].child = [2]ref{l.n, rt.n}
 		i := &r.images[k]
-		i[0] = 0x01
+		*i = image{0: 0x01}
 		i.setStat(left, l.Stat)
 		i.setStat(right, rt.Stat)
 		i.setLeaf(leafBit | ref(k))
@@ -154,23 +217,10 @@ func (r *run) hash(s *scratch) {
 	r.first = *r.images[0].keyHash()
 	var leaves leafImages
 	for i := range n {
-		leaves.add(r.images[i].keyHash(), &s.values[i], s.to(r, leafBit|ref(i)))
+		leaves.add(r.images[i].keyHash(), &s.values[i], s.to(r.images, leafBit|ref(i)))
 	}
 	leaves.flush()
-	var b imageBatch
-	for _, level := range s.heights.sort()[1:] { // without node 0
-		for len(level) > 0 {
-			some := level[:min(batch, len(level))]
-			for k, n := range some {
-				b.messages[k] = r.images[n].hashed()
-			}
-			sha256mb.Sum(b.out[:len(some)], b.messages[:len(some)])
-			for k, n := range some {
-				*s.to(r, ref(n)) = b.out[k]
-			}
-			level = level[len(some):]
-		}
-	}
+	s.hashInner(r.images)
 	r.root.Hash = *r.images[0].hash(left)
 }
 
@@ -186,10 +236,8 @@ var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
 
 func getScratch(n int) *scratch {
 	s := scratchPool.Get().(*scratch)
-	s.values = slices.Grow(s.values[:0], n)[:n]
-	s.leafTo = slices.Grow(s.leafTo[:0], n)[:n]
-	s.nodeTo = slices.Grow(s.nodeTo[:0], n)[:n]
-	s.heights.heights = slices.Grow(s.heights.heights[:0], n)[:n]
+	s.values, s.leafTo, s.nodeTo = resized(s.values, n), resized(s.leafTo, n), resized(s.nodeTo, n)
+	s.heights.heights = resized(s.heights.heights, n)
 	s.heights.heights[0] = 0
 	return s
 }
@@ -212,12 +260,30 @@ func (s *scratch) parent(n ref, k uint32, side int) {
 }
 
 // to returns where the hash of n goes.
-func (s *scratch) to(r *run, n ref) *Hash {
+func (s *scratch) to(images []image, n ref) *Hash {
 	var to uint32
 	if n.isLeaf() {
 		to = s.leafTo[n&^leafBit]
 	} else {
 		to = s.nodeTo[n]
 	}
-	return r.images[to/2].hash(int(to % 2))
+	return images[to/2].hash(int(to % 2))
+}
+
+// hashInner hashes the inner nodes, level by level, once those of leaves and keys are in place.
+func (s *scratch) hashInner(images []image) {
+	var b imageBatch
+	for _, level := range s.heights.sort()[1:] { // without node 0
+		for len(level) > 0 {
+			some := level[:min(batch, len(level))]
+			for i, n := range some {
+				b.messages[i] = images[n].hashed()
+			}
+			sha256mb.Sum(b.out[:len(some)], b.messages[:len(some)])
+			for i, n := range some {
+				*s.to(images, ref(n)) = b.out[i]
+			}
+			level = level[len(some):]
+		}
+	}
 }

@@ -34,15 +34,20 @@ type tree struct {
 		work  resolver
 		dead  spare[dead]
 		made  spare[ref]
+		index *index // nil: none
+		ops   spare[indexOp]
 		// failures is the number of recent blocks that had to be made in order; then the next
 		// backoff blocks are made so at once (parallel.go).
 		failures, backoff int
 		reclaimed         Reclaimed // by the last Apply
+		// usual is what the last Apply made of how many changes, or what died if that is more.
+		usual struct{ nodes, changes int }
 	}
 	stats atomic.Pointer[stats]
 	// nil: everything is in memory. Readers look at it only where there are stubs.
-	paging *paging
-	gate   gate
+	paging    *paging
+	retention *retention // nil: none
+	gate      gate
 }
 
 // stats is what Memory and Reclaimed return.
@@ -83,6 +88,8 @@ type MemoryStats struct {
 	LeafBytes  uint64 // of leaf records, in use or not
 	Evicted    uint64 // number of pages that left memory so far
 	Loaded     uint64 // number of pages that Apply has read so far
+	Indexed    uint64 // keys that an index has
+	IndexBytes uint64 // memory of that index
 }
 
 // Reclaimed describes what an Apply gave back of released versions.
@@ -96,8 +103,8 @@ type Reclaimed struct {
 func (v *Version) Memory() MemoryStats { return v.tree.stats.Load().memory }
 
 // Reclaimed returns what the last Apply of v's tree gave back. Freed and PassedOn together are at
-// most about twice what it made, or what died in it if that is more; the rest is left to later
-// ones.
+// most about twice what it made, or what died in it if that is more, and with Paging what exceeds
+// the budget (maxExcess); the rest is left to later ones.
 func (v *Version) Reclaimed() Reclaimed { return v.tree.stats.Load().reclaimed }
 
 // HeldBytes returns the memory, in bytes, of the nodes and leaves that v has and the version after
@@ -162,6 +169,7 @@ func (v *Version) inUse() {
 // publish makes v, which t.mu.memory now holds, the latest version. The caller holds t.mu.
 func (t *tree) publish(v *Version) (*Version, error) {
 	if v.upper >= math.MaxUint32 || v.epoch >= freed {
+		t.mu.index = nil // it has leaves of v
 		return nil, fmt.Errorf("%w: %d chunks after %d versions", ErrTooLarge, v.upper+1, v.epoch)
 	}
 	t.enlist(v)
@@ -172,7 +180,7 @@ func (t *tree) publish(v *Version) (*Version, error) {
 // enlist puts v, which t.mu.memory now holds, behind the latest version, with one reference. The
 // caller holds t.mu.
 func (t *tree) enlist(v *Version) {
-	v.tree, v.view = t, t.mu.view
+	v.tree, v.view, v.index = t, t.mu.view, t.mu.index
 	v.refs.Store(1)
 	t.used.Add(1)
 	t.mu.alive = append(t.mu.alive, &alive{version: v})
@@ -189,21 +197,28 @@ func (t *tree) held() (n uint64) {
 	return n
 }
 
+// early returns how many nodes Apply frees before it makes a block of this number of changes: as
+// many as it will make, if a change makes as many as in the block before. So it makes them where
+// those were, and the tree takes no memory for both.
+func (t *tree) early(changes int) int {
+	u := t.mu.usual
+	return int(int64(u.nodes) * int64(changes) / int64(max(u.changes, 1)))
+}
+
 // reclaim gives up versions without references, oldest first, and frees what they kept alive. It
-// stops after limit nodes; then the version that it has come to keeps the rest. The caller holds
-// t.mu.
-func (t *tree) reclaim(limit int) {
+// stops after limit nodes; then the version that it has come to keeps the rest. It adds to done.
+// The caller holds t.mu.
+func (t *tree) reclaim(limit int, done *Reclaimed) {
 	began := time.Now()
-	var done Reclaimed
+	limit += done.Freed + done.PassedOn
 	all, kept := t.mu.alive, t.mu.alive[:0]
 	for i, a := range all {
-		// The latest one stays until a later version shows which of its nodes die.
-		if i < len(all)-1 && a.version.refs.Load() <= 0 {
+		if t.givenUp(i) {
 			var before *alive
 			if len(kept) > 0 {
 				before = kept[len(kept)-1]
 			}
-			if t.drop(a, before, limit-done.Freed-done.PassedOn, &done); len(a.held) == 0 {
+			if t.drop(a, before, limit-done.Freed-done.PassedOn, done); len(a.held) == 0 {
 				continue
 			}
 		}
@@ -211,8 +226,23 @@ func (t *tree) reclaim(limit int) {
 	}
 	clear(all[len(kept):])
 	t.mu.alive = kept
-	done.Took = time.Since(began)
-	t.mu.reclaimed = done
+	done.Took += time.Since(began)
+}
+
+// givenUp reports whether nobody needs the version t.mu.alive[i] any more. The latest one stays
+// until a later version shows which of its nodes die.
+func (t *tree) givenUp(i int) bool {
+	return i < len(t.mu.alive)-1 && t.mu.alive[i].version.refs.Load() <= 0
+}
+
+// waiting returns the memory of the nodes of versions that were given up, in bytes.
+func (t *tree) waiting() (sum uint64) {
+	for i, a := range t.mu.alive {
+		if t.givenUp(i) {
+			sum += a.version.HeldBytes()
+		}
+	}
+	return sum
 }
 
 // drop frees what a holds, limit nodes at most, or passes it on to the version before (nil: none),
@@ -279,6 +309,9 @@ func (t *tree) rewind(v *Version) error {
 			return nil
 		case a.version == v:
 			latest := t.mu.alive[len(t.mu.alive)-1].version
+			if t.mu.index != nil {
+				t.mu.index.close()
+			}
 			t.freeSince(latest.root, v.epoch, latest.partial)
 			if t.paging != nil { // evicted nodes are back
 				t.paging.resting = false
@@ -288,8 +321,15 @@ func (t *tree) rewind(v *Version) error {
 					for _, d := range list {
 						if d.born > v.epoch { // it was made and died after v
 							t.free(d.n)
+						} else {
+							t.reenter(d)
 						}
 					}
+				}
+			}
+			for _, list := range a.held {
+				for _, d := range list {
+					t.reenter(d)
 				}
 			}
 			a.held, t.mu.alive = nil, t.mu.alive[:i+1]
@@ -306,7 +346,8 @@ func (t *tree) rewind(v *Version) error {
 func (t *tree) freeSince(n ref, epoch uint32, stubs bool) {
 	switch {
 	case n.isLeaf():
-		if t.mu.recordEpoch(n) > epoch {
+		if born := t.mu.recordEpoch(n); born > epoch {
+			t.reindex(n, 0, born)
 			t.mu.freeRecord(n)
 		}
 	case n.isInner() && t.mu.image(n).newerThan(epoch):
@@ -320,6 +361,20 @@ func (t *tree) freeSince(n ref, epoch uint32, stubs bool) {
 	}
 }
 
+// reenter enters a leaf that is alive again.
+func (t *tree) reenter(d dead) {
+	if d.n.isLeaf() && !t.mu.standIn(d.n) {
+		t.reindex(0, d.n, d.born)
+	}
+}
+
+// reindex changes the entry of one leaf, if there is an index, which must be closed.
+func (t *tree) reindex(old, now ref, born uint32) {
+	if x := t.mu.index; x != nil {
+		x.change([]indexOp{{x.tag(t.mu.key(max(old, now))), old, now}}, born)
+	}
+}
+
 // account records what Memory returns. The caller holds t.mu.
 func (t *tree) account() {
 	s := &stats{reclaimed: t.mu.reclaimed}
@@ -329,6 +384,9 @@ func (t *tree) account() {
 	}
 	for _, a := range t.mu.alive {
 		s.memory.HeldBytes += a.version.HeldBytes()
+	}
+	if x := t.mu.index; x != nil {
+		s.memory.Indexed, s.memory.IndexBytes = uint64(x.used.Load()), uint64(len(x.table.Load().segments))*segmentPairs*128
 	}
 	if p := t.paging; p != nil {
 		s.memory.Evicted, s.memory.Loaded = p.evicted, p.loaded.Load()

@@ -24,6 +24,7 @@ import (
 type Version struct {
 	view
 	tree    *tree
+	index   *index  // nil: none
 	records Records // nil: none; set before others have the version, see ByKey
 	refs    atomic.Int64
 	held    atomic.Uint64 // bytes, see HeldBytes; written under tree.mu
@@ -36,6 +37,7 @@ type Version struct {
 	upper      uint64 // inner nodes above the chunks, of which there is one more
 	leaves     uint64
 	partial    bool // there may be stubs
+	uncounted  bool // leaves is unknown
 
 	hashedInner, hashedLeaves uint64
 
@@ -94,6 +96,14 @@ func (v *Version) findEqual(key []byte) ref {
 	return n
 }
 
+// leafOf is findEqual, by the index if there is one.
+func (v *Version) leafOf(key []byte) ref {
+	if v.index == nil {
+		return v.findEqual(key)
+	}
+	return v.index.leafOf(v, key)
+}
+
 // Get returns a copy of the value of key; ok is false if key is absent.
 func (v *Version) Get(key []byte) (value []byte, ok bool, err error) {
 	defer runtime.KeepAlive(v)
@@ -103,21 +113,39 @@ func (v *Version) Get(key []byte) (value []byte, ok bool, err error) {
 
 // View returns the value of key as it lies in the tree's memory: it must not be modified, and is
 // valid until v is released. ok is false if key is absent.
-func (v *Version) View(key []byte) (value []byte, ok bool, err error) {
-	n := v.findEqual(key)
+func (v *Version) View(key []byte) (value []byte, ok bool, err error) { return v.viewBy(key, nil) }
+
+// viewBy is View; a value that has left memory is looked for in records first, unless they are nil.
+func (v *Version) viewBy(key []byte, records Records) (value []byte, ok bool, err error) {
+	n := v.leafOf(key)
 	if n == 0 {
-		return v.viewPage(key)
+		return v.viewPage(key, records)
 	}
 	_, value = v.leaf(n)
 	runtime.KeepAlive(v)
 	return value[:len(value):len(value)], true, nil
 }
 
-// viewPage is View for a key that has no leaf in memory.
-func (v *Version) viewPage(key []byte) (value []byte, ok bool, err error) {
+// viewPage is viewBy for a key that has no leaf in memory.
+func (v *Version) viewPage(key []byte, records Records) (value []byte, ok bool, err error) {
 	defer runtime.KeepAlive(v)
-	p, err := v.pageOn(key)
-	if p == nil {
+	if !v.partial { // another goroutine may be enabling paging
+		return nil, false, nil
+	}
+	s, n := v.locate(key, false)
+	if n != 0 || s.Stub == emptyStub {
+		return nil, false, nil
+	}
+	if records != nil {
+		switch value, ok, err = records.Record(s, key); {
+		case err != nil:
+			return nil, false, pageError(s, err)
+		case ok:
+			return value, true, nil
+		}
+	}
+	p, err := v.page(s, key)
+	if err != nil {
 		return nil, false, err
 	}
 	value, ok = p.Get(key)
@@ -292,10 +320,11 @@ func (v *Version) bytesBelow(key []byte) (sum uint64, err error) {
 	return sum + p.bytesBelow(key), nil
 }
 
-// NewInner yields, in key order, key and height of every inner node that base lacks or has with
-// another height: what must be written to disk besides the changed leaves. base is the version that
-// v was applied to, and may have been released; for nil, or an older version, it yields what
-// changed and perhaps more. New nodes are in memory, so no page is read.
+// NewInner yields, in key order, key and height of every inner node that base lacks, or has with
+// another height or another leaf of that key: what must be written to disk with the changed leaves.
+// So it has the height of every leaf that was put, but of the first in the tree. base is the
+// version that v was applied to, and may have been released; for nil, or an older version, it
+// yields what changed and perhaps more. New nodes are in memory, so no page is read.
 func (v *Version) NewInner(base *Version) iter.Seq2[[]byte, uint8] {
 	return func(yield func([]byte, uint8) bool) {
 		v.inUse()

@@ -2,6 +2,9 @@ package hugemem
 
 import (
 	"errors"
+	"maps"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"unsafe"
@@ -13,15 +16,27 @@ import (
 
 // fake is a system in Go's heap that keeps account of what it was asked for.
 type fake struct {
+	sync.Mutex
 	left             int // mappings that it still gives
 	mapped           map[*byte]bool
-	touched, dropped int // frames
+	touched, dropped int           // frames
+	gate             chan struct{} // nil, or what memory that goes waits for
+}
+
+// wait returns when memory may go, with the lock held.
+func (f *fake) wait() {
+	if f.gate != nil {
+		<-f.gate
+	}
+	f.Lock()
 }
 
 func newFake(left int) (*fake, *pool) {
 	f := &fake{left: left, mapped: map[*byte]bool{}}
 	return f, &pool{system: system{
 		reserve: func(n int) ([]byte, error) {
+			f.Lock()
+			defer f.Unlock()
 			if f.left == 0 {
 				return nil, errors.New("no address space")
 			}
@@ -31,12 +46,19 @@ func newFake(left int) (*fake, *pool) {
 			return b, nil
 		},
 		remove: func(b []byte) error {
+			f.wait()
+			defer f.Unlock()
 			f.left++
 			delete(f.mapped, &b[0])
 			return nil
 		},
-		touch:  func([]byte) { f.touched++ },
-		drop:   func([]byte) error { f.dropped++; return nil },
+		touch: func([]byte) { f.touched++ },
+		drop: func(b []byte) error {
+			f.wait()
+			defer f.Unlock()
+			f.dropped += len(b) / FrameBytes
+			return nil
+		},
 		advise: func([]byte, bool) {},
 	}}
 }
@@ -57,6 +79,15 @@ func TestFrames(t *testing.T) {
 		lent := map[uintptr]*Frame{}
 		var list []*Frame
 		for range 2000 {
+			if len(list) > 0 && rnd.IntN(200) == 0 {
+				n := rnd.IntN(len(list))
+				for _, f := range list[n:] {
+					delete(lent, uintptr(unsafe.Pointer(f.Bytes())))
+				}
+				p.giveAll(list[n:])
+				list = list[:n]
+				continue
+			}
 			if len(list) > 0 && rnd.IntN(2) == 0 {
 				i := rnd.IntN(len(list))
 				delete(lent, uintptr(unsafe.Pointer(list[i].Bytes())))
@@ -69,6 +100,10 @@ func TestFrames(t *testing.T) {
 				synctest.Wait()
 			}
 			if f == nil {
+				synctest.Wait() // what was given back behind is there
+				f = p.take()
+			}
+			if f == nil {
 				require.GreaterOrEqual(t, len(list), 4*framesPerMapping-2, "there was room")
 				continue
 			}
@@ -78,7 +113,6 @@ func TestFrames(t *testing.T) {
 			lent[at] = f
 			list = append(list, f)
 			require.Equal(t, len(list), p.mu.lent)
-			require.LessOrEqual(t, len(system.mapped), (len(list)+readyFrames+1)/framesPerMapping+4)
 		}
 		for _, f := range list {
 			p.give(f)
@@ -87,6 +121,49 @@ func TestFrames(t *testing.T) {
 		require.Empty(t, system.mapped, "mappings without a frame that is lent")
 		require.Empty(t, p.mu.mappings)
 		require.Empty(t, p.mu.ready)
+	})
+}
+
+// Who gives many frames back does not wait for the kernel, which gets whole mappings at once. What
+// is taken meanwhile may be one of them, and settle waits for the rest.
+func TestGiveAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		system, p := newFake(4)
+		var all []*Frame
+		for range 3 * framesPerMapping {
+			all = append(all, takeAndWait(p))
+		}
+		require.Len(t, system.mapped, 4, "with the one of the frame that is ready")
+		stays := all[framesPerMapping] // its mapping stays, too
+		gone := append(append([]*Frame(nil), all[:framesPerMapping]...), all[framesPerMapping+1:]...)
+		system.gate = make(chan struct{})
+		p.giveAll(gone)
+		require.Equal(t, 1, p.mu.lent)
+		synctest.Wait() // for the first mapping, which is being removed
+		require.Len(t, system.mapped, 4)
+
+		lent := map[*[FrameBytes]byte]*Frame{stays.Bytes(): stays}
+		touched := system.touched
+		for range framesPerMapping {
+			f := p.take()
+			require.NotNil(t, f)
+			require.Nil(t, lent[f.Bytes()], "lent twice")
+			require.NotSame(t, all[0].mapping, f.mapping, "it is being removed")
+			lent[f.Bytes()] = f
+		}
+		synctest.Wait()
+		require.Equal(t, touched, system.touched, "these had memory")
+
+		close(system.gate)
+		p.settle() // also for what the other goroutine does
+		require.False(t, system.mapped[&all[0].mapping.whole[0]])
+		require.LessOrEqual(t, len(system.mapped), 3)
+		require.Zero(t, p.mu.back)
+
+		p.giveAll(slices.Collect(maps.Values(lent)))
+		synctest.Wait()
+		require.Empty(t, system.mapped)
+		require.Empty(t, p.mu.mappings)
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"unsafe"
@@ -60,4 +61,49 @@ func TestKernelMemoryReturns(t *testing.T) {
 		synctest.Wait()
 		require.Empty(t, mapped(t, at))
 	})
+}
+
+// The memory of frames that are given back together returns, too: that of whole mappings and of
+// parts of them.
+func TestKernelMemoryOfManyReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &pool{system: kernel}
+		var all []*Frame
+		for range framesPerMapping + 8 {
+			f := takeAndWait(p)
+			f.Bytes()[0] = 1
+			all = append(all, f)
+		}
+		all[2].Drop(0, FrameBytes/2)
+		stays := all[5]
+		first, second := stays.mapping.whole, all[framesPerMapping].mapping.whole
+		p.giveAll(append(append([]*Frame(nil), all[:5]...), all[6:]...))
+		synctest.Wait()
+		n, err := resident(first)
+		require.NoError(t, err)
+		require.Equal(t, FrameBytes, n)
+		n, err = resident(second)
+		require.NoError(t, err)
+		require.LessOrEqual(t, n, FrameBytes, "the one that is ready")
+		p.giveAll([]*Frame{stays})
+		synctest.Wait()
+		for _, gone := range [][]byte{first, second} {
+			_, err = resident(gone)
+			require.ErrorIs(t, err, syscall.ENOMEM, "it is still mapped")
+		}
+	})
+}
+
+// resident returns how many bytes of a mapping have memory, by mincore(2). Unlike smaps, which
+// shows neighbours as one, it knows this mapping alone.
+func resident(whole []byte) (n int, err error) {
+	pages := make([]byte, len(whole)/systemPage)
+	_, _, errno := syscall.Syscall(syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&whole[0])), uintptr(len(whole)), uintptr(unsafe.Pointer(&pages[0])))
+	if errno != 0 {
+		return 0, errno
+	}
+	for _, p := range pages {
+		n += int(p&1) * systemPage
+	}
+	return n, nil
 }

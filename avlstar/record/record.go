@@ -102,6 +102,9 @@ func Field(b []byte, limit uint64) (field, rest []byte, err error) {
 // Uvarint reads an unsigned LEB128 number of at most 64 bits, which must be in its shortest form:
 // there is one encoding only.
 func Uvarint(b []byte) (x uint64, rest []byte, err error) {
+	if len(b) > 0 && b[0] < 0x80 { // most lengths
+		return uint64(b[0]), b[1:], nil
+	}
 	x, n := binary.Uvarint(b)
 	switch {
 	case n == 0 && len(b) >= binary.MaxVarintLen64, n < 0:

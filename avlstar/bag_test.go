@@ -1,0 +1,447 @@
+package avlstar
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+// bagReceiver is a validator that has the upper tree and what bags brought, and applies each block
+// with bags of the version before it, or of older ones.
+type bagReceiver struct {
+	depth int // inner nodes of each way that it has at least
+	rnd   *rand.Rand
+	p     *Partial
+	kept  []keptBag // of the last blocks
+	// what was asked after Apply had failed, and how many ways into old bags were stale
+	asked, stale int
+}
+
+type keptBag struct {
+	age int
+	b   *Bag
+}
+
+func mustDecodeBag(t require.TestingT, b []byte, err error) *Bag {
+	require.NoError(t, err)
+	bag, err := DecodeBag(b)
+	require.NoError(t, err)
+	return bag
+}
+
+// start takes the upper tree of v.
+func (r *bagReceiver) start(t require.TestingT, v *Version) {
+	p, err := NewPartial(v.Commitment())
+	require.NoError(t, err)
+	r.p = p
+	b, err := v.Upper(r.depth)
+	r.graft(t, mustDecodeBag(t, b, err))
+	if r.rnd != nil && r.rnd.IntN(2) == 0 {
+		r.p.EnableRetention(Retention{Depth: r.depth, Window: r.rnd.IntN(4), Budget: func() int64 { return int64(r.rnd.IntN(40_000)) }})
+	}
+}
+
+// shed ends a block.
+func (r *bagReceiver) shed(t require.TestingT) {
+	next, err := r.p.Shed()
+	require.NoError(t, err)
+	require.Equal(t, r.p.Commitment(), next.Commitment())
+	r.p.Release()
+	r.p = next
+}
+
+// least returns the least depth of a stub, math.MaxInt if there is none.
+func (r *bagReceiver) least() int {
+	var below func(n ref, s Stub) int
+	below = func(n ref, s Stub) int {
+		if n.isLeaf() || s == emptyStub {
+			return math.MaxInt
+		}
+		if n == 0 {
+			return 0
+		}
+		i, l := r.p.v.image(n), r.p.v.link(n)
+		least := min(below(l.child[left], i.stub(left)), below(l.child[right], i.stub(right)))
+		if least < math.MaxInt {
+			least++
+		}
+		return least
+	}
+	return below(r.p.v.root, r.p.v.top)
+}
+
+func (r *bagReceiver) graft(t require.TestingT, b *Bag) Grafted {
+	next, done, err := r.p.Graft(b)
+	require.NoError(t, err)
+	require.Equal(t, r.p.Commitment(), next.Commitment())
+	r.p.Release()
+	r.p = next
+	return done
+}
+
+// held are the hashes of the stubs that it has.
+func (r *bagReceiver) held() map[Hash]struct{} {
+	held := map[Hash]struct{}{}
+	for s := range r.p.Stubs(nil) {
+		held[s.Hash] = struct{}{}
+	}
+	return held
+}
+
+func wantsOf(block []Change) (wants []Want) {
+	for _, c := range block {
+		wants = append(wants, Want{Key: c.Key, Deleted: c.Value == nil})
+	}
+	return wants
+}
+
+// apply applies a block; v is the state before it.
+func (r *bagReceiver) apply(t require.TestingT, v *Version, block []Change) {
+	if r.p == nil || r.rnd.IntN(10) == 0 {
+		if r.p != nil {
+			r.p.Release()
+		}
+		r.start(t, v)
+	}
+	for _, k := range r.kept { // bags of other blocks
+		r.stale += r.graft(t, k.b).Stale
+	}
+	below := Below{Depth: r.least()} // rotations raise stubs
+	if r.rnd.IntN(2) == 0 {
+		below = Below{Depth: math.MaxInt, Held: r.held()}
+	}
+	b, err := v.Bag(wantsOf(block), below)
+	bag := mustDecodeBag(t, b, err)
+	r.kept = slices.DeleteFunc(r.kept, func(k keptBag) bool { return k.age > 4 })
+	for i := range r.kept {
+		r.kept[i].age++
+	}
+	r.kept = append(r.kept, keptBag{b: bag})
+	r.graft(t, bag)
+	for {
+		next, err := r.p.Apply(block)
+		var missing *MissingNodeError
+		if !errors.As(err, &missing) {
+			require.NoError(t, err)
+			r.p.Release()
+			r.p = next
+			r.shed(t)
+			return
+		}
+		// A deletion can bring the key of a later change into another subtree.
+		require.True(t, slices.ContainsFunc(wantsOf(block), isDeleted), "a path was asked for: %v", err)
+		r.asked++
+		r.ask(t, v, missing, block)
+	}
+}
+
+// ask grafts what was missing when block was applied; v is the state before it.
+func (r *bagReceiver) ask(t require.TestingT, v *Version, missing *MissingNodeError, block []Change) {
+	held := map[Hash]struct{}{missing.Node.Hash: {}}
+	b, err := v.Bag(missing.Wants(block), Below{Depth: math.MaxInt, Held: held})
+	done := r.graft(t, mustDecodeBag(t, b, err))
+	require.Positive(t, done.Inner+done.Leaves, "asked without success: %v", missing)
+}
+
+func (r *bagReceiver) require(t require.TestingT, v *Version) {
+	require.Equal(t, v.Commitment(), r.p.Commitment())
+}
+
+// TestBagIsEnough: what a bag opens is all that its wants need.
+func TestBagIsEnough(t *testing.T) {
+	rnd := seeds.Rand(t)
+	for _, n := range []int{1, 2, 3, 10, 100, 2000} {
+		v := randomState(t, rnd, n)
+		for range scaled(50) {
+			r := bagReceiver{depth: rnd.IntN(14), rnd: rnd}
+			r.start(t, v)
+			block := randomBlock(rnd, 1, 2*n, 0.3, false)
+			full := mustApply(t, v, block...)
+			r.apply(t, v, block)
+			require.Zero(t, r.asked, "a bag lacks what one change of %d leaves touches", n)
+			r.require(t, full)
+			full.Release()
+		}
+	}
+}
+
+func randomState(t require.TestingT, rnd *rand.Rand, n int) *Version {
+	v := mustEmpty(t, 1+rnd.Uint64N(2000))
+	return mustApply(t, v, randomBlock(rnd, n, 2*n, 0, false)...)
+}
+
+// TestBagsWithinTheWindow: what changed in the last blocks stays, so a bag that is no older has no
+// path to a key that fails, if the key was there and still is.
+func TestBagsWithinTheWindow(t *testing.T) {
+	rnd := seeds.Rand(t)
+	for range scaled(10) {
+		n, window, depth := 1000, 1+rnd.IntN(8), rnd.IntN(8)
+		full := []*Version{randomState(t, rnd, n)} // the last is the latest
+		r := bagReceiver{depth: depth}
+		r.start(t, full[0])
+		r.p.EnableRetention(Retention{Depth: depth, Window: window})
+		asked, stale := 0, 0
+		for range 40 {
+			latest := full[len(full)-1]
+			block := randomBlock(rnd, 60, 2*n, 0.2, false)
+			known := map[string]bool{}
+			for wants := range slices.Chunk(wantsOf(block), 20) { // each from another height
+				old := full[len(full)-1-rnd.IntN(min(len(full), window+1))]
+				for _, w := range wants {
+					known[string(w.Key)] = mustHas(t, old, w.Key) && mustHas(t, latest, w.Key)
+				}
+				b, err := old.Bag(wants, Below{})
+				stale += r.graft(t, mustDecodeBag(t, b, err)).Stale
+			}
+			for {
+				next, err := r.p.Apply(block)
+				var missing *MissingNodeError
+				if errors.As(err, &missing) {
+					// An absent key can have come into another subtree, and the leaf at the end of
+					// its way be another one, when a neighbour or the key itself was deleted.
+					require.True(t, missing.Beside || !known[string(missing.Key)], "a path failed: %v", err)
+					asked++
+					r.ask(t, latest, missing, block)
+					continue
+				}
+				require.NoError(t, err)
+				r.p.Release()
+				r.p = next
+				r.shed(t)
+				break
+			}
+			full = append(full, mustApply(t, latest, block...))
+			r.require(t, full[len(full)-1])
+			if len(full) > window+1 {
+				full[0].Release()
+				full = full[1:]
+			}
+		}
+		t.Logf("window %d, depth %d: %d stubs asked for, %d stale ways", window, depth, asked, stale)
+	}
+}
+
+// TestRetention: what was not used lately leaves memory, the upper tree and what is to be kept
+// stay.
+func TestRetention(t *testing.T) {
+	rnd := seeds.Rand(t)
+	v := randomState(t, rnd, 3000)
+	p, err := v.Prune(func(Subtree) bool { return false })
+	require.NoError(t, err)
+	kept := []byte{0x80}
+	p.EnableRetention(Retention{Depth: 4, Window: 2, Keep: func(first, after []byte) bool {
+		return bytes.Compare(first, kept) <= 0 && (after == nil || bytes.Compare(kept, after) < 0)
+	}})
+	for i := range 40 {
+		next, err := p.Apply([]Change{{[]byte{0x80, 1}, []byte{byte(1 + i)}}})
+		require.NoError(t, err)
+		p.Release()
+		if p, err = next.Shed(); err != nil {
+			t.Fatal(err)
+		}
+		next.Release()
+	}
+	_, _, err = p.Get(kept)
+	require.NoError(t, err)
+	r := bagReceiver{p: p}
+	require.GreaterOrEqual(t, r.least(), 4)
+	require.Less(t, p.v.Memory().InnerNodes, uint64(100), "15 above depth 4, and two ways")
+}
+
+// TestBagOfRange: all of a range can be read, and no more is sent.
+func TestBagOfRange(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	b, err := v.Bag([]Want{{Key: []byte("k11"), Range: true, After: []byte("k20")}, {Key: []byte("k60"), Range: true}}, Below{Depth: 2})
+	bag := mustDecodeBag(t, b, err)
+	r := bagReceiver{depth: 2}
+	r.start(t, v)
+	r.graft(t, bag)
+	var got, want []string
+	for i := range 40 {
+		key := fmt.Sprintf("k%02d", 2*i)
+		if key >= "k10" && key < "k20" || key >= "k60" { // k10: the way to k11
+			want = append(want, key)
+		}
+		if _, ok, err := r.p.Get([]byte(key)); err == nil {
+			require.True(t, ok)
+			got = append(got, key)
+		}
+	}
+	require.Equal(t, want, got)
+}
+
+// TestBagStartsBelow: nothing is sent that the receiver has.
+func TestBagStartsBelow(t *testing.T) {
+	v := stateOf(t, 50, 64)
+	key := []byte("k31")
+	for depth := range 10 {
+		b, err := v.Bag([]Want{{Key: key}, {Key: key}, {Key: []byte("k30")}}, Below{Depth: depth})
+		bag := mustDecodeBag(t, b, err)
+		s, n, above := Subtree{Stub: v.top}, v.root, 0
+		for ; above < depth && n.isInner(); above++ {
+			l, r := splitAt(&v.view, s, n)
+			side := left
+			if s = l; bytes.Compare(key, r.First) >= 0 {
+				side, s = right, r
+			}
+			n = v.link(n).child[side]
+		}
+		if above < depth {
+			require.Empty(t, bag.Roots())
+			continue
+		}
+		require.Equal(t, []Stub{s.Stub}, bag.Roots(), "depth %d", depth)
+		again, err := v.Bag([]Want{{Key: key}}, Below{Depth: math.MaxInt, Held: map[Hash]struct{}{s.Hash: {}}})
+		require.NoError(t, err)
+		require.Equal(t, b, again)
+	}
+}
+
+func TestUpperTree(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	for depth := range 9 {
+		r := bagReceiver{depth: depth}
+		r.start(t, v)
+		var above func(n ref, depth int)
+		above = func(n ref, depth int) {
+			if depth == 0 || n.isLeaf() {
+				require.Zero(t, n)
+				return
+			}
+			if !n.isInner() {
+				require.Fail(t, "a stub above the depth")
+			}
+			for _, c := range r.p.v.link(n).child {
+				if depth > 1 || c != 0 {
+					above(c, depth-1)
+				}
+			}
+		}
+		if depth < int(v.top.Height)-1 {
+			above(r.p.v.root, depth)
+		}
+		require.Equal(t, v.AppHash(), r.p.AppHash())
+	}
+}
+
+// TestDamagedBag changes every byte of a bag: what is grafted is never other than the truth.
+func TestDamagedBag(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	block := []Change{{[]byte("k07"), []byte("x")}, {Key: []byte("k20")}, {[]byte("k44"), []byte("y")}}
+	full := mustApply(t, v, block...)
+	b, err := v.Bag(wantsOf(block), Below{Depth: 2})
+	require.NoError(t, err)
+	refused, useless := 0, 0
+	for i := range b {
+		for _, flip := range []byte{1, 0x80, 0xff} {
+			damaged := bytes.Clone(b)
+			damaged[i] ^= flip
+			bag, err := DecodeBag(damaged)
+			if err != nil {
+				require.ErrorIs(t, err, ErrInvalidBag)
+				refused++
+				continue
+			}
+			r := bagReceiver{depth: 2}
+			r.start(t, v)
+			r.graft(t, bag)
+			next, err := r.p.Apply(block)
+			if err != nil {
+				require.ErrorAs(t, err, new(*MissingNodeError))
+				useless++
+				continue
+			}
+			require.Equal(t, full.Commitment(), next.Commitment(), "byte %d", i)
+			t.Errorf("byte %d can be changed to %d: a second encoding", i, damaged[i])
+		}
+	}
+	require.Positive(t, refused)
+	require.Positive(t, useless)
+	for n := range b[1:] {
+		_, err := DecodeBag(b[:n+1])
+		if err == nil {
+			continue // whole trees
+		}
+		require.ErrorIs(t, err, ErrInvalidBag)
+	}
+}
+
+// TestGraftTwice: what is in memory stays, and nothing is grafted twice.
+func TestGraftTwice(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	r := bagReceiver{depth: 1}
+	r.start(t, v)
+	b, err := v.Bag([]Want{{Key: []byte("k30")}}, Below{Depth: 1})
+	bag := mustDecodeBag(t, b, err)
+	first := r.graft(t, bag)
+	require.Positive(t, first.Inner)
+	require.Equal(t, 1, first.Leaves)
+	before := r.p.v.Memory()
+	require.Zero(t, r.graft(t, bag).Inner)
+	require.Equal(t, before.InnerNodes, r.p.v.Memory().InnerNodes)
+	b, err = v.Bag([]Want{{Key: []byte("k30")}, {Key: []byte("k34")}}, Below{Depth: 1})
+	both := mustDecodeBag(t, b, err)
+	merged := r.graft(t, both)
+	fresh := bagReceiver{depth: 1}
+	fresh.start(t, v)
+	require.Equal(t, fresh.graft(t, both).Inner, first.Inner+merged.Inner, "bags of one subtree merge")
+	for _, key := range []string{"k30", "k34"} {
+		_, ok, err := r.p.Get([]byte(key))
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+}
+
+// TestBagIsLimited: a bag has at most the bytes that were allowed, and one item more.
+func TestBagIsLimited(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	whole, err := v.Bag([]Want{{Range: true}}, Below{})
+	require.NoError(t, err)
+	again, err := v.Bag([]Want{{Range: true}}, Below{MaxBytes: len(whole)})
+	require.NoError(t, err)
+	require.Equal(t, whole, again)
+	_, err = v.Bag([]Want{{Range: true}}, Below{MaxBytes: len(whole) / 2})
+	require.ErrorIs(t, err, ErrBagTooLarge)
+}
+
+// TestRangesAreJoined: ranges that overlap are one, whatever their order, and open what each does.
+func TestRangesAreJoined(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	want, err := v.Bag([]Want{{Key: []byte("k10"), Range: true, Deleted: true}}, Below{})
+	require.NoError(t, err)
+	var wants []Want
+	for i := range 30 {
+		wants = append(wants, Want{Key: fmt.Appendf(nil, "k%02d", 10+i), Range: true, After: fmt.Appendf(nil, "k%02d", 12+i)})
+	}
+	wants = append(wants, Want{Key: []byte("k30"), Range: true, Deleted: true}, Want{Key: []byte("k20")})
+	resolved, err := v.resolveWants(wants)
+	require.NoError(t, err)
+	require.Equal(t, []Want{{Key: []byte("k10"), Range: true, Deleted: true}, {Key: []byte("k20")}}, resolved)
+	got, err := v.Bag(wants, Below{})
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+// TestGraftsAlone: a tree that only gets bags and sheds does not keep what it gave up.
+func TestGraftsAlone(t *testing.T) {
+	rnd := seeds.Rand(t)
+	v := randomState(t, rnd, 2000)
+	r := bagReceiver{depth: 3}
+	r.start(t, v)
+	r.p.EnableRetention(Retention{Depth: 3, Window: 1})
+	for range 300 {
+		b, err := v.Bag(wantsOf(randomBlock(rnd, 5, 4000, 0, false)), Below{})
+		r.graft(t, mustDecodeBag(t, b, err))
+		r.shed(t)
+	}
+	require.LessOrEqual(t, r.p.v.Memory().Versions, 4)
+	require.Less(t, r.p.v.Memory().InnerNodes, uint64(2000))
+}

@@ -1,0 +1,137 @@
+package avlstar
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"slices"
+)
+
+// Retention says what a Partial that gets bags keeps in memory: a validator has the upper tree, and
+// below it what was needed lately (RainBlock, section 4.1). Everything else becomes a stub again.
+//
+//	depth 0          (n)               always in memory
+//	              ┌───┴───┐
+//	depth 2      (n)     stub          above Depth, a stub stays until a bag opens it
+//	    ───────┌──┴──┐──────────────
+//	         stub    (n)               changed or grafted in the last Window blocks
+type Retention struct {
+	// Depth is how many inner nodes of each way stay; 0: the root's hash is all that stays.
+	Depth int
+	// Window is how many blocks that stays which was changed or grafted below Depth. A path in a
+	// bag that is younger than that always leads to what the tree has.
+	Window int
+	// Budget returns how many bytes the tree should take. While it takes more, the window is
+	// shorter. nil: no limit.
+	Budget func() int64
+	// Keep reports whether a subtree below Depth stays whatever its age, with keys in [first,
+	// after); nil is open. It is asked for each subtree that would become a stub, and must be true
+	// for all that hold a key to keep. It may be nil.
+	Keep func(first, after []byte) bool
+}
+
+// retention is the state of a tree's Retention. It is guarded by tree.mu.
+type retention struct {
+	Retention
+	blocks []uint32 // epochs of the versions that Shed was called on, oldest first
+	window int      // the current one
+	cursor []byte   // where the next sweep begins; nil: at the least key
+}
+
+// EnableRetention says what Shed keeps. It must be called at most once.
+func (p *Partial) EnableRetention(r Retention) {
+	t := p.v.tree
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.retention = &retention{Retention: r, window: r.Window}
+}
+
+// minVisits is how many nodes a sweep visits at least.
+const minVisits = 4096
+
+// Shed ends a block, so it is to be called once for each, whether it changed anything or not, but
+// not again for the same one: Window counts calls. It returns a version like p, the state after the
+// block, without some of what Retention does not keep. Each call visits a part of what is in
+// memory, so that a few calls come to all of it. History is linear, as for Apply: ErrNotLatest.
+func (p *Partial) Shed() (*Partial, error) {
+	v, t := p.v, p.v.tree
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v.inUse()
+	defer runtime.KeepAlive(v)
+	if err := t.rewind(v); err != nil {
+		return nil, fmt.Errorf("avlstar: shed: %w", err)
+	}
+	next := t.shed(v)
+	if next == v {
+		v.Retain()
+	}
+	return &Partial{next}, nil
+}
+
+// shed returns v, or a version that has less in memory. The caller holds t.mu.
+func (t *tree) shed(v *Version) *Version {
+	r := t.retention
+	if r == nil || v.epoch+1 >= freed {
+		return v
+	}
+	if r.Budget != nil && t.resident() > r.Budget() {
+		r.window /= 2
+	} else {
+		r.window = min(r.window+1, r.Window)
+	}
+	r.blocks = append(slices.DeleteFunc(r.blocks, func(epoch uint32) bool { return epoch > v.epoch }), v.epoch)
+	if n := len(r.blocks); n > r.Window+1 {
+		r.blocks = slices.Delete(r.blocks, 0, n-r.Window-1)
+	}
+	at := len(r.blocks) - 1 - r.window
+	if at < 0 {
+		return v
+	}
+	next := t.sameState(v)
+	a := newAllocator(&t.mu.memory, false)
+	s := shedding{sweep: sweep{edit: t.newEdit(v, next, nil, nil, &a), from: r.cursor, newest: r.blocks[at]}, Retention: r.Retention}
+	s.stubs, s.left = true, minVisits+4*int(t.mu.nodes+t.mu.leaves)/(r.Window+1)
+	next.root = s.walk(v.root, Subtree{Stub: v.top}, 0).n
+	r.cursor = bytes.Clone(s.to)
+	if !t.keep(s.edit, next, s.pages > 0) {
+		return v
+	}
+	t.tidy(len(s.dead))
+	return next
+}
+
+// shedding is a sweep for Retention.
+type shedding struct {
+	sweep
+	Retention
+	left int // nodes that it may still visit
+}
+
+// walk sweeps the subtree n, which is at, with depth inner nodes above it.
+func (s *shedding) walk(n ref, at Subtree, depth int) swept {
+	kept := swept{n: n}
+	switch {
+	case n == 0 || s.from != nil && at.After != nil && bytes.Compare(at.After, s.from) <= 0:
+		return kept
+	case s.left <= 0:
+		if s.to == nil {
+			s.to = at.First
+		}
+		return kept
+	}
+	s.left--
+	// A node is as new as its newest descendant.
+	if depth >= s.Depth && s.epochOf(n) <= s.newest && (s.Keep == nil || !s.Keep(at.First, at.After)) {
+		s.drop(n)
+		s.pages++
+		return swept{other: true, least: true}
+	}
+	if n.isLeaf() {
+		return kept
+	}
+	la, ra := splitAt(&s.view, at, n)
+	l := s.walk(s.link(n).child[left], la, depth+1)
+	r := s.walk(s.link(n).child[right], ra, depth+1)
+	return s.join(n, l, r)
+}
