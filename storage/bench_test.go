@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"encoding/binary"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -46,31 +47,31 @@ func takenOf(b Block) *waiting {
 }
 
 func benchZone(b *testing.B, opts Options) *Zone {
+	var keys [][]byte
+	for n := range uint64(benchKeys) {
+		keys = append(keys, benchKey(n))
+	}
+	return benchRestored(b, opts, keys, newRNG(1))
+}
+
+// benchRestored returns a zone with a settled state of height 1: these keys, which it sorts, with
+// random values of 100 bytes.
+func benchRestored(b *testing.B, opts Options, keys [][]byte, rng *rand.Rand) *Zone {
 	s, err := Open(b.TempDir(), opts)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close()) })
 	r, err := s.BeginRestore(nil)
 	require.NoError(b, err)
-	var keys [][]byte
-	for n := range uint64(benchKeys) {
-		keys = append(keys, benchKey(n))
-	}
 	slices.SortFunc(keys, slices.Compare)
-	value := newRNG(1)
 	for run := range slices.Chunk(keys, 5000) {
-		require.NoError(b, r.Add(RunID(run[0]), func(yield func(record.Leaf) bool) {
-			v := make([]byte, 100)
-			for i, k := range run {
-				for j := 0; j+8 <= len(v); j += 8 {
-					binary.BigEndian.PutUint64(v[j:], value.Uint64())
-				}
-				if !yield(record.Leaf{Key: k, Value: v, Height: uint8(i%18) + 1}) {
-					return
-				}
-			}
-		}))
+		var leaves []record.Leaf
+		for i, k := range run {
+			leaves = append(leaves, record.Leaf{Key: k, Value: randomBytes(rng, 100), Height: uint8(i%18) + 1})
+		}
+		require.NoError(b, addLeaves(r, RunID(run[0]), leaves))
 	}
 	require.NoError(b, r.Commit(testMeta(1)))
+	<-s.Settled()
 	return s
 }
 

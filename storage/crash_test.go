@@ -136,9 +136,10 @@ type restoreStep struct {
 	label string
 }
 
-// After a crash at any point of a restore, the zone holds the old state, nothing, or the restored
-// state; and if nothing, then the restore can be resumed: with every run that Add had returned for,
-// if only the process was killed.
+// After a crash at any point of a restore, of what settles it, and of the first flush behind it,
+// the zone holds the old state, nothing, the restored state, or the one after the block; and if
+// nothing, then the restore can be resumed: with every run that Add had returned for, if only the
+// process was killed.
 func TestCrashDuringRestore(t *testing.T) {
 	const crashes = 160
 	first := Block{Meta: testMeta(3), PinData: withPin(""), Puts: []record.Leaf{{Key: []byte("old"), Value: []byte("1")}}}
@@ -150,9 +151,13 @@ func TestCrashDuringRestore(t *testing.T) {
 		restored.leaves[fmt.Sprintf("%04d", i)] = strings.Repeat("x", 500)
 		restored.heights[fmt.Sprintf("%04d", i)] = 1
 	}
+	// The block behind it changes what was restored: an old value must not win.
+	block := Block{Meta: testMeta(10), Deletes: [][]byte{[]byte("0003")}, Puts: []record.Leaf{{Key: []byte("0007"), Value: []byte("new")}}}
+	later := restored.apply(block)
 	runs := testRuns(restored, 40)
 	ids := idsOf(runs)
 	const began = 1 // index of the step
+	committed := 0
 	var steps []restoreStep
 	run := func(c *crashFS, readable bool) {
 		steps = nil
@@ -197,6 +202,9 @@ func TestCrashDuringRestore(t *testing.T) {
 		}
 		require.NoError(t, r.Commit(restored.meta))
 		done()
+		committed = len(steps) - 1
+		write(t, s, block)
+		done()
 		require.NoError(t, s.Close())
 	}
 	total := changesOf(t, func(c *crashFS) { run(c, true) })
@@ -206,7 +214,7 @@ func TestCrashDuringRestore(t *testing.T) {
 			rng := newRNG(1000 + seed)
 			at := 1 + rng.Int64N(total)
 			if seed < 40 {
-				at = total - int64(seed)/2 // the end is short
+				at = total - int64(seed) // the end is short
 			}
 			c := newCrashFS(rng, at)
 			killed := seed%2 == 0 // and no more
@@ -230,11 +238,22 @@ func TestCrashDuringRestore(t *testing.T) {
 				require.Equal(t, old.records(nil, nil), pinRecords(t, s, 3))
 			}
 			switch got.meta.Height {
+			case 10:
+				seen["later"]++
+				require.GreaterOrEqual(t, before, committed)
+				require.False(t, resumable)
+				require.Equal(t, later, got)
+				return
 			case 9:
 				seen["restored"]++
-				require.Equal(t, len(steps)-1, after)
+				require.GreaterOrEqual(t, after, committed)
+				require.LessOrEqual(t, before, committed)
 				require.False(t, resumable)
 				require.Equal(t, restored, got)
+				write(t, s, block)
+				later.requireIn(t, s)
+				require.NoError(t, s.Close())
+				later.requireIn(t, openZone(t, c.crash.left))
 				return
 			case 3:
 				seen["old"]++
@@ -244,7 +263,7 @@ func TestCrashDuringRestore(t *testing.T) {
 				return
 			}
 			require.Equal(t, emptyModel(), got)
-			require.Less(t, before, len(steps)-1)
+			require.Less(t, before, committed)
 			if !resumable {
 				seen["empty"]++
 				require.Less(t, before, began)
@@ -279,7 +298,7 @@ func TestCrashDuringRestore(t *testing.T) {
 			restored.requireIn(t, openZone(t, c.crash.left))
 		})
 	}
-	require.Positive(t, min(seen["old"], seen["empty"], seen["resumed"], seen["restored"]), "%v", seen)
+	require.Positive(t, min(seen["old"], seen["empty"], seen["resumed"], seen["restored"], seen["later"]), "%v", seen)
 	t.Logf("found after the crash -> times: %v", seen)
 }
 

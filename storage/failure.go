@@ -41,14 +41,11 @@ const guardPause = 100 * time.Millisecond
 var errGuard = errors.New("the zone has failed: nothing is written any more")
 
 // guard is the zone's file system. After a failure it refuses to create tables: Pebble repeats a
-// failed flush until it succeeds, and the disk is to stay at the safe height. It also keeps the
-// files of a restore, whose names Pebble removes once it has ingested them.
+// failed flush until it succeeds, and the disk is to stay at the safe height.
 type guard struct {
 	vfs.FS
 	failure *failure
 	closing chan struct{}
-	dir     string      // of the zone
-	keep    atomic.Bool // the tables of a restore, which the database has linked, are not removed
 }
 
 func (g *guard) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
@@ -60,13 +57,6 @@ func (g *guard) Create(name string, category vfs.DiskWriteCategory) (vfs.File, e
 		return nil, errGuard
 	}
 	return g.FS.Create(name, category)
-}
-
-func (g *guard) Remove(name string) error {
-	if dir := g.PathDir(name); g.keep.Load() && g.PathBase(dir) == restoreName && g.PathDir(dir) == g.dir {
-		return nil
-	}
-	return g.FS.Remove(name)
 }
 
 func (g *guard) Unwrap() vfs.FS { return g.FS }

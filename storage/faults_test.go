@@ -172,7 +172,7 @@ func (w *faultyWorld) run(t *testing.T, s *Zone) error {
 				return err
 			}
 			for piece := range slices.Chunk(last.list(), 1+w.rng.IntN(100)) {
-				if err := r.Add(RunID(piece[0].Key), slices.Values(piece)); err != nil {
+				if err := addLeaves(r, RunID(piece[0].Key), piece); err != nil {
 					return err
 				}
 			}

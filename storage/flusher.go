@@ -53,6 +53,11 @@ func (s *Zone) Write(b Block) error {
 	if err := b.Meta.validate(); err != nil {
 		return fmt.Errorf("state folder %s: write: %w", s.dir, err)
 	}
+	for _, l := range b.Puts {
+		if len(l.Value) == 0 {
+			return fmt.Errorf("state folder %s: write: key %x has an empty value", s.dir, l.Key)
+		}
+	}
 	b.Meta.Restored = false
 	w := &waiting{Block: b, bytes: bytesOf(b), since: time.Now()}
 	for waited := false; ; waited = true {
@@ -82,7 +87,9 @@ func (s *Zone) enqueue(w *waiting, waited bool) (<-chan struct{}, error) {
 		return nil, fmt.Errorf("state folder %s: write of height %d over height %d", s.dir, w.Meta.Height, s.mu.last)
 	}
 	blocks, bytes := len(s.mu.waiting)+s.mu.flushing, s.mu.waitingBytes+s.mu.flushingBytes
-	if blocks > 0 && (blocks+1 > s.opts.MaxLagBlocks || bytes+w.bytes > s.opts.MaxLagBytes) {
+	u := s.mu.unsettled
+	if dropped := u != nil && u.gaveUp; !dropped && blocks > 0 && (blocks+1 > s.opts.MaxLagBlocks || bytes+w.bytes > s.opts.MaxLagBytes) {
+		s.mu.pressed = u != nil
 		s.wakeFlusher()
 		return s.mu.moved, nil
 	}
@@ -103,7 +110,7 @@ func (s *Zone) enqueue(w *waiting, waited bool) (<-chan struct{}, error) {
 }
 
 // Flush returns once all blocks written so far are durable, and their pins made. It returns the
-// zone's failure, if there is one.
+// zone's failure, if there is one, or ErrClosed if Close has dropped blocks.
 func (s *Zone) Flush() error {
 	s.mu.Lock()
 	height := s.mu.last
@@ -113,7 +120,7 @@ func (s *Zone) Flush() error {
 	for {
 		s.mu.Lock()
 		durable := s.mu.safe != nil && s.mu.safe.Height >= height
-		behind, moved := s.behind(height), s.mu.moved
+		behind, moved, closed := s.behind(height), s.mu.moved, s.mu.closed
 		s.mu.Unlock()
 		if durable {
 			return nil
@@ -122,6 +129,9 @@ func (s *Zone) Flush() error {
 			return err // set before the waiting blocks are dropped
 		}
 		if !behind {
+			if closed && height > 0 {
+				return s.closedErr("flush")
+			}
 			return nil // nothing was written, or the zone was emptied
 		}
 		select {
@@ -149,15 +159,24 @@ func (s *Zone) moved() {
 	s.mu.moved = make(chan struct{})
 }
 
-// flusher makes blocks durable, many at a time, until the zone is closed or fails.
+// flusher makes blocks durable, many at a time, until the zone is closed or fails. A restored state
+// is settled first.
 func (s *Zone) flusher() {
 	defer close(s.flusherDone)
 	for {
-		group, ok := s.next()
+		u, group, ok := s.next()
 		if !ok {
 			break
 		}
-		err := s.flush(group)
+		var err error
+		if u != nil {
+			if err = s.settle(u, nil); errors.Is(err, errGivenUp) {
+				s.log.Info("the restored state is not settled", "folder", s.dir, "err", err)
+				err = nil
+			}
+		} else {
+			err = s.flush(group)
+		}
 		if err != nil {
 			s.failure.fail(err)
 			for _, w := range group {
@@ -178,6 +197,9 @@ func (s *Zone) flusher() {
 	}
 	s.mu.Lock()
 	left := s.dropWaiting()
+	if u := s.mu.unsettled; u != nil {
+		s.settled(u)
+	}
 	s.mu.Unlock()
 	for _, w := range left {
 		w.done()
@@ -196,20 +218,29 @@ func (s *Zone) dropWaiting() []*waiting {
 	return left
 }
 
-// next waits until a flush is due, and takes its blocks. It returns false once there will be no
-// more.
-func (s *Zone) next() ([]*waiting, bool) {
+// next returns the state that is to be settled, or waits until a flush is due and takes its blocks.
+// It returns false once there will be no more.
+func (s *Zone) next() (*unsettled, []*waiting, bool) {
 	for {
 		s.mu.Lock()
-		if s.failure.get() != nil || s.mu.closed && len(s.mu.waiting) == 0 {
+		u := s.mu.unsettled
+		if s.failure.get() != nil || s.mu.closed && (len(s.mu.waiting) == 0 || u != nil) {
 			s.mu.Unlock()
-			return nil, false
+			return nil, nil, false
 		}
-		due, after := s.due()
+		if u != nil && !u.gaveUp {
+			s.mu.busy = true
+			s.mu.Unlock()
+			return u, nil, true
+		}
+		due, after := false, time.Duration(0)
+		if u == nil { // else Close is about to come, and drops the blocks
+			due, after = s.due()
+		}
 		if due {
 			group := s.take()
 			s.mu.Unlock()
-			return group, true
+			return nil, group, true
 		}
 		s.mu.Unlock()
 		var timeout <-chan time.Time
@@ -278,7 +309,7 @@ func (s *Zone) flush(group []*waiting) error {
 		return err
 	}
 	// Only this goroutine writes, so this is the state after the last block.
-	g := newGeneration(last.Meta.Height, s.db.NewSnapshot())
+	g := newGeneration(last.Meta.Height, s.db.NewSnapshot(), s.layout)
 	if last.pins() {
 		s.pin(last)
 	}

@@ -52,14 +52,14 @@ func TestRestoreOfANewerFormatIsRefused(t *testing.T) {
 	s := openZone(t, fs)
 	restore, err := s.BeginRestore([]byte("label"))
 	require.NoError(t, err)
-	require.NoError(t, restore.Add("run", func(yield func(record.Leaf) bool) { yield(record.Leaf{Key: []byte("k"), Value: []byte("v")}) }))
+	require.NoError(t, addLeaves(restore, "run", []record.Leaf{{Key: []byte("k"), Value: []byte("v")}}))
 	require.NoError(t, s.Close())
 	for _, file := range []struct {
 		name, what string
 		newer      func(b []byte) []byte
 	}{
 		{labelFile, "interrupted join of format 2, this program knows up to 1", func(b []byte) []byte { b[0]++; return resum(b) }},
-		{journalFile, "journal of an interrupted join, of format 2, this program knows up to 1", func(b []byte) []byte { b[0]++; return b }},
+		{journalFile, "journal of an interrupted join, of format 4, this program knows up to 3", func(b []byte) []byte { b[0]++; return b }},
 	} {
 		path := s.inRestore(file.name)
 		old, err := readAll(fs, path, 1<<20)

@@ -36,22 +36,51 @@ func (s *Zone) EstimateKeys() (uint64, error) {
 		return 0, s.closedErr("count keys")
 	}
 	defer s.users.leave()
+	if n, unsettled, err := s.unsettledKeys(); unsettled {
+		return n, s.readErr(err)
+	}
 	levels, err := s.db.SSTables(pebble.WithProperties())
 	if err != nil {
 		return 0, s.readErr(err)
 	}
-	var entries, deletions uint64
+	var entries, obsolete uint64
 	for _, level := range levels {
 		for _, t := range level {
 			if t.Properties != nil {
 				entries += t.Properties.NumEntries
-				deletions += t.Properties.NumDeletions
+				// A deletion stands beside what it deletes, an operand beside the leaf that it
+				// changes.
+				obsolete += 2*t.Properties.NumDeletions + t.Properties.NumMergeOperands
 			}
 		}
 	}
-	// A deletion stands beside what it deletes. n keys have a leaf each and n-1 heights, and there
-	// is meta.
-	return max(entries-min(entries, 2*deletions), 1) / 2, nil
+	obsolete++ // meta
+	keys := entries - min(entries, obsolete)
+	if s.layout == layout1 { // which has the heights of all but the first apart
+		keys = (keys + 1) / 2
+	}
+	return keys, nil
+}
+
+// unsettledKeys estimates the number of keys of a restored state that is not settled; false if
+// there is none.
+func (s *Zone) unsettledKeys() (uint64, bool, error) {
+	s.mu.Lock()
+	u := s.mu.unsettled
+	s.mu.Unlock()
+	if u == nil {
+		return 0, false, nil
+	}
+	g := s.generations.newest() // until it is released, its files stay
+	if g == nil {
+		return 0, false, nil
+	}
+	defer func() { _ = g.release() }() // no iterator was made of it
+	if g.reader != nil {
+		return 0, false, nil // it was settled meanwhile
+	}
+	n, err := g.set.keys()
+	return n, true, err
 }
 
 // Meta describes the state that the pin holds.
@@ -59,7 +88,7 @@ func (p *Pin) Meta() (Meta, error) {
 	if p.closed.Load() {
 		return Meta{}, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed)
 	}
-	m, ok, err := readMeta(p.g.reader)
+	m, ok, err := readMeta(p.g.reader, p.g.layout)
 	switch {
 	case err == nil && !ok:
 		return Meta{}, p.folder.Corrupt(errors.New("it holds no state"))
@@ -78,16 +107,12 @@ func (p *Pin) Scan() iter.Seq2[record.Leaf, error] {
 		}
 		p.g.refs.Add(1) // scan releases it
 		stopped := false
-		err := scan(p.g, nil, func(l record.Leaf) bool {
+		err := scan(p.g, p.g.parts(nil), func(l record.Leaf) bool {
 			stopped = !yield(l, nil)
 			return !stopped
 		})
-		switch {
-		case err == nil || stopped:
-		case errors.Is(err, errOrphan):
-			yield(record.Leaf{}, p.folder.Corrupt(err))
-		default:
-			yield(record.Leaf{}, p.folder.Err("read", err))
+		if err != nil && !stopped {
+			yield(record.Leaf{}, p.readErr(err))
 		}
 	}
 }

@@ -15,8 +15,8 @@ type Kept struct {
 	g    *generation
 }
 
-// Kept returns the newest kept state that is not above height; nil if there is none. The caller
-// releases it.
+// Kept returns the newest kept state that is not above height; nil if there is none, and for a
+// restored state before it is settled. The caller releases it.
 func (s *Zone) Kept(height int64) *Kept {
 	if !s.users.enter() {
 		return nil
@@ -44,8 +44,11 @@ func (k *Kept) Get(key []byte) (value []byte, ok bool, err error) {
 	case err != nil:
 		return nil, false, s.readErr(err)
 	}
-	value = bytes.Clone(found)
-	if err := closer.Close(); err != nil {
+	if value = found; k.g.layout != layout1 {
+		value, _, err = splitLeaf(key, found)
+	}
+	value = bytes.Clone(value)
+	if err = errors.Join(err, closer.Close()); err != nil {
 		return nil, false, s.readErr(err)
 	}
 	// Only now: while it is not revoked, what it shows is that state.
@@ -72,7 +75,7 @@ func (gs *generations) lend(s *Zone, height int64) *Kept {
 	defer gs.mu.Unlock()
 	for i := len(gs.mu.kept) - 1; i >= 0; i-- {
 		g := gs.mu.kept[i]
-		if g.height > height {
+		if g.height > height || g.reader == nil {
 			continue
 		}
 		g.refs.Add(1)

@@ -117,3 +117,35 @@ func TestKeptStatesWhileTheZoneIsEmptied(t *testing.T) {
 	wg.Wait()
 	require.NoError(t, s.Close())
 }
+
+// A state that Trim dropped while it was lent is revoked with the others when the zone is emptied:
+// its snapshot shows nothing from then on, and no iterator may be made on it.
+func TestDroppedStatesAreRevoked(t *testing.T) {
+	for name, empty := range map[string]func(*Zone) error{
+		"reset": (*Zone).Reset,
+		"restore": func(s *Zone) error {
+			_, err := s.BeginRestore(nil)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			opts := testOptions(vfs.NewMem())
+			opts.Generations = true
+			s, err := Open("zone", opts)
+			require.NoError(t, err)
+			write(t, s, blockOf(1, "key", "1"))
+			old := s.Kept(1)
+			write(t, s, blockOf(2, "key", "2"))
+			newest := s.Kept(2)
+			s.Trim(2, nil)
+			require.Equal(t, 1, s.generations.count())
+			require.NoError(t, empty(s))
+			for _, k := range []*Kept{old, newest} {
+				_, err := k.g.newCursor(nil, nil)
+				require.ErrorIs(t, err, errEmptied, "height %d", k.Height())
+				k.Release()
+			}
+			require.NoError(t, s.Close())
+		})
+	}
+}

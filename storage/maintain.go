@@ -37,6 +37,9 @@ func (s *Zone) Compact(ctx context.Context, progress func(done, total uint64)) e
 		case <-ctx.Done():
 		}
 	}()
+	if err := s.Settle(ctx); err != nil {
+		return err
+	}
 	levels, err := s.db.SSTables()
 	if err != nil {
 		return s.readErr(err)
@@ -78,7 +81,17 @@ func (s *Zone) DiskBytes() uint64 {
 		return 0
 	}
 	defer s.users.leave()
-	return s.db.Metrics().DiskSpaceUsage()
+	return s.db.Metrics().DiskSpaceUsage() + s.unsettledBytes()
+}
+
+// unsettledBytes is what a restored state takes beside the database.
+func (s *Zone) unsettledBytes() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.unsettled == nil {
+		return 0
+	}
+	return s.mu.unsettled.set.bytes
 }
 
 // Metrics of the zone since it was opened.
@@ -89,7 +102,7 @@ type Metrics struct {
 	LagSeconds         float64 // age of the oldest of these blocks
 	Flushes            int64
 	FlushSeconds       float64 // spent in flushes
-	FlushedBytes       uint64  // of keys, values and heights in blocks that became durable
+	FlushedBytes       uint64  // of blocks that became durable: keys, values, heights, see bytesOf
 	WaitSeconds        float64 // time that Write waited for the disk
 	CompactionBytes    uint64  // written by compactions
 	WrittenBytes       uint64  // of all tables written: by flushes, compactions, restores
@@ -112,7 +125,7 @@ func (s *Zone) Metrics() Metrics {
 	defer s.users.leave()
 	p := s.db.Metrics()
 	m := Metrics{
-		DiskBytes: p.DiskSpaceUsage(), Generations: s.generations.count(),
+		DiskBytes: p.DiskSpaceUsage() + s.unsettledBytes(), Generations: s.generations.count(),
 		PageReads: s.generations.hits.Load(), PageMisses: s.generations.misses.Load(),
 		RecordReads: s.generations.records.Load(),
 		CacheHits:   p.BlockCache.Hits, CacheMisses: p.BlockCache.Misses, CacheBytes: p.BlockCache.Size,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
@@ -145,43 +146,41 @@ func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 	}
 	batch, order := db.NewBatchWithSize(size), m.sorted()
 	for _, i := range order {
-		switch c := &m.changes[i]; {
-		case c.setHeight && c.height > 0:
-			op := batch.SetDeferred(1+len(c.key), 1)
-			fillKey(op.Key, kindHeight, c.key)
-			op.Value[0] = c.height
-			if err := op.Finish(); err != nil {
-				return nil, err
-			}
-		case c.setHeight:
-			op := batch.DeleteDeferred(1 + len(c.key))
-			fillKey(op.Key, kindHeight, c.key)
-			if err := op.Finish(); err != nil {
-				return nil, err
-			}
-		}
-	}
-	for _, i := range order {
-		switch c := &m.changes[i]; c.leaf {
-		case leafPut:
-			op := batch.SetDeferred(1+len(c.key), len(c.value))
-			fillKey(op.Key, kindLeaf, c.key)
-			copy(op.Value, c.value)
-			if err := op.Finish(); err != nil {
-				return nil, err
-			}
-		case leafDeleted:
-			op := batch.DeleteDeferred(1 + len(c.key))
-			fillKey(op.Key, kindLeaf, c.key)
-			if err := op.Finish(); err != nil {
-				return nil, err
-			}
+		if err := m.changes[i].appendTo(batch); err != nil {
+			return nil, errors.Join(err, batch.Close())
 		}
 	}
 	return batch, batch.Set([]byte{kindMeta}, meta.encode(), nil)
 }
 
-func fillKey(diskKey []byte, kind byte, key []byte) {
-	diskKey[0] = kind
+// appendTo appends the change as one record (see leaf.go); a height of a key that is deleted stands
+// after the deletion, where readers find it.
+func (c *change) appendTo(batch *pebble.Batch) error {
+	if c.height > maxHeight {
+		return fmt.Errorf("height %d of key %x, it is at most %d", c.height, c.key, maxHeight)
+	}
+	if c.leaf == leafDeleted {
+		op := batch.DeleteDeferred(1 + len(c.key))
+		fillKey(op.Key, c.key)
+		if err := op.Finish(); err != nil || c.height == 0 {
+			return err
+		}
+	}
+	add, height := batch.MergeDeferred, c.height
+	switch {
+	case c.leaf == leafPut && c.setHeight:
+		add = batch.SetDeferred
+	case c.leaf == leafPut:
+		height = heightBelow
+	}
+	op := add(1+len(c.key), 1+len(c.value))
+	fillKey(op.Key, c.key)
+	op.Value[0] = height
+	copy(op.Value[1:], c.value)
+	return op.Finish()
+}
+
+func fillKey(diskKey, key []byte) {
+	diskKey[0] = kindLeaf
 	copy(diskKey[1:], key)
 }

@@ -10,7 +10,7 @@ import (
 
 // FormatVersion is the layout of the data that this package writes. Data of a later version is
 // refused.
-const FormatVersion = 1
+const FormatVersion = 2
 
 // maxMetaField bounds the variable fields of meta: a hash has 32 bytes, CometBFT's chain ids at
 // most 50.
@@ -72,7 +72,8 @@ func (m Meta) encode() []byte {
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-func decodeMeta(b []byte) (Meta, error) {
+// decodeMeta decodes the meta of a database of that layout.
+func decodeMeta(b []byte, layout byte) (Meta, error) {
 	if len(b) < 1+4 {
 		return Meta{}, fmt.Errorf("%w: %d bytes", errMetaForm, len(b))
 	}
@@ -85,7 +86,7 @@ func decodeMeta(b []byte) (Meta, error) {
 	switch {
 	case body[0] > FormatVersion:
 		return Meta{}, newerMeta(body[0])
-	case body[0] < FormatVersion:
+	case body[0] != layout:
 		return Meta{}, fmt.Errorf("%w: layout %d", errMetaForm, body[0])
 	}
 	body = body[1:]

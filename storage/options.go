@@ -43,6 +43,12 @@ type Options struct {
 	// the state of the safe height. Default: nothing is called.
 	Failed func(error)
 
+	// Converting is called now and then while Open converts a zone of an older layout, which it
+	// does once and which takes minutes where the state is large; total is about twice the bytes of
+	// its keys and values, which are copied, and then written as tables. An error interrupts the
+	// conversion, Open returns it, and the next Open resumes. Default: nothing is called.
+	Converting func(done, total uint64) error
+
 	CacheBytes int64 // of the database's block cache, default 8 MiB
 
 	FlushBlocks   int           // a flush begins when this many blocks wait (default 50) ...
@@ -70,6 +76,9 @@ func (o Options) withDefaults(dir string) Options {
 	}
 	if o.Failed == nil {
 		o.Failed = func(error) {}
+	}
+	if o.Converting == nil {
+		o.Converting = func(_, _ uint64) error { return nil }
 	}
 	setDefault(&o.CacheBytes, 8<<20)
 	setDefault(&o.FlushBlocks, 50)

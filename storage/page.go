@@ -3,7 +3,6 @@ package storage
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,13 +15,17 @@ import (
 // ErrNoPage: no state that is kept has what is asked for.
 var ErrNoPage = errors.New("no kept state has this page")
 
-// maxIdle is how many pairs of iterators of a generation are kept for the next reader.
+// maxIdle is how many iterators of a generation are kept for the next reader.
 const maxIdle = 16
 
-// generation is the state after a flush, or of a pin, for as long as it is referred to.
+// generation is the state after a flush, or of a pin, or of a restore that is not settled, for as
+// long as it is referred to.
 type generation struct {
 	height int64
-	reader pebble.Reader
+	reader pebble.Reader // nil: not settled, the state is in set
+	layout byte
+	set    *runSet
+	freed  chan struct{} // closed when nobody refers to it any more; nil where reader is not
 	refs   atomic.Int64
 	// the zone was emptied: an iterator that is made from now on may see nothing
 	revoked atomic.Bool
@@ -32,19 +35,30 @@ type generation struct {
 		// not the newest any more: its iterators would keep obsolete tables on disk, so none are
 		// kept
 		old  bool
-		idle []*cursor
+		idle []cursor
 	}
 }
 
 // newGeneration returns a generation with one reference.
-func newGeneration(height int64, reader pebble.Reader) *generation {
-	g := &generation{height: height, reader: reader}
+func newGeneration(height int64, reader pebble.Reader, layout byte) *generation {
+	g := &generation{height: height, reader: reader, layout: layout}
+	g.refs.Store(1)
+	return g
+}
+
+// newUnsettledGeneration returns one of a restored state, with one reference.
+func newUnsettledGeneration(height int64, set *runSet) *generation {
+	g := &generation{height: height, set: set, freed: make(chan struct{})}
 	g.refs.Store(1)
 	return g
 }
 
 func (g *generation) release() error {
 	if g.refs.Add(-1) > 0 {
+		return nil
+	}
+	if g.reader == nil {
+		close(g.freed)
 		return nil
 	}
 	return errors.Join(g.closeIdle(), g.reader.Close())
@@ -63,20 +77,28 @@ func (g *generation) closeIdle() error {
 	return err
 }
 
-// cursor walks over the leaves of a generation and the heights beside them.
-type cursor struct{ leaves, heights *pebble.Iterator }
+// cursor walks over the leaves of a generation.
+type cursor interface {
+	// first goes to the first leaf.
+	first()
+	// seek goes to the first leaf that is not below key.
+	seek(key []byte)
+	// read calls take for each leaf in key order, from where the cursor is. Slices are valid during
+	// the call. after bounds it, nil: what bounds it has.
+	read(after []byte, take func(key, value []byte, height uint8) bool) error
+	close() error
+}
 
 // newCursor reads keys in [first, after); nil: open.
-func (g *generation) newCursor(first, after []byte) (*cursor, error) {
-	leaves, err := g.reader.NewIter(bounds(kindLeaf, first, after))
+func (g *generation) newCursor(first, after []byte) (c cursor, err error) {
+	if g.layout == layout1 {
+		c, err = newPairCursor(g.reader, first, after)
+	} else {
+		c, err = newLeafCursor(g.reader, first, after)
+	}
 	if err != nil {
 		return nil, err
 	}
-	heights, err := g.reader.NewIter(bounds(kindHeight, first, after))
-	if err != nil {
-		return nil, errors.Join(err, leaves.Close())
-	}
-	c := &cursor{leaves, heights}
 	if g.revoked.Load() {
 		return nil, errors.Join(errEmptied, c.close())
 	}
@@ -93,40 +115,37 @@ func bounds(kind byte, first, after []byte) *pebble.IterOptions {
 	return o
 }
 
-func (c *cursor) close() error { return errors.Join(c.leaves.Close(), c.heights.Close()) }
+// leafCursor is the cursor of the layout that is written.
+type leafCursor struct{ it *pebble.Iterator }
 
-// errOrphan is for a height that has no leaf.
-var errOrphan = errors.New("a height without its leaf")
+func newLeafCursor(r pebble.Reader, first, after []byte) (cursor, error) {
+	it, err := r.NewIter(bounds(kindLeaf, first, after))
+	if err != nil {
+		return nil, err
+	}
+	return leafCursor{it}, nil
+}
 
-// read calls take for each leaf in key order. Slices are valid during the call. Every height
-// belongs to a leaf, so the second iterator never runs ahead of the first. Both iterators have been
-// positioned; after bounds them, nil: what bounds they have.
-func (c *cursor) read(after []byte, take func(key, value []byte, height uint8) bool) error {
-	for ; c.leaves.Valid(); c.leaves.Next() {
-		key := c.leaves.Key()[1:]
+func (c leafCursor) close() error { return c.it.Close() }
+
+func (c leafCursor) first() { c.it.First() }
+
+func (c leafCursor) seek(key []byte) {
+	var seek [64]byte
+	c.it.SeekGE(append(append(seek[:0], kindLeaf), key...))
+}
+
+func (c leafCursor) read(after []byte, take func(key, value []byte, height uint8) bool) error {
+	for ; c.it.Valid(); c.it.Next() {
+		key := c.it.Key()[1:]
 		if after != nil && bytes.Compare(key, after) >= 0 {
 			break
 		}
-		height := uint8(0)
-		if c.heights.Valid() {
-			switch bytes.Compare(c.heights.Key()[1:], key) {
-			case -1:
-				return fmt.Errorf("%w, key %x", errOrphan, c.heights.Key()[1:])
-			case 0:
-				h, err := c.heights.ValueAndErr()
-				if err != nil {
-					return err
-				}
-				if len(h) != 1 {
-					return fmt.Errorf("height of key %x has %d bytes, want 1", key, len(h))
-				}
-				height = h[0]
-				c.heights.Next()
-			}
-		} else if err := c.heights.Error(); err != nil {
+		rec, err := c.it.ValueAndErr()
+		if err != nil {
 			return err
 		}
-		value, err := c.leaves.ValueAndErr()
+		value, height, err := splitLeaf(key, rec)
 		if err != nil {
 			return err
 		}
@@ -134,19 +153,17 @@ func (c *cursor) read(after []byte, take func(key, value []byte, height uint8) b
 			return nil
 		}
 	}
-	if err := errors.Join(c.leaves.Error(), c.heights.Error()); err != nil {
-		return err
-	}
-	if c.heights.Valid() && (after == nil || bytes.Compare(c.heights.Key()[1:], after) < 0) {
-		return fmt.Errorf("%w, key %x", errOrphan, c.heights.Key()[1:])
-	}
-	return nil
+	return c.it.Error()
 }
 
 // records appends leaves with keys in [first, after) to buf, until it has enough bytes.
 func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte, err error) {
+	if g.reader == nil {
+		buf, err = g.set.records(buf, first, after, enough)
+		return buf, g.unlessRevoked(err)
+	}
 	g.mu.Lock()
-	var c *cursor
+	var c cursor
 	if n := len(g.mu.idle); n > 0 {
 		c, g.mu.idle = g.mu.idle[n-1], g.mu.idle[:n-1]
 	}
@@ -156,9 +173,7 @@ func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte,
 			return buf, err
 		}
 	}
-	var seek [64]byte
-	c.leaves.SeekGE(append(append(seek[:0], kindLeaf), first...))
-	c.heights.SeekGE(append(append(seek[:0], kindHeight), first...))
+	c.seek(first)
 	err = c.read(after, func(key, value []byte, height uint8) bool {
 		buf = record.Append(buf, record.Leaf{Key: key, Value: value, Height: height})
 		return uint64(len(buf)) < enough
@@ -175,6 +190,14 @@ func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte,
 		}
 	}
 	return buf, err
+}
+
+// unlessRevoked returns errEmptied for an error of reading files that are being removed.
+func (g *generation) unlessRevoked(err error) error {
+	if err != nil && g.revoked.Load() {
+		return errEmptied
+	}
+	return err
 }
 
 // generations are those that are kept, each with one reference, in ascending order of their
@@ -208,6 +231,22 @@ func (gs *generations) push(g *generation, keep bool) {
 	}
 }
 
+// replace makes g the only one. It returns a channel for each of the others that is not settled,
+// which is closed when nobody reads it any more.
+func (gs *generations) replace(g *generation) (freed []<-chan struct{}) {
+	gs.mu.Lock()
+	old := gs.mu.kept
+	gs.mu.kept = []*generation{g}
+	gs.mu.Unlock()
+	for _, o := range old {
+		if o.reader == nil {
+			freed = append(freed, o.freed)
+		}
+		_ = o.release() // an iterator's error was returned where it was used
+	}
+	return freed
+}
+
 // newest returns nil if there is none. The caller releases it.
 func (gs *generations) newest() *generation { return gs.nth(0) }
 
@@ -235,13 +274,19 @@ func (gs *generations) all() []*generation {
 	return all
 }
 
+// dropAll drops all, and revokes them, also those that were dropped before and are lent still.
 func (gs *generations) dropAll() {
 	gs.mu.Lock()
 	old := gs.mu.kept
 	gs.mu.kept = nil
-	gs.mu.Unlock()
 	for _, g := range old {
 		g.revoked.Store(true)
+	}
+	for k := range gs.mu.lent {
+		k.g.revoked.Store(true)
+	}
+	gs.mu.Unlock()
+	for _, g := range old {
 		_ = g.release()
 	}
 }
@@ -351,7 +396,7 @@ func endsAt(b []byte, size uint64) bool {
 
 // readErr is the error of a read: damage, or a file that cannot be read.
 func (s *Zone) readErr(err error) error {
-	if errors.Is(err, errOrphan) {
+	if errors.Is(err, errLeafForm) || errors.Is(err, errDamagedRun) {
 		return s.folder.Corrupt(err)
 	}
 	return s.folder.Err("read", err)

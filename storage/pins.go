@@ -307,18 +307,26 @@ func (s *Zone) OpenPin(height int64) (*Pin, error) {
 		return nil, fmt.Errorf("state folder %s: height %d: %w", s.dir, height, ErrNoPin)
 	}
 	if e.mu.open == nil {
-		db, err := p.folder.Open(&pebble.Options{Cache: s.cache, ReadOnly: true})
+		o, layout := &pebble.Options{Cache: s.cache, ReadOnly: true, Merger: leafMerger}, byte(FormatVersion)
+		old, err := isLayout1(p.folder)
 		if err != nil {
 			return nil, err
 		}
-		meta, _, err := readMeta(db)
+		if old {
+			o.Merger, layout = nil, layout1
+		}
+		db, err := p.folder.Open(o)
+		if err != nil {
+			return nil, err
+		}
+		meta, _, err := readMeta(db, layout)
 		if err == nil && meta.Height != height {
 			err = fmt.Errorf("it holds the state of height %d: %w", meta.Height, pebble.ErrCorruption)
 		}
 		if err != nil {
 			return nil, errors.Join(p.folder.Err("open", err), db.Close())
 		}
-		e.mu.open = newGeneration(height, db)
+		e.mu.open = newGeneration(height, db, layout)
 	}
 	e.mu.uses++
 	p.g = e.mu.open
@@ -341,10 +349,8 @@ func (p *Pin) Range(first, after []byte, limit uint64) ([]byte, error) {
 	}
 	records, err := p.g.records(make([]byte, 0, min(limit, 1<<20)), first, after, limit+1)
 	switch {
-	case errors.Is(err, errOrphan):
-		return nil, p.folder.Corrupt(err)
 	case err != nil:
-		return nil, p.folder.Err("read", err)
+		return nil, p.readErr(err)
 	case uint64(len(records)) > limit:
 		return nil, ErrNoPage
 	}
@@ -401,23 +407,40 @@ func (s *Zone) rollback(height int64) error {
 		s.removePins(func(h int64) bool { return h > height }), s.opts.FS.RemoveAll(s.ingestDir())))
 }
 
-// copyTo copies every record as it is.
+// copyTo copies every leaf, and meta.
 func (p *Pin) copyTo(out *tables) error {
-	it, err := p.g.reader.NewIter(&pebble.IterOptions{LowerBound: wholeZone.Start, UpperBound: wholeZone.End})
+	meta, err := p.Meta()
+	if err != nil {
+		return err
+	}
+	c, err := p.g.newCursor(nil, nil)
 	if err != nil {
 		return p.folder.Err("read", err)
 	}
-	for it.First(); it.Valid(); it.Next() {
-		value, err := it.ValueAndErr()
-		if err != nil {
-			return errors.Join(p.folder.Err("read", err), it.Close())
-		}
-		if err := out.set(it.Key(), value); err != nil {
-			return errors.Join(p.s.folder.Err("roll back", err), it.Close())
-		}
+	var key, rec []byte
+	var failed error // of writing
+	c.first()
+	err = c.read(nil, func(k, value []byte, height uint8) bool {
+		key, rec = append(append(key[:0], kindLeaf), k...), append(append(rec[:0], height), value...)
+		failed = out.set(key, rec)
+		return failed == nil
+	})
+	if err = errors.Join(err, c.close()); err != nil {
+		return p.readErr(err)
 	}
-	if err := errors.Join(it.Error(), it.Close()); err != nil {
-		return p.folder.Err("read", err)
+	if failed == nil {
+		failed = out.set([]byte{kindMeta}, meta.encode())
 	}
-	return p.s.folder.Err("roll back", out.finish())
+	if failed == nil {
+		failed = out.finish()
+	}
+	return p.s.folder.Err("roll back", failed)
+}
+
+// readErr is the error of a read: damage, or a file that cannot be read.
+func (p *Pin) readErr(err error) error {
+	if errors.Is(err, errLeafForm) {
+		return p.folder.Corrupt(err)
+	}
+	return p.folder.Err("read", err)
 }

@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,12 +13,12 @@ import (
 // powerLoss is what a disk holds that forgets all that was not synced.
 func powerLoss(fs *vfs.MemFS) *vfs.MemFS { return fs.CrashClone(vfs.CrashCloneCfg{}) }
 
-// unsyncedTables syncs no table: they are in the memory of the system only.
-type unsyncedTables struct{ vfs.FS }
+// unsyncedRuns syncs no file of runs: they are in the memory of the system only.
+type unsyncedRuns struct{ vfs.FS }
 
-func (u unsyncedTables) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+func (u unsyncedRuns) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	file, err := u.FS.Create(name, category)
-	if err == nil && strings.HasSuffix(name, tableSuffix) {
+	if err == nil && strings.HasSuffix(name, runsSuffix) {
 		return unsyncedFile{file}, nil
 	}
 	return file, err
@@ -93,8 +92,8 @@ func TestPowerLossWhileARestoreIsRead(t *testing.T) {
 	want := restoredSmall()
 	runs := testRuns(want, 10)
 	ids := idsOf(runs)
-	// A kill, before any table is synced.
-	s, err := Open("zone", testOptions(unsyncedTables{fs}))
+	// A kill, before any file of runs is synced.
+	s, err := Open("zone", testOptions(unsyncedRuns{fs}))
 	require.NoError(t, err)
 	r, err := s.BeginRestore([]byte("label"))
 	require.NoError(t, err)
@@ -116,8 +115,8 @@ func TestPowerLossWhileARestoreIsRead(t *testing.T) {
 	want.requireIn(t, after)
 }
 
-// A table that is whole, and as long as the one that the journal lists, but another one.
-func TestSwappedTables(t *testing.T) {
+// A file that is whole, and as long as the one that the journal lists, but another one.
+func TestSwappedFiles(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
 	r, err := s.BeginRestore([]byte("label"))
@@ -125,10 +124,11 @@ func TestSwappedTables(t *testing.T) {
 	leaf := func(key, value string) []record.Leaf {
 		return []record.Leaf{{Key: []byte(key), Value: []byte(strings.Repeat(value, 100))}}
 	}
-	require.NoError(t, r.Add("a", slices.Values(leaf("key a", "1"))))
-	require.NoError(t, r.Add("b", slices.Values(leaf("key b", "2"))))
+	require.NoError(t, addLeaves(r, "a", leaf("key a", "1")))
+	r.completeLast()
+	require.NoError(t, addLeaves(r, "b", leaf("key b", "2")))
 	r.Close()
-	a, b := s.tablePath(1), s.tablePath(2)
+	a, b := s.runsPath(1), s.runsPath(2)
 	require.NoError(t, fs.Rename(a, "aside"))
 	require.NoError(t, fs.Rename(b, a))
 	require.NoError(t, fs.Rename("aside", b))

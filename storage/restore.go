@@ -1,14 +1,12 @@
 package storage
 
 import (
-	"context"
+	"bytes"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -28,16 +26,14 @@ var (
 // Restore writes a whole new state run by run. Until Commit returns, the zone is empty for all
 // readers, also after a crash; the restore can then be resumed with the runs that it has.
 //
-//	Add(run) ──► two tables: leaves, heights ──► a line in the journal        a kill leaves what is there
-//	   …                     └──► syncers, behind
-//	Commit: the rest synced ──► links to all tables ingested at once ──► meta ──► folder removed
+//	Add(run) ──► records at the end of a file ──► a line in the journal        a kill leaves what is there
+//	   …              └── 16 MiB ──► syncers, behind
+//	Commit: the rest synced ──► COMPLETE: this is the state ──► tables are made of it, behind (settle.go)
 //
-// A table goes to its place in the database as it is: nothing is inserted key by key, or written
-// twice. Whoever resumes a restore verifies what it reads back: only the caller knows what it
-// should be. So does the caller know which runs it adds; the restore only refuses to add one twice.
+// Whoever resumes a restore verifies what it reads back: only the caller knows what it should be.
+// So does the caller know which runs it adds; the restore only refuses to add one twice.
 type Restore struct {
 	s      *Zone
-	number atomic.Uint64 // of the table made last
 	syncer *syncer
 
 	// life is held for reading while the restore is used, and for writing to change what can be
@@ -45,19 +41,22 @@ type Restore struct {
 	life struct {
 		sync.RWMutex
 		over     bool
-		readable bool // the tables are in the database; no run can be added or removed
+		readable *runSet // what can be read; no run can be added or removed. nil: they can
 	}
-	// journal is held while a line is written and takes effect on mu.runs, so that the file and the
-	// runs agree.
+	// journal is held while a run is written, and while a line is written and takes effect on
+	// mu.runs, so that the files and the runs agree.
 	journal struct {
 		sync.Mutex
-		file vfs.File // nil: the end of the file is not known
+		file   vfs.File // nil: the end of the file is not known
+		runs   *runFile // that runs are appended to; nil: none yet, or the next one
+		newest uint64   // number of the file of runs that was made last
 	}
 	label sync.Mutex // guards the file of the label, while it is replaced
 	mu    struct {
 		sync.Mutex
-		runs map[RunID]run // changed with journal held, too
-		// tables from before an interruption, not synced since
+		runs map[RunID]run  // changed with journal held, too
+		used map[uint64]int // by number of a file: runs that lie in it
+		// files from before an interruption, not synced since
 		closed  map[uint64]struct{}
 		failure error // runs that were added are lost
 	}
@@ -65,7 +64,7 @@ type Restore struct {
 
 func (s *Zone) newRestore() *Restore {
 	r := &Restore{s: s}
-	r.mu.runs, r.mu.closed = map[RunID]run{}, map[uint64]struct{}{}
+	r.mu.runs, r.mu.used, r.mu.closed = map[RunID]run{}, map[uint64]int{}, map[uint64]struct{}{}
 	return r
 }
 
@@ -139,10 +138,11 @@ func (r *Restore) resume() error {
 		return err
 	}
 	r.mu.runs = runs
-	for _, tables := range runs {
-		for _, t := range tables {
-			r.mu.closed[t.number] = struct{}{}
-			r.number.Store(max(r.number.Load(), t.number))
+	for _, run := range runs {
+		if run.bytes > 0 {
+			r.mu.used[run.file]++
+			r.mu.closed[run.file] = struct{}{}
+			r.journal.newest = max(r.journal.newest, run.file)
 		}
 	}
 	return r.start()
@@ -155,7 +155,6 @@ func (r *Restore) start() error {
 	if err := r.renewJournal(); err != nil {
 		return err
 	}
-	r.s.guard.keep.Store(true)
 	r.syncer = newSyncer()
 	return nil
 }
@@ -173,6 +172,7 @@ func (r *Restore) endLocked() {
 	}
 	r.life.over = true
 	if r.syncer != nil {
+		r.completeLast()
 		r.syncer.stop()
 	}
 	r.journal.Lock()
@@ -215,7 +215,7 @@ func (r *Restore) enterToChange() error {
 		return err
 	}
 	err := r.s.failure.get()
-	if err == nil && r.life.readable {
+	if err == nil && r.life.readable != nil {
 		err = fmt.Errorf("state folder %s: restore: its runs cannot change once it is readable", r.s.dir)
 	}
 	if err != nil {
@@ -231,39 +231,59 @@ func (r *Restore) Runs() []RunID {
 	return slices.Sorted(maps.Keys(r.mu.runs))
 }
 
-// Add writes one run of leaves with their heights, in ascending order of their keys, with no key of
-// another run in between. It may be called concurrently, once per id, and waits while the backlog
-// of syncs is at its limit. Once it has returned, the run survives a kill; it survives a loss of
-// power once Commit has returned. Errors: ErrRunExists if there is a run of that id, one for keys
-// out of order, and those of the disk, after which the restore can continue if the disk can.
-func (r *Restore) Add(id RunID, leaves iter.Seq[record.Leaf]) error {
+// Add writes one run of leaves: records as package record writes them, in ascending order of their
+// keys, with no key of another run in between. height is that of the first leaf, whatever its
+// record says, which is never read. Add may be called concurrently, once per id, and waits while
+// the backlog of syncs is at its limit. Once it has returned, the run survives a kill; it survives
+// a loss of power once Commit has returned. Of the records only the first is looked at before the
+// state is settled, and the caller gets them as it gave them. Errors: ErrRunExists if there is a
+// run of that id, and those of the disk, after which the restore can continue if the disk can.
+func (r *Restore) Add(id RunID, height uint8, records []byte) error {
 	if len(id) > MaxRunID {
 		return fmt.Errorf("state folder %s: restore: run id of %d bytes, want at most %d", r.s.dir, len(id), MaxRunID)
+	}
+	if height > maxHeight {
+		return fmt.Errorf("state folder %s: restore: run %x: height %d", r.s.dir, string(id), height)
+	}
+	var first []byte
+	if len(records) > 0 {
+		leaf, _, err := record.Decode(records)
+		if err != nil {
+			return fmt.Errorf("state folder %s: restore: run %x: %w", r.s.dir, string(id), err)
+		}
+		first = bytes.Clone(leaf.Key)
 	}
 	if err := r.enterToChange(); err != nil {
 		return err
 	}
 	defer r.leave()
-	if err := r.free(id); err != nil { // before all the work
-		return err
+	full, err := r.add(id, height, first, records)
+	r.complete(full)
+	return err
+}
+
+// add returns a file that is not continued, if there is one.
+func (r *Restore) add(id RunID, height uint8, first, records []byte) (full *runFile, err error) {
+	r.journal.Lock()
+	defer r.journal.Unlock()
+	if err := r.free(id); err != nil {
+		return nil, err
 	}
-	w := runWriter{r: r}
-	err := w.write(leaves)
+	added, full, err := r.append(records)
 	if err == nil {
-		err = r.note(appendAdded(nil, id, w.tables), func() error { return r.free(id) }, func() { r.mu.runs[id] = w.tables })
+		added.height, added.first = height, first
+		err = r.writeLine(appendAdded(nil, id, added))
 	}
 	if err != nil {
-		w.discard()
-		return r.s.folder.Err("restore", err)
+		return full, r.s.folder.Err("restore", err)
 	}
-	for _, file := range w.files {
-		r.syncer.add(file, func(err error) {
-			if err != nil {
-				r.lose(id, err)
-			}
-		})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.runs[id] = added
+	if added.bytes > 0 {
+		r.mu.used[added.file]++
 	}
-	return nil
+	return full, nil
 }
 
 // free returns an error where a run of that id cannot be added.
@@ -279,14 +299,8 @@ func (r *Restore) free(id RunID) error {
 	return nil
 }
 
-// note writes a line to the journal, unless check returns an error; then apply is called with r.mu
-// held. The runs do not change in between: all of that goes through note.
-func (r *Restore) note(line []byte, check func() error, apply func()) error {
-	r.journal.Lock()
-	defer r.journal.Unlock()
-	if err := check(); err != nil {
-		return err
-	}
+// writeLine writes a line to the journal. The caller holds r.journal.
+func (r *Restore) writeLine(line []byte) error {
 	if r.journal.file == nil {
 		if err := r.renewJournal(); err != nil {
 			return err
@@ -297,9 +311,6 @@ func (r *Restore) note(line []byte, check func() error, apply func()) error {
 		r.journal.file = nil
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	apply()
 	return nil
 }
 
@@ -308,8 +319,8 @@ func (r *Restore) note(line []byte, check func() error, apply func()) error {
 func (r *Restore) renewJournal() error {
 	journal := []byte{journalVersion}
 	r.mu.Lock()
-	for id, tables := range r.mu.runs {
-		journal = appendAdded(journal, id, tables)
+	for id, run := range r.mu.runs {
+		journal = appendAdded(journal, id, run)
 	}
 	r.mu.Unlock()
 	fs, path := r.s.opts.FS, r.s.inRestore(journalFile)
@@ -334,20 +345,8 @@ func (r *Restore) renewJournal() error {
 	return nil
 }
 
-// lose removes a run that could not be made durable: what the system still shows of it may not be
-// on the disk.
-func (r *Restore) lose(id RunID, err error) {
-	r.mu.Lock()
-	if r.mu.failure == nil {
-		r.mu.failure = r.s.folder.Err("restore", err)
-	}
-	r.mu.Unlock()
-	if err := r.drop(id); err != nil && !errors.Is(err, ErrNoRun) {
-		r.s.log.Error("cannot remove a run that is lost", "folder", r.s.inZone(restoreName), "run", fmt.Sprintf("%x", string(id)), "err", err)
-	}
-}
-
-// Remove removes a run: ErrNoRun if there is none of that id.
+// Remove removes a run: ErrNoRun if there is none of that id. Its space is free once no other run
+// lies in the same file.
 func (r *Restore) Remove(id RunID) error {
 	if err := r.enterToChange(); err != nil {
 		return err
@@ -357,31 +356,33 @@ func (r *Restore) Remove(id RunID) error {
 }
 
 func (r *Restore) drop(id RunID) error {
-	var tables run
-	there := func() error {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if _, is := r.mu.runs[id]; !is {
-			return r.noRunErr(id)
-		}
-		return nil
-	}
-	err := r.note(appendRemoved(nil, id), there, func() {
-		tables = r.mu.runs[id]
-		delete(r.mu.runs, id)
-		for _, t := range tables {
-			delete(r.mu.closed, t.number)
-		}
-	})
-	if err != nil {
-		return err
-	}
-	for _, t := range tables {
-		if err2 := r.s.opts.FS.Remove(r.s.tablePath(t.number)); err == nil {
-			err = err2
-		}
+	dropped, err := r.forget(id)
+	if err == nil && dropped.bytes > 0 {
+		r.removeUnused(dropped.file)
 	}
 	return err
+}
+
+// forget takes a run out of the journal.
+func (r *Restore) forget(id RunID) (run, error) {
+	r.journal.Lock()
+	defer r.journal.Unlock()
+	r.mu.Lock()
+	dropped, there := r.mu.runs[id]
+	r.mu.Unlock()
+	if !there {
+		return run{}, r.noRunErr(id)
+	}
+	if err := r.writeLine(appendRemoved(nil, id)); err != nil {
+		return run{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.mu.runs, id)
+	if dropped.bytes > 0 {
+		r.mu.used[dropped.file]--
+	}
+	return dropped, nil
 }
 
 // SetLabel replaces the label, durably: after a crash there is the old one or the new one.
@@ -398,128 +399,9 @@ func (r *Restore) SetLabel(label []byte) error {
 	return r.s.folder.Err("restore", r.s.writeLabel(label))
 }
 
-// Readable ends the adding of runs: Scan and Page can read them now, though none of it is durable
-// before Commit.
-func (r *Restore) Readable() error {
-	s := r.s
-	if !s.users.enter() {
-		return r.overErr()
-	}
-	defer s.users.leave()
-	r.life.Lock()
-	defer r.life.Unlock()
-	if r.life.over {
-		return r.overErr()
-	}
-	if r.life.readable {
-		return nil
-	}
-	if err := r.ingest(); err != nil {
-		return err
-	}
-	s.generations.push(newGeneration(0, s.db.NewSnapshot()), s.opts.Generations)
-	return nil
-}
-
-// ingest links all tables into the database. The caller holds r.life.
-func (r *Restore) ingest() error {
-	if err := r.s.failure.get(); err != nil {
-		return err
-	}
-	r.syncer.wait()
-	r.mu.Lock()
-	failure := r.mu.failure
-	var paths, closed []string
-	for _, tables := range r.mu.runs {
-		for _, t := range tables {
-			paths = append(paths, r.s.tablePath(t.number))
-			if _, is := r.mu.closed[t.number]; is {
-				closed = append(closed, paths[len(paths)-1])
-			}
-		}
-	}
-	r.mu.Unlock()
-	if failure != nil {
-		return failure
-	}
-	err := syncPaths(r.s.opts.FS, closed)
-	if err == nil {
-		err = r.syncJournal()
-	}
-	if err == nil && len(paths) > 0 {
-		err = r.s.db.Ingest(context.Background(), paths)
-	}
-	if err != nil {
-		err = r.s.folder.Err("restore", err)
-		r.mu.Lock()
-		r.mu.failure = err
-		r.mu.Unlock()
-		return err
-	}
-	r.life.readable = true
-	return nil
-}
-
-// syncJournal makes durable that the runs are there.
-func (r *Restore) syncJournal() error {
-	r.journal.Lock()
-	defer r.journal.Unlock()
-	if r.journal.file == nil {
-		return r.renewJournal()
-	}
-	return errors.Join(r.journal.file.Sync(), engine.SyncDir(r.s.opts.FS, r.s.inZone(restoreName)))
-}
-
-// Commit makes the restored state the state of the zone, durably. Meta is written once all else is
-// durable, so a zone that has it after a crash has all leaves. After an error the restore can be
-// aborted, or closed and resumed.
-func (r *Restore) Commit(m Meta) error {
-	s := r.s
-	if err := m.validate(); err != nil {
-		return fmt.Errorf("state folder %s: restore: %w", s.dir, err)
-	}
-	if !s.users.enter() {
-		return r.overErr()
-	}
-	defer s.users.leave()
-	s.admin.Lock()
-	defer s.admin.Unlock()
-	r.life.Lock()
-	defer r.life.Unlock()
-	if r.life.over {
-		return r.overErr()
-	}
-	if err := s.failure.get(); err != nil {
-		return err
-	}
-	if !r.life.readable {
-		if err := r.ingest(); err != nil {
-			return err
-		}
-	}
-	m.Restored = true
-	batch := s.db.NewBatch()
-	if err := batch.Set([]byte{kindMeta}, m.encode(), nil); err != nil {
-		return s.folder.Err("restore", errors.Join(err, batch.Close()))
-	}
-	if err := s.commit(batch); err != nil {
-		s.failure.fail(err) // meta may have reached the disk, or may yet reach it
-		return err
-	}
-	r.endLocked()
-	s.generations.push(newGeneration(m.Height, s.db.NewSnapshot()), s.opts.Generations)
-	s.mu.Lock()
-	s.setSafe(m)
-	s.mu.restore = nil
-	s.mu.Unlock()
-	s.forgetRestore()
-	return nil
-}
-
 // forgetRestore removes the folder of a restore beside a state that is durable. If it cannot, the
 // next Open will.
 func (s *Zone) forgetRestore() {
-	s.guard.keep.Store(false)
 	s.interrupted.Store(false)
 	if err := s.discardRestore(); err != nil {
 		s.log.Error("cannot remove the files of a restore", "folder", s.inZone(restoreName), "err", err)
@@ -556,14 +438,7 @@ func (r *Restore) Close() {
 	s.mu.restore, s.mu.emptying = nil, true
 	s.mu.Unlock()
 	r.end()
-	if r.life.readable {
-		s.generations.dropAll()
-	}
-	if s.failure.get() == nil {
-		if err := s.wipeOrphans(); err != nil {
-			s.failure.fail(err)
-		}
-	}
+	s.generations.dropAll()
 	s.interrupted.Store(true)
 	s.mu.Lock()
 	s.mu.emptying = false

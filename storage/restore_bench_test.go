@@ -18,24 +18,29 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// benchRuns returns a million leaves with keys of 20 bytes and values of 100 as 190 runs, about as
-// long as chunks are.
-func benchRuns() [][]record.Leaf {
-	const leaves, runs = 1_000_000, 190
+type benchRun struct {
+	id      RunID
+	height  uint8
+	records []byte
+}
+
+// benchRuns returns a million leaves with keys of 20 bytes and values of 100 as so many runs.
+func benchRuns(n int) (runs []benchRun) {
+	const leaves = 1_000_000
 	rng := newRNG(1)
 	keys := make([][]byte, leaves)
 	for i := range keys {
 		keys[i] = randomBytes(rng, 20)
 	}
 	slices.SortFunc(keys, slices.Compare)
-	// the records of a chunk lie side by side
-	data, all := make([]byte, 0, 120*leaves), make([]record.Leaf, leaves)
-	for i, key := range keys {
-		at := len(data)
-		data = append(append(data, key...), randomBytes(rng, 100)...)
-		all[i] = record.Leaf{Key: data[at : at+20 : at+20], Value: data[at+20 : at+120 : at+120], Height: uint8(1 + i%20)}
+	for keys := range slices.Chunk(keys, (leaves+n-1)/n) {
+		run := benchRun{id: RunID(fmt.Sprintf("%x", keys[0])), height: 7}
+		for i, key := range keys {
+			run.records = record.Append(run.records, record.Leaf{Key: key, Value: randomBytes(rng, 100), Height: uint8(1 + i%20)})
+		}
+		runs = append(runs, run)
 	}
-	return slices.Collect(slices.Chunk(all, (leaves+runs-1)/runs))
+	return runs
 }
 
 func randomBytes(rng *rand.Rand, n int) []byte {
@@ -55,10 +60,16 @@ func cpuNow(tb testing.TB) cpu {
 	return cpu{time.Duration(u.Utime.Nano()), time.Duration(u.Stime.Nano())}
 }
 
-// BenchmarkRestore adds a million leaves from two goroutines and commits them.
+// BenchmarkRestore adds a million leaves from two goroutines, commits them, and waits until they
+// are settled: as 190 runs, about as long as chunks are, and as short ones.
 func BenchmarkRestore(b *testing.B) {
-	runs := benchRuns()
-	var add, commit time.Duration
+	for _, n := range []int{190, 25_000} {
+		b.Run(fmt.Sprint("runs=", n), func(b *testing.B) { benchRestore(b, benchRuns(n)) })
+	}
+}
+
+func benchRestore(b *testing.B, runs []benchRun) {
+	var add, commit, settle time.Duration
 	var used cpu
 	for b.Loop() {
 		b.StopTimer()
@@ -72,9 +83,11 @@ func BenchmarkRestore(b *testing.B) {
 		benchAdd(b, r, slices.Values(runs))
 		added := time.Now()
 		require.NoError(b, r.Commit(testMeta(1)))
+		committed := time.Now()
+		<-s.Settled()
 		after := cpuNow(b)
 		b.StopTimer()
-		add, commit = add+added.Sub(began), commit+time.Since(added)
+		add, commit, settle = add+added.Sub(began), commit+committed.Sub(added), settle+time.Since(committed)
 		used.user, used.system = used.user+after.user-before.user, used.system+after.system-before.system
 		require.NoError(b, s.Close())
 		// The next round writes to memory that the system has in hand. (Removed, the files would
@@ -90,11 +103,12 @@ func BenchmarkRestore(b *testing.B) {
 	b.SetBytes(131 << 20)
 	b.ReportMetric(add.Seconds()/n, "add-s/op")
 	b.ReportMetric(commit.Seconds()/n, "commit-s/op")
+	b.ReportMetric(settle.Seconds()/n, "settle-s/op")
 	b.ReportMetric(used.user.Seconds()/n, "user-s/op")
 	b.ReportMetric(used.system.Seconds()/n, "system-s/op")
 }
 
-func benchAdd(b *testing.B, r *Restore, runs iter.Seq[[]record.Leaf]) {
+func benchAdd(b *testing.B, r *Restore, runs iter.Seq[benchRun]) {
 	next, stop := iter.Pull(runs)
 	defer stop()
 	var mu sync.Mutex
@@ -108,7 +122,7 @@ func benchAdd(b *testing.B, r *Restore, runs iter.Seq[[]record.Leaf]) {
 				if !ok {
 					return
 				}
-				if err := r.Add(RunID(fmt.Sprintf("%x", run[0].Key)), slices.Values(run)); err != nil {
+				if err := r.Add(run.id, run.height, run.records); err != nil {
 					b.Error(err)
 				}
 			}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,26 +14,27 @@ import (
 // last, and loses it first:
 //
 //	restore-made ──rename──► restore ──rename──► restore-gone ──► removed
-//	                         LABEL, JOURNAL, 000001.sst, …
+//	                         LABEL, JOURNAL, 000001.runs, …
+//	                         COMPLETE, once it was committed
 //
 // So a folder named restore has a label, and what lies in it was added to that restore.
 const (
-	restoreName   = "restore"
-	restoreMade   = "restore-made"
-	restoreGone   = "restore-gone"
-	labelFile     = "LABEL"
-	journalFile   = "JOURNAL"
-	newSuffix     = ".new" // of a label or journal that is about to replace the old one
-	tableSuffix   = ".sst"
-	tableNameForm = "%06d" + tableSuffix
+	restoreName  = "restore"
+	restoreMade  = "restore-made"
+	restoreGone  = "restore-gone"
+	labelFile    = "LABEL"
+	journalFile  = "JOURNAL"
+	newSuffix    = ".new" // of a label or journal that is about to replace the old one
+	runsSuffix   = ".runs"
+	runsNameForm = "%06d" + runsSuffix
 )
 
 func (s *Zone) inZone(name string) string { return s.opts.FS.PathJoin(s.dir, name) }
 
 func (s *Zone) inRestore(name string) string { return s.opts.FS.PathJoin(s.dir, restoreName, name) }
 
-func (s *Zone) tablePath(number uint64) string {
-	return s.inRestore(fmt.Sprintf(tableNameForm, number))
+func (s *Zone) runsPath(number uint64) string {
+	return s.inRestore(fmt.Sprintf(runsNameForm, number))
 }
 
 // makeRestore makes the folder of a restore without runs, durably. There must be none.
@@ -75,45 +75,97 @@ func (s *Zone) discardRestore() error {
 	return vfs.RemoveAll(gone)
 }
 
-// loadRestore, when the zone is opened, looks for a restore that can be resumed, and removes any
-// other remains.
-func (s *Zone) loadRestore(hasState bool) error {
+// loadRestore, when the zone is opened, looks for a restore that was committed and is not settled,
+// which it returns, or one that can be resumed, and removes any other remains.
+func (s *Zone) loadRestore(hasState bool) (*unsettled, error) {
 	if !s.opts.ReadOnly {
 		for _, name := range []string{restoreMade, restoreGone} {
 			if err := s.opts.FS.RemoveAll(s.inZone(name)); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	if _, err := s.opts.FS.Stat(s.inZone(restoreName)); errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	if !hasState {
-		_, err := s.readLabel()
-		if err == nil {
-			s.interrupted.Store(true)
-			if s.opts.ReadOnly {
-				return nil
-			}
-			_, err := s.loadRuns()
-			if newer := newerRestore(0); errors.As(err, &newer) {
-				return s.folder.Newer("journal of an interrupted join, of format", uint64(newer), journalVersion)
-			}
-			return err
+		u, err := s.loadComplete()
+		if u != nil || err != nil {
+			return u, err
 		}
-		// what it has fetched may have taken hours
-		if newer := newerRestore(0); errors.As(err, &newer) {
-			return s.folder.Newer("interrupted join of format", uint64(newer), labelVersion)
+		if useful, err := s.loadInterrupted(); useful || err != nil {
+			return nil, err
 		}
-		if !errors.Is(err, ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		s.log.Error("an interrupted restore cannot be resumed", "folder", s.inZone(restoreName), "err", err)
 	}
 	if s.opts.ReadOnly {
-		return nil
+		return nil, nil
 	}
-	return s.discardRestore() // it was committed, or is useless
+	return nil, s.discardRestore() // it is settled, or useless
+}
+
+// loadComplete returns the state of a restore that was committed; nil if it was not.
+func (s *Zone) loadComplete() (*unsettled, error) {
+	b, err := readAll(s.opts.FS, s.inRestore(completeFile), maxCompleteBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var c complete
+	if err == nil {
+		c, err = decodeComplete(b)
+	}
+	var newer newerRestore
+	var layout newerMeta
+	switch {
+	case errors.As(err, &newer):
+		return nil, s.folder.Newer("restored state of format", uint64(newer), completeVersion)
+	case errors.As(err, &layout):
+		return nil, s.folder.Newer("layout", uint64(layout), FormatVersion)
+	case errors.Is(err, ErrCorrupt), errors.Is(err, errMetaForm):
+		return nil, s.folder.Corrupt(err)
+	case err != nil:
+		return nil, err
+	}
+	runs, err := s.readJournal()
+	if err != nil {
+		return nil, s.newerJournal(err)
+	}
+	set, err := s.newRunSet(runs)
+	if err == nil && (uint64(len(set.runs)) != c.runs || set.bytes != c.bytes) {
+		err = fmt.Errorf("%d runs of %d bytes are there of %d of %d bytes", len(set.runs), set.bytes, c.runs, c.bytes)
+	}
+	if err != nil {
+		return nil, s.folder.Corrupt(err)
+	}
+	return newUnsettled(c.meta, set), nil
+}
+
+// loadInterrupted reports whether there is a restore that can be resumed.
+func (s *Zone) loadInterrupted() (bool, error) {
+	_, err := s.readLabel()
+	if err == nil {
+		s.interrupted.Store(true)
+		if !s.opts.ReadOnly {
+			_, err = s.loadRuns()
+		}
+		return true, s.newerJournal(err)
+	}
+	// what it has fetched may have taken hours
+	if newer := newerRestore(0); errors.As(err, &newer) {
+		return false, s.folder.Newer("interrupted join of format", uint64(newer), labelVersion)
+	}
+	if !errors.Is(err, ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	s.log.Error("an interrupted restore cannot be resumed", "folder", s.inZone(restoreName), "err", err)
+	return false, nil
+}
+
+// newerJournal names the way out where err says that a newer program wrote the journal.
+func (s *Zone) newerJournal(err error) error {
+	if newer := newerRestore(0); errors.As(err, &newer) {
+		return s.folder.Newer("journal of an interrupted join, of format", uint64(newer), journalVersion)
+	}
+	return err
 }
 
 func (s *Zone) readLabel() ([]byte, error) {
@@ -140,13 +192,41 @@ func (s *Zone) replaceInRestore(name string, b []byte) error {
 	return engine.SyncDir(fs, s.inZone(restoreName))
 }
 
-// loadRuns returns the runs whose tables are all there, with the right lengths. Files that belong
-// to none of them are removed.
+// loadRuns returns the runs that are whole, see readJournal. Files that belong to none of them are
+// removed.
 func (s *Zone) loadRuns() (map[RunID]run, error) {
-	vfs, runs := s.opts.FS, map[RunID]run{}
-	switch journal, err := readAll(vfs, s.inRestore(journalFile), maxJournalBytes); {
+	runs, err := s.readJournal()
+	if err != nil {
+		return nil, err
+	}
+	used := map[uint64]bool{}
+	for _, r := range runs {
+		used[r.file] = true
+	}
+	names, err := s.opts.FS.List(s.inZone(restoreName))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		number, ok := runsNumber(name)
+		if name == labelFile || name == journalFile || ok && used[number] {
+			continue
+		}
+		if err := s.opts.FS.RemoveAll(s.inRestore(name)); err != nil {
+			return nil, err
+		}
+	}
+	return runs, nil
+}
+
+// readJournal returns the runs that are listed and whose files are there, and long enough.
+func (s *Zone) readJournal() (map[RunID]run, error) {
+	runs := map[RunID]run{}
+	switch journal, err := readAll(s.opts.FS, s.inRestore(journalFile), maxJournalBytes); {
 	case err == nil && len(journal) > 0 && journal[0] > journalVersion:
 		return nil, newerRestore(journal[0])
+	case err == nil && len(journal) > 0 && journal[0] > 0 && journal[0] < journalVersion:
+		s.log.Info("what an older version has restored is restored again", "folder", s.inZone(restoreName))
 	case err == nil:
 		var whole int
 		if runs, whole = decodeJournal(journal); whole < len(journal) {
@@ -155,46 +235,29 @@ func (s *Zone) loadRuns() (map[RunID]run, error) {
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrCorrupt):
 		return nil, err
 	}
-	names, err := vfs.List(s.inZone(restoreName))
-	if err != nil {
-		return nil, err
-	}
-	there := map[uint64]bool{}
-	for _, name := range names {
-		if number, ok := tableNumber(name); ok {
-			there[number] = true
-		}
-	}
-	used := map[uint64]bool{}
+	lengths := map[uint64]int64{} // of files; -1: there is none
 	for id, r := range runs {
-		if !slices.ContainsFunc(r, func(t runTable) bool { return !there[t.number] || !s.hasBytes(t) }) {
-			for _, t := range r {
-				used[t.number] = true
+		if r.bytes == 0 {
+			continue
+		}
+		length, known := lengths[r.file]
+		if !known {
+			length = -1
+			if info, err := s.opts.FS.Stat(s.runsPath(r.file)); err == nil && !info.IsDir() {
+				length = info.Size()
 			}
-			continue
+			lengths[r.file] = length
 		}
-		delete(runs, id)
-		s.log.Info("a run of a restore is not whole", "folder", s.inZone(restoreName), "run", fmt.Sprintf("%x", id))
-	}
-	for _, name := range names {
-		number, ok := tableNumber(name)
-		if name == labelFile || name == journalFile || ok && used[number] {
-			continue
-		}
-		if err := vfs.RemoveAll(s.inRestore(name)); err != nil {
-			return nil, err
+		if int64(r.at+r.bytes) > length {
+			delete(runs, id)
+			s.log.Info("a run of a restore is not whole", "folder", s.inZone(restoreName), "run", fmt.Sprintf("%x", id))
 		}
 	}
 	return runs, nil
 }
 
-func (s *Zone) hasBytes(t runTable) bool {
-	info, err := s.opts.FS.Stat(s.tablePath(t.number))
-	return err == nil && !info.IsDir() && info.Size() == int64(t.bytes)
-}
-
-func tableNumber(name string) (uint64, bool) {
-	digits, ok := strings.CutSuffix(name, tableSuffix)
+func runsNumber(name string) (uint64, bool) {
+	digits, ok := strings.CutSuffix(name, runsSuffix)
 	number, err := strconv.ParseUint(digits, 10, 63)
-	return number, ok && err == nil && number > 0 && fmt.Sprintf(tableNameForm, number) == name
+	return number, ok && err == nil && number > 0 && fmt.Sprintf(runsNameForm, number) == name
 }

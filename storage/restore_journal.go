@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -20,44 +21,44 @@ const MaxRunID = 200
 // MaxLabel is the greatest length of a restore's label.
 const MaxLabel = 64 << 20
 
-// run lists the tables of a run; a run without leaves has none.
-type run []runTable
-
-type runTable struct {
-	kind   byte // kindLeaf or kindHeight; leaves first
-	number uint64
+// run says where the records of a run lie. One without leaves lies nowhere.
+type run struct {
+	file   uint64 // number of the file
+	at     uint64 // offset in it, in bytes
 	bytes  uint64
-	crc    uint32 // CRC-32C of the file
+	crc    uint32 // CRC-32C of the records
+	height uint8  // of the first leaf, whatever its record says
+	first  []byte // key of the first leaf
 }
 
 // The journal lists the runs:
 //
 //	journal = version:u8 ‖ record × n
 //	record  = length of body:u32be ‖ body ‖ CRC-32C of both:u32be
-//	body    = 'a' ‖ len:u8 ‖ id ‖ (kind:u8 ‖ number:u64be ‖ bytes:u64be ‖ CRC-32C:u32be) × tables     added
-//	        | 'r' ‖ len:u8 ‖ id                                                                       removed
+//	body    = 'a' ‖ len:u8 ‖ id ‖ height:u8 ‖ file:u64be ‖ offset:u64be ‖ bytes:u64be ‖ CRC-32C:u32be ‖ first key     added
+//	        | 'r' ‖ len:u8 ‖ id                                                                                       removed
 //
 // It ends before the first record that is not whole: a kill tears the last record, and whatever
-// follows damage is ignored.
+// follows damage is ignored. Versions 1 and 2 named tables for each run; what such a journal lists
+// is fetched again.
 const (
-	journalVersion  = 1
+	journalVersion  = 3
 	journalAdded    = 'a'
 	journalRemoved  = 'r'
-	runTableBytes   = 1 + 8 + 8 + 4
-	maxJournalBytes = 1 << 30 // more than any restore needs: millions of runs
+	runBytes        = 1 + 8 + 8 + 8 + 4 // of a record, but for its id and the first key
+	maxJournalBytes = 1 << 30           // more than any restore needs: millions of runs
 )
 
 // appendAdded appends the record that a run is there.
 func appendAdded(journal []byte, id RunID, r run) []byte {
 	at := len(journal)
 	journal = append(append(journal, 0, 0, 0, 0, journalAdded, byte(len(id))), id...)
-	for _, t := range r {
-		journal = append(journal, t.kind)
-		journal = binary.BigEndian.AppendUint64(journal, t.number)
-		journal = binary.BigEndian.AppendUint64(journal, t.bytes)
-		journal = binary.BigEndian.AppendUint32(journal, t.crc)
-	}
-	return endRecord(journal, at)
+	journal = append(journal, r.height)
+	journal = binary.BigEndian.AppendUint64(journal, r.file)
+	journal = binary.BigEndian.AppendUint64(journal, r.at)
+	journal = binary.BigEndian.AppendUint64(journal, r.bytes)
+	journal = binary.BigEndian.AppendUint32(journal, r.crc)
+	return endRecord(append(journal, r.first...), at)
 }
 
 // appendRemoved appends the record that a run was removed.
@@ -71,8 +72,7 @@ func endRecord(journal []byte, at int) []byte {
 	return binary.BigEndian.AppendUint32(journal, crc32.Checksum(journal[at:], castagnoli))
 }
 
-// decodeJournal returns the runs that are listed, and how many bytes of the journal are whole. Runs
-// that claim the same table are left out.
+// decodeJournal returns the runs that are listed, and how many bytes of the journal are whole.
 func decodeJournal(journal []byte) (runs map[RunID]run, whole int) {
 	runs = map[RunID]run{}
 	if len(journal) == 0 || journal[0] != journalVersion {
@@ -94,7 +94,6 @@ func decodeJournal(journal []byte) (runs map[RunID]run, whole int) {
 		}
 		whole += len(record) + 4
 	}
-	dropShared(runs)
 	return runs, whole
 }
 
@@ -102,42 +101,27 @@ func applyRecord(runs map[RunID]run, body []byte) bool {
 	if len(body) < 2 || len(body)-2 < int(body[1]) || body[1] > MaxRunID {
 		return false
 	}
-	id, tables := RunID(body[2:2+body[1]]), body[2+body[1]:]
+	id, b := RunID(body[2:2+body[1]]), body[2+body[1]:]
 	switch {
-	case body[0] == journalRemoved && len(tables) == 0:
+	case body[0] == journalRemoved && len(b) == 0:
 		delete(runs, id)
 		return true
-	case body[0] != journalAdded || len(tables)%runTableBytes != 0:
+	case body[0] != journalAdded || len(b) < runBytes:
 		return false
 	}
-	r := make(run, 0, len(tables)/runTableBytes)
-	for ; len(tables) > 0; tables = tables[runTableBytes:] {
-		t := runTable{tables[0], binary.BigEndian.Uint64(tables[1:]), binary.BigEndian.Uint64(tables[9:]), binary.BigEndian.Uint32(tables[17:])}
-		if t.kind != kindLeaf && t.kind != kindHeight || t.number == 0 || t.number > math.MaxInt64 || t.bytes > math.MaxInt64 {
-			return false
-		}
-		if len(r) > 0 && r[len(r)-1].kind == kindHeight && t.kind != kindHeight {
-			return false
-		}
-		r = append(r, t)
+	r := run{
+		height: b[0], file: binary.BigEndian.Uint64(b[1:]), at: binary.BigEndian.Uint64(b[9:]), bytes: binary.BigEndian.Uint64(b[17:]),
+		crc: binary.BigEndian.Uint32(b[25:]), first: bytes.Clone(b[runBytes:]),
+	}
+	if r.file > math.MaxInt64 || r.at > math.MaxInt64 || r.bytes > math.MaxInt64-r.at {
+		return false
+	}
+	// a run without leaves has no file and no first key, any other has both
+	if some := r.bytes > 0; some != (r.file > 0) || some != (len(r.first) > 0) {
+		return false
 	}
 	runs[id] = r
 	return true
-}
-
-func dropShared(runs map[RunID]run) {
-	owners, shared := map[uint64]RunID{}, []RunID{}
-	for id, r := range runs {
-		for _, t := range r {
-			if other, taken := owners[t.number]; taken {
-				shared = append(shared, id, other)
-			}
-			owners[t.number] = id
-		}
-	}
-	for _, id := range shared {
-		delete(runs, id)
-	}
 }
 
 // The label is a file with

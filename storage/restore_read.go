@@ -2,230 +2,229 @@ package storage
 
 import (
 	"bytes"
-	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
-	"iter"
 	"slices"
+	"sort"
+	"sync/atomic"
 
-	"github.com/cockroachdb/pebble/v2/objstorage"
-	"github.com/cockroachdb/pebble/v2/sstable"
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// Read yields the leaves of a run with their heights, as they were added. Key and Value are valid
-// until the next leaf is asked for. An error is yielded last: ErrNoRun, or ErrCorrupt where a file
-// is not the one that was written. At most two tables are in memory at a time. The loop may be left
-// early.
-func (r *Restore) Read(id RunID) iter.Seq2[record.Leaf, error] {
-	return func(yield func(record.Leaf, error) bool) {
-		r.mu.Lock()
-		found, ok := r.mu.runs[id]
-		r.mu.Unlock()
-		if !ok {
-			yield(record.Leaf{}, r.noRunErr(id))
-			return
-		}
-		c := newRunCursor(r, found)
-		defer c.close()
-		for {
-			leaf, ok, err := c.next()
-			if err != nil {
-				yield(record.Leaf{}, r.s.folder.Err("restore: read a run", err))
-				return
-			}
-			if !ok || !yield(leaf, nil) {
-				return
-			}
-		}
-	}
-}
-
-// runCursor walks over the leaves of a run and the heights beside them.
-type runCursor struct{ leaves, heights tableCursor }
-
-func newRunCursor(r *Restore, tables run) *runCursor {
-	c := &runCursor{tableCursor{r: r, kind: kindLeaf}, tableCursor{r: r, kind: kindHeight}}
-	split := slices.IndexFunc(tables, func(t runTable) bool { return t.kind == kindHeight })
-	if split < 0 {
-		split = len(tables)
-	}
-	c.leaves.tables, c.heights.tables = tables[:split], tables[split:]
-	return c
-}
-
-// next returns false after the last leaf.
-func (c *runCursor) next() (_ record.Leaf, ok bool, err error) {
-	defer func() {
-		// checksums were right, so the file was forged rather than damaged
-		if p := recover(); p != nil {
-			err = fmt.Errorf("a table cannot be read: %v: %w", p, ErrCorrupt)
-		}
-	}()
-	key, value, ok, err := c.leaves.next()
-	if err != nil {
-		return record.Leaf{}, false, err
-	}
-	at, height, more, err := c.heights.peek()
-	switch {
-	case err != nil:
-		return record.Leaf{}, false, err
-	case more && (!ok || bytes.Compare(at, key) < 0):
-		return record.Leaf{}, false, fmt.Errorf("%w, key %x: %w", errOrphan, at, ErrCorrupt)
-	case !ok:
-		return record.Leaf{}, false, nil
-	case !more || !bytes.Equal(at, key):
-		return record.Leaf{Key: key, Value: value}, true, nil
-	case len(height) != 1:
-		return record.Leaf{}, false, fmt.Errorf("height of key %x has %d bytes, want 1: %w", key, len(height), ErrCorrupt)
-	}
-	c.heights.ready = false
-	return record.Leaf{Key: key, Value: value, Height: height[0]}, true, nil
-}
-
-func (c *runCursor) close() {
-	defer func() { _ = recover() }() // see next
-	_ = c.leaves.end()               // errors are of no interest: what was read was verified
-	_ = c.heights.end()
-}
-
-// tableCursor walks over the records of tables that follow each other.
-type tableCursor struct {
-	r      *Restore
-	kind   byte
-	tables []runTable
-
-	reader     *sstable.Reader
-	it         sstable.Iterator
-	begun      bool // it has been positioned
-	ready      bool // peek has returned the record below, next has not
-	key, value []byte
-}
-
-// peek returns the record that next will return.
-func (c *tableCursor) peek() (key, value []byte, ok bool, err error) {
-	if !c.ready {
-		key, value, ok, err := c.next()
-		if !ok || err != nil {
-			return nil, nil, false, err
-		}
-		c.key, c.value, c.ready = key, value, true
-	}
-	return c.key, c.value, true, nil
-}
-
-func (c *tableCursor) next() (key, value []byte, ok bool, err error) {
-	for {
-		if c.it == nil {
-			if len(c.tables) == 0 {
-				return nil, nil, false, nil
-			}
-			if err := c.open(c.tables[0]); err != nil {
-				return nil, nil, false, err
-			}
-			c.tables = c.tables[1:]
-		}
-		step := c.it.Next
-		if !c.begun {
-			step, c.begun = c.it.First, true
-		}
-		kv := step()
-		if kv == nil {
-			if err := c.end(); err != nil {
-				return nil, nil, false, err
-			}
-			continue
-		}
-		if len(kv.K.UserKey) < 2 || kv.K.UserKey[0] != c.kind {
-			return nil, nil, false, fmt.Errorf("key %x is out of place: %w", kv.K.UserKey, ErrCorrupt)
-		}
-		value, _, err := kv.Value(nil)
-		return kv.K.UserKey[1:], value, err == nil, err
-	}
-}
-
-func (c *tableCursor) open(t runTable) error {
-	b, err := c.r.readTable(t)
-	if err != nil {
-		return err
-	}
-	c.reader, err = sstable.NewReader(context.Background(), memTable{b}, sstable.ReaderOptions{})
-	if err != nil {
-		return err
-	}
-	c.it, err = c.reader.NewIter(sstable.NoTransforms, nil, nil, sstable.AssertNoBlobHandles)
-	c.begun = false
-	return err
-}
-
-// end closes the table that is open.
-func (c *tableCursor) end() error {
-	var err error
-	if c.it != nil {
-		err = c.it.Error()
-		if err2 := c.it.Close(); err == nil {
-			err = err2
-		}
-	}
-	if c.reader != nil {
-		if err2 := c.reader.Close(); err == nil {
-			err = err2
-		}
-	}
-	c.it, c.reader = nil, nil
-	return err
-}
-
-// readTable returns a file's contents, which are as they were written: ErrCorrupt otherwise.
-func (r *Restore) readTable(t runTable) ([]byte, error) {
+// Read returns the records of a run as they were added: ErrNoRun if there is none of that id,
+// ErrCorrupt where the file has not what was written.
+func (r *Restore) Read(id RunID) ([]byte, error) {
 	if err := r.enter(); err != nil {
 		return nil, err
 	}
 	defer r.leave()
-	path := r.s.tablePath(t.number)
-	file, err := r.s.opts.FS.Open(path)
-	if err != nil {
-		return nil, err
+	r.mu.Lock()
+	found, ok := r.mu.runs[id]
+	r.mu.Unlock()
+	if !ok {
+		return nil, r.noRunErr(id)
 	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
+	reader := runReader{s: r.s}
+	defer reader.close()
+	records, err := reader.read(found, nil)
+	if errors.Is(err, errDamagedRun) {
+		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
-	if info.Size() != int64(t.bytes) {
-		return nil, fmt.Errorf("%s: %d bytes, want %d: %w", path, info.Size(), t.bytes, ErrCorrupt)
-	}
-	b := make([]byte, t.bytes)
-	if _, err := io.ReadFull(file, b); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if crc32.Checksum(b, castagnoli) != t.crc {
-		return nil, fmt.Errorf("%s: wrong checksum: %w", path, ErrCorrupt)
-	}
-	return b, nil
+	return records, r.s.folder.Err("restore: read a run", err)
 }
 
-// memTable is a table in memory.
-type memTable struct{ b []byte }
+// errDamagedRun is for records that are not those that were written.
+var errDamagedRun = errors.New("a run is not what was written")
 
-// ReadAt implements objstorage.Readable.
-func (m memTable) ReadAt(_ context.Context, p []byte, off int64) error {
-	if off < 0 || off > int64(len(m.b)) || copy(p, m.b[off:]) < len(p) {
-		return io.ErrUnexpectedEOF
+// runReader reads runs one after another. It keeps open the file of the last one: chunks that
+// follow each other in the state mostly came one after another, too.
+type runReader struct {
+	s      *Zone
+	number uint64
+	file   vfs.File // nil: none
+	bytes  uint64   // of it
+}
+
+// read returns the records of a run, which are as they were written: errDamagedRun otherwise. It
+// uses buf if that is long enough.
+func (r *runReader) read(run run, buf []byte) ([]byte, error) {
+	if run.bytes == 0 {
+		return buf[:0], nil
+	}
+	if r.file == nil || r.number != run.file {
+		if err := r.open(run.file); err != nil {
+			return nil, err
+		}
+	}
+	path := r.s.runsPath(run.file)
+	if run.at+run.bytes > r.bytes {
+		return nil, fmt.Errorf("%s: %d bytes, want at least %d: %w", path, r.bytes, run.at+run.bytes, errDamagedRun)
+	}
+	buf = slices.Grow(buf[:0], int(run.bytes))[:run.bytes]
+	if n, err := r.file.ReadAt(buf, int64(run.at)); n < len(buf) {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if crc32.Checksum(buf, castagnoli) != run.crc {
+		return nil, fmt.Errorf("%s, offset %d: wrong checksum: %w", path, run.at, errDamagedRun)
+	}
+	return buf, nil
+}
+
+func (r *runReader) open(number uint64) error {
+	r.close()
+	file, err := r.s.opts.FS.Open(r.s.runsPath(number))
+	if err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		_ = file.Close()
+		return err
+	}
+	r.number, r.file, r.bytes = number, file, uint64(info.Size())
+	return nil
+}
+
+func (r *runReader) close() {
+	if r.file != nil {
+		_ = r.file.Close() // what was read was right
+		r.file = nil
+	}
+}
+
+// runSet is a whole state as runs, in key order.
+type runSet struct {
+	s     *Zone
+	runs  []run // none is empty
+	bytes uint64
+	// last is the run that records has read last: pages that follow each other lie in one.
+	last atomic.Pointer[lastRead]
+}
+
+type lastRead struct {
+	i       int
+	records []byte
+}
+
+// newRunSet puts runs in order. It returns an error for two that begin with the same key.
+func (s *Zone) newRunSet(runs map[RunID]run) (*runSet, error) {
+	set := &runSet{s: s}
+	for _, r := range runs {
+		if r.bytes > 0 {
+			set.runs = append(set.runs, r)
+			set.bytes += r.bytes
+		}
+	}
+	slices.SortFunc(set.runs, func(a, b run) int { return bytes.Compare(a.first, b.first) })
+	for i := 1; i < len(set.runs); i++ {
+		if bytes.Equal(set.runs[i-1].first, set.runs[i].first) {
+			return nil, fmt.Errorf("two runs begin with key %x", set.runs[i].first)
+		}
+	}
+	return set, nil
+}
+
+// each calls take for each leaf of some of the runs, in order, until it returns false. Slices are
+// valid during the call. Keys may be out of order, if the runs are.
+func (set *runSet) each(from, to int, take func(l record.Leaf) bool) error {
+	reader := runReader{s: set.s}
+	defer reader.close()
+	var buf []byte
+	for i := from; i < to; i++ {
+		records, err := reader.read(set.runs[i], buf)
+		if err != nil {
+			return err
+		}
+		buf = records
+		more, err := set.leaves(i, records, take)
+		if !more || err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// Close implements objstorage.Readable.
-func (m memTable) Close() error { return nil }
+// leaves calls take for each leaf in the records of run i, and reports whether it always returned
+// true.
+func (set *runSet) leaves(i int, records []byte, take func(l record.Leaf) bool) (bool, error) {
+	for first := true; len(records) > 0; first = false {
+		l, rest, err := record.Decode(records)
+		if err != nil {
+			return false, fmt.Errorf("%s: a record in the run at %d: %w: %w", set.s.runsPath(set.runs[i].file), set.runs[i].at, err, errDamagedRun)
+		}
+		if first {
+			l.Height = set.runs[i].height
+		}
+		if records = rest; !take(l) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
 
-// Size implements objstorage.Readable.
-func (m memTable) Size() int64 { return int64(len(m.b)) }
+// records appends the records of leaves with keys in [first, after) to buf, until it has enough
+// bytes.
+func (set *runSet) records(buf, first, after []byte, enough uint64) ([]byte, error) {
+	reader := runReader{s: set.s}
+	defer reader.close()
+	i := max(0, sort.Search(len(set.runs), func(i int) bool { return bytes.Compare(set.runs[i].first, first) > 0 })-1)
+	for more := true; more && i < len(set.runs); i++ {
+		last := set.last.Load()
+		if last == nil || last.i != i {
+			records, err := reader.read(set.runs[i], nil)
+			if err != nil {
+				return buf, err
+			}
+			last = &lastRead{i, records}
+			set.last.Store(last)
+		}
+		var err error
+		more, err = set.leaves(i, last.records, func(l record.Leaf) bool {
+			if bytes.Compare(l.Key, first) < 0 {
+				return true
+			}
+			if uint64(len(buf)) >= enough || after != nil && bytes.Compare(l.Key, after) >= 0 {
+				return false
+			}
+			buf = record.Append(buf, l)
+			return true
+		})
+		if err != nil {
+			return buf, err
+		}
+	}
+	return buf, nil
+}
 
-// NewReadHandle implements objstorage.Readable.
-func (m memTable) NewReadHandle(objstorage.ReadBeforeSize) objstorage.ReadHandle {
-	h := objstorage.MakeNoopReadHandle(m)
-	return &h
+// parts cuts the set into parts of a few MiB, which can be read side by side.
+func (set *runSet) parts() []section {
+	var parts []section
+	for from := 0; from < len(set.runs); {
+		to, size := from, uint64(0)
+		for ; to < len(set.runs) && size < segmentBytes; to++ {
+			size += set.runs[to].bytes
+		}
+		parts = append(parts, set.part(from, to))
+		from = to
+	}
+	return parts
+}
+
+func (set *runSet) part(from, to int) section {
+	return func(take func(key, value []byte, height uint8) bool) error {
+		return set.each(from, to, func(l record.Leaf) bool { return take(l.Key, l.Value, l.Height) })
+	}
+}
+
+// keys estimates the number of leaves from those in the first run.
+func (set *runSet) keys() (uint64, error) {
+	if len(set.runs) == 0 {
+		return 0, nil
+	}
+	n := uint64(0)
+	err := set.each(0, 1, func(record.Leaf) bool { n++; return true })
+	return n * set.bytes / set.runs[0].bytes, err
 }

@@ -9,8 +9,9 @@ import (
 
 const (
 	// goroutines that sync: a file system makes several files durable at the cost of one
-	syncers     = 16
-	syncBacklog = 32
+	syncers = 4
+	// maximum of files that wait for them, each of about appendBytes or tableBytes
+	syncBacklog = 4
 )
 
 // syncer makes files durable in the background.

@@ -34,14 +34,14 @@ func (s *Zone) Scan() iter.Seq2[record.Leaf, error] {
 		if g == nil {
 			return
 		}
-		cuts, err := s.cuts()
+		parts, err := s.parts(g)
 		if err != nil {
 			_ = g.release()
 			yield(record.Leaf{}, s.readErr(err))
 			return
 		}
 		stopped := false
-		err = scan(g, cuts, func(l record.Leaf) bool {
+		err = scan(g, parts, func(l record.Leaf) bool {
 			stopped = !yield(l, nil)
 			return !stopped
 		})
@@ -49,6 +49,15 @@ func (s *Zone) Scan() iter.Seq2[record.Leaf, error] {
 			yield(record.Leaf{}, s.readErr(err))
 		}
 	}
+}
+
+// parts cuts the state into parts that are read side by side.
+func (s *Zone) parts(g *generation) ([]section, error) {
+	if g.reader == nil {
+		return g.set.parts(), nil
+	}
+	cuts, err := s.cuts()
+	return g.parts(cuts), err
 }
 
 // cuts returns keys at which the state falls into parts of about the same size, in ascending order.
@@ -93,23 +102,48 @@ type pieceLeaf struct {
 	height     uint8
 }
 
-// segment is the part with keys in [first, after).
-type segment struct {
-	first, after []byte
-	pieces       chan *piece // closed at the end, or after one with an error
-}
+// section calls take for each leaf of a part of a state, in key order, until it returns false.
+// Slices are valid during the call.
+type section func(take func(key, value []byte, height uint8) bool) error
 
-// scan releases g.
-func scan(g *generation, cuts [][]byte, yield func(record.Leaf) bool) error {
-	segments := make([]segment, len(cuts)+1)
-	for i := range segments {
-		segments[i].pieces = make(chan *piece, piecesAhead)
+// parts cuts the state at these keys, which ascend.
+func (g *generation) parts(cuts [][]byte) []section {
+	parts := make([]section, len(cuts)+1)
+	for i := range parts {
+		var first, after []byte // nil: open
 		if i > 0 {
-			segments[i].first = cuts[i-1]
+			first = cuts[i-1]
 		}
 		if i < len(cuts) {
-			segments[i].after = cuts[i]
+			after = cuts[i]
 		}
+		parts[i] = func(take func(key, value []byte, height uint8) bool) error {
+			c, err := g.newCursor(first, after)
+			if err != nil {
+				return err
+			}
+			c.first()
+			err = c.read(nil, take)
+			if closeErr := c.close(); err == nil {
+				err = closeErr
+			}
+			return err
+		}
+	}
+	return parts
+}
+
+// segment is a part that is being read.
+type segment struct {
+	part   section
+	pieces chan *piece // closed at the end, or after one with an error
+}
+
+// scan releases g, which the parts are of.
+func scan(g *generation, parts []section, yield func(record.Leaf) bool) error {
+	segments := make([]segment, len(parts))
+	for i, p := range parts {
+		segments[i] = segment{p, make(chan *piece, piecesAhead)}
 	}
 	workers := min(len(segments), maxScanners, max(2, runtime.GOMAXPROCS(0)))
 	stop := make(chan struct{})
@@ -135,7 +169,7 @@ func scan(g *generation, cuts [][]byte, yield func(record.Leaf) bool) error {
 	for range workers {
 		go func() {
 			for seg := range todo {
-				seg.read(g, free, stop)
+				seg.read(free, stop)
 			}
 			finished <- struct{}{}
 		}()
@@ -150,7 +184,7 @@ func scan(g *generation, cuts [][]byte, yield func(record.Leaf) bool) error {
 	for _, seg := range segments {
 		for p := range seg.pieces {
 			if p.err != nil {
-				return p.err
+				return g.unlessRevoked(p.err)
 			}
 			at := uint32(0)
 			for _, l := range p.ends {
@@ -171,7 +205,7 @@ func scan(g *generation, cuts [][]byte, yield func(record.Leaf) bool) error {
 }
 
 // read sends all leaves of the segment, and then an error if there was one.
-func (seg segment) read(g *generation, free chan *piece, stop <-chan struct{}) {
+func (seg segment) read(free chan *piece, stop <-chan struct{}) {
 	defer close(seg.pieces)
 	send := func(p *piece) bool {
 		select {
@@ -181,15 +215,8 @@ func (seg segment) read(g *generation, free chan *piece, stop <-chan struct{}) {
 			return false
 		}
 	}
-	c, err := g.newCursor(seg.first, seg.after)
-	if err != nil {
-		send(&piece{err: err})
-		return
-	}
-	c.leaves.First()
-	c.heights.First()
 	p := newPiece(free)
-	err = c.read(nil, func(key, value []byte, height uint8) bool {
+	err := seg.part(func(key, value []byte, height uint8) bool {
 		if len(p.data)+len(key)+len(value) > pieceBytes && len(p.ends) > 0 {
 			if !send(p) {
 				return false
@@ -201,9 +228,6 @@ func (seg segment) read(g *generation, free chan *piece, stop <-chan struct{}) {
 		p.ends = append(p.ends, pieceLeaf{end - uint32(len(value)), end, height})
 		return true
 	})
-	if closeErr := c.close(); err == nil {
-		err = closeErr
-	}
 	if len(p.ends) > 0 && !send(p) {
 		return
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
-	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
 const smallMemTable = 64 << 10
@@ -122,7 +121,7 @@ func TestScanRefusesAHeightWithoutLeaf(t *testing.T) {
 	for _, orphan := range []string{"a", "k", "z"} {
 		s := openZone(t, vfs.NewMem())
 		write(t, s, Block{
-			Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("b")}, {Key: []byte("l")}},
+			Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("b"), Value: []byte("1")}, {Key: []byte("l"), Value: []byte("1")}},
 			Heights: each(keyHeight{[]byte(orphan), 1}, keyHeight{[]byte("l"), 2}),
 		})
 		var last error
@@ -144,6 +143,8 @@ func TestWriteRefusals(t *testing.T) {
 	} {
 		require.Error(t, s.Write(Block{Meta: meta, Deletes: [][]byte{[]byte("a")}}), name)
 	}
+	want.requireIn(t, s)
+	require.ErrorContains(t, s.Write(Block{Meta: testMeta(6), Puts: []record.Leaf{{Key: []byte("a")}}}), "empty value")
 	want.requireIn(t, s)
 	require.NoError(t, s.Close())
 	require.ErrorIs(t, s.Write(Block{Meta: testMeta(6)}), ErrClosed)
@@ -167,7 +168,7 @@ func TestRestore(t *testing.T) {
 	require.ErrorIs(t, s.Write(Block{Meta: testMeta(4)}), ErrRestoring)
 	var wg sync.WaitGroup
 	for piece := range slices.Chunk(want.list(), 7) {
-		wg.Go(func() { require.NoError(t, r.Add(RunID(piece[0].Key), slices.Values(piece))) })
+		wg.Go(func() { require.NoError(t, addLeaves(r, RunID(piece[0].Key), piece)) })
 	}
 	wg.Wait()
 	emptyModel().requireIn(t, s)
@@ -175,7 +176,7 @@ func TestRestore(t *testing.T) {
 	require.NoError(t, r.Commit(want.meta))
 	want.requireIn(t, s)
 	require.ErrorIs(t, r.Commit(want.meta), ErrClosed)
-	require.ErrorIs(t, r.Add("all", slices.Values(want.list())), ErrClosed)
+	require.ErrorIs(t, addLeaves(r, "all", want.list()), ErrClosed)
 	require.NoError(t, r.Abort(), "does nothing any more")
 	want.requireIn(t, s)
 	require.NoError(t, s.Close())
@@ -185,28 +186,28 @@ func TestRestore(t *testing.T) {
 	// Aborted; then one that another one takes over from.
 	r, err = s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.NoError(t, r.Add("all", slices.Values(want.list())))
+	require.NoError(t, addLeaves(r, "all", want.list()))
 	require.NoError(t, r.Abort())
-	require.ErrorIs(t, r.Add("all", slices.Values(want.list())), ErrClosed)
+	require.ErrorIs(t, addLeaves(r, "all", want.list()), ErrClosed)
 	emptyModel().requireIn(t, s)
 	write(t, s, Block{Meta: testMeta(1)})
 	model{meta: testMeta(1)}.requireIn(t, s)
 
 	first, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.NoError(t, first.Add("1", slices.Values([]record.Leaf{{Key: []byte("first")}})))
+	require.NoError(t, addLeaves(first, "1", []record.Leaf{{Key: []byte("first"), Value: []byte("1")}}))
 	second, err := s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.ErrorIs(t, first.Add("2", slices.Values([]record.Leaf{{Key: []byte("late")}})), ErrClosed)
+	require.ErrorIs(t, addLeaves(first, "2", []record.Leaf{{Key: []byte("late"), Value: []byte("1")}}), ErrClosed)
 	require.NoError(t, first.Abort())
-	require.NoError(t, second.Add("all", slices.Values(want.list())))
+	require.NoError(t, addLeaves(second, "all", want.list()))
 	require.NoError(t, second.Commit(want.meta))
 	want.requireIn(t, s)
 
 	// Killed half-way.
 	r, err = s.BeginRestore(nil)
 	require.NoError(t, err)
-	require.NoError(t, r.Add("all", slices.Values(want.list())))
+	require.NoError(t, addLeaves(r, "all", want.list()))
 	require.NoError(t, s.Close())
 	s = openZone(t, fs)
 	emptyModel().requireIn(t, s)
@@ -236,27 +237,27 @@ func restored() model {
 func TestMetaEncoding(t *testing.T) {
 	m := testMeta(1 << 40)
 	b := m.encode()
-	got, err := decodeMeta(b)
+	got, err := decodeMeta(b, FormatVersion)
 	require.NoError(t, err)
 	require.Equal(t, m, got)
 	for i := range b {
 		for bit := range 8 {
 			damaged := slices.Clone(b)
 			damaged[i] ^= 1 << bit
-			_, err := decodeMeta(damaged)
+			_, err := decodeMeta(damaged, FormatVersion)
 			require.ErrorIs(t, err, errMetaForm)
 		}
-		_, err := decodeMeta(b[:i])
+		_, err := decodeMeta(b[:i], FormatVersion)
 		require.ErrorIs(t, err, errMetaForm)
 	}
-	_, err = decodeMeta(append(slices.Clone(b), 0))
+	_, err = decodeMeta(append(slices.Clone(b), 0), FormatVersion)
 	require.ErrorIs(t, err, errMetaForm)
 }
 
 func FuzzDecodeMeta(f *testing.F) {
 	f.Add(testMeta(9).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := decodeMeta(b); err == nil {
+		if m, err := decodeMeta(b, FormatVersion); err == nil {
 			require.Equal(t, b, m.encode())
 		}
 	})
@@ -286,7 +287,7 @@ func TestOpenRefusesUnreadableMeta(t *testing.T) {
 				require.ErrorIs(t, err, c.want)
 				require.ErrorContains(t, err, "zone")
 				if errors.Is(c.want, ErrNewerFormat) {
-					require.ErrorContains(t, err, "layout 2, this program knows up to 1: use the starlingd that wrote it")
+					require.ErrorContains(t, err, "layout 3, this program knows up to 2: use the starlingd that wrote it")
 				}
 				require.ErrorContains(t, err, "starlingd unsafe-reset-all")
 			}
@@ -376,33 +377,4 @@ func TestOneProcessOnly(t *testing.T) {
 func resum(b []byte) []byte {
 	body := b[:len(b)-4]
 	return binary.BigEndian.AppendUint32(slices.Clone(body), crc32.Checksum(body, castagnoli))
-}
-
-// Data of the version that had a log of writes opens as it is, whether the log was flushed or not.
-func TestOpensWhatHadALog(t *testing.T) {
-	fs := vfs.NewMem()
-	m := emptyModel()
-	for height := int64(1); height <= 3; height++ {
-		db, err := pebble.Open("zone", &pebble.Options{FS: fs, FormatMajorVersion: engine.Format})
-		require.NoError(t, err)
-		b := Block{Meta: testMeta(height), Puts: []record.Leaf{{Key: []byte{byte(height)}, Value: []byte("x")}}}
-		batch := db.NewBatch()
-		require.NoError(t, batch.Set([]byte{kindLeaf, byte(height)}, []byte("x"), nil))
-		require.NoError(t, batch.Set([]byte{kindMeta}, b.Meta.encode(), nil))
-		require.NoError(t, batch.Commit(pebble.Sync))
-		require.NoError(t, db.Close())
-		m = m.apply(b)
-	}
-	opts := testOptions(fs)
-	opts.ReadOnly = true
-	s, err := Open("zone", opts)
-	require.NoError(t, err)
-	m.requireIn(t, s)
-	require.NoError(t, s.Close())
-	s = openZone(t, fs)
-	m.requireIn(t, s)
-	b := Block{Meta: testMeta(4), Deletes: [][]byte{{1}}}
-	write(t, s, b)
-	require.NoError(t, s.Close())
-	m.apply(b).requireIn(t, openZone(t, fs))
 }

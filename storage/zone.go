@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,27 +25,30 @@ var ErrRestoring = errors.New("a restore is under way")
 
 // The kinds of records, by the first byte of their keys.
 const (
-	kindHeight = 'h'
-	kindLeaf   = 'k'
-	kindMeta   = 'm'
-	kindEnd    = kindMeta + 1
+	kindLeaf = 'k'
+	kindMeta = 'm'
+	kindEnd  = kindMeta + 1
 )
 
-var wholeZone = pebble.KeyRange{Start: []byte{kindHeight}, End: []byte{kindEnd}}
+var wholeZone = pebble.KeyRange{Start: []byte{kindLeaf}, End: []byte{kindEnd}}
 
 // Block is what one block changes. Deletes come before Puts, Puts before Heights; the Height of a
-// put leaf is not looked at. The zone keeps the slices until Done; nobody may change them
-// meanwhile.
+// put leaf is not looked at, and its Value is not empty. The zone keeps the slices until Done;
+// nobody may change them meanwhile.
 type Block struct {
 	Meta    Meta
 	Puts    []record.Leaf
 	Deletes [][]byte // remove the leaf and its height
-	// Heights yields keys with the new height of the inner node that bears the key; 0 removes what
-	// is recorded; nil: none. It is called once at most, by a goroutine of the zone soon after
-	// Write, however long the flush takes to come. The zone copies the keys.
+	// Heights yields keys of leaves, which are there after the block, with the new height of the
+	// inner node that bears the key; 0: none does any more; nil: no height changed. It is called
+	// once at most, by a goroutine of the zone soon after Write, however long the flush takes to
+	// come. The zone copies the keys.
 	Heights iter.Seq2[[]byte, uint8]
-	// Taken is called once by a goroutine of the zone, before Done, unless Write returned an error:
-	// Heights will not be used any more. It must not call the zone.
+	// Taken is called once, unless Write returned an error: Heights will not be used any more.
+	// That is soon after Write, as soon as Heights has ended. If the block is dropped, since the
+	// zone was emptied or has failed, it may be called without Heights having been. In every case
+	// it returns before Done is called. The caller is a goroutine of the zone, or Reset or
+	// BeginRestore. It must not call the zone.
 	Taken func()
 	// PinData, if not nil, keeps the state after this block on disk, with the opaque description
 	// that it returns. It is called once at most, by the flusher.
@@ -64,6 +68,7 @@ type Zone struct {
 	log    Logger
 	cache  *pebble.Cache
 	db     *pebble.DB
+	layout byte // FormatVersion, or an older one if it is open for reading only
 	// writerOptions are for tables of the last level.
 	writerOptions sstable.WriterOptions
 
@@ -90,11 +95,15 @@ type Zone struct {
 		safe     *Meta    // the durable state; nil: none
 		restore  *Restore // the one under way; nil: none
 		emptying bool     // by the holder of admin
-		closed   bool
+		// unsettled is the state of a restore that is not in the database yet: it is the safe one
+		// then. nil: there is none. No block is flushed before it is settled.
+		unsettled *unsettled
+		pressed   bool // somebody waits for that; false if there is none
+		closed    bool
 
 		waiting      []*waiting // blocks that no flush has taken, ascending
 		waitingBytes int64      // of them, see bytesOf
-		busy         bool       // the flusher is in a flush, or is reporting its end
+		busy         bool       // the flusher is in a flush, or settles, or is reporting the end
 
 		// The blocks that the flusher has taken and that are not durable.
 		flushing      int
@@ -118,7 +127,8 @@ type Zone struct {
 	}
 }
 
-// Open opens the state zone in dir, which it creates if need be. Of a restore that was interrupted,
+// Open opens the state zone in dir, which it creates if need be, and converts if an older version
+// wrote it. Of a restore that was interrupted,
 // what is of no use is removed, and so are pins that are not whole or of a height that the zone
 // does not reach.
 func Open(dir string, opts Options) (*Zone, error) {
@@ -135,19 +145,38 @@ func Open(dir string, opts Options) (*Zone, error) {
 // open does all but start the flusher.
 func open(dir string, opts Options) (*Zone, error) {
 	opts = opts.withDefaults(dir)
+	layout, err := convertOld(dir, opts)
+	if err != nil {
+		return nil, err
+	}
+	return openLayout(dir, opts, layout)
+}
+
+// stateFolder is the folder of a zone as its messages name it.
+func stateFolder(dir string, opts Options) engine.Folder {
+	wayOut := "remove it with `starlingd unsafe-reset-all` and join again by state sync"
+	if opts.FS.PathBase(dir) == convertMade {
+		wayOut = "remove that folder, which is a copy of what lies beside it, and start again"
+	}
+	return engine.Folder{
+		Zone: "state", Dir: dir, WayOut: wayOut,
+		FS: opts.FS, Logger: opts.Logger,
+	}.WithDefaults()
+}
+
+// openLayout opens a zone of that layout; opts have their defaults.
+func openLayout(dir string, opts Options, layout byte) (*Zone, error) {
 	s := &Zone{
-		dir: dir, opts: opts, log: opts.Logger, cache: pebble.NewCache(opts.CacheBytes),
+		dir: dir, opts: opts, layout: layout, log: opts.Logger, cache: pebble.NewCache(opts.CacheBytes),
 		wake: make(chan struct{}, 1), compacted: make(chan struct{}, 1), flusherDone: make(chan struct{}),
 	}
 	if opts.ReadOnly {
 		close(s.flusherDone)
 	}
 	s.mu.moved, s.failure.done = make(chan struct{}), make(chan struct{})
-	s.guard = &guard{FS: opts.FS, failure: &s.failure, closing: make(chan struct{}), dir: opts.FS.PathDir(opts.FS.PathJoin(dir, "x"))}
-	s.folder = engine.Folder{
-		Zone: "state", Dir: dir, WayOut: "remove it with `starlingd unsafe-reset-all` and join again by state sync",
-		FS: s.guard, Logger: opts.Logger, Background: s.background,
-	}.WithDefaults()
+	s.guard = &guard{FS: opts.FS, failure: &s.failure, closing: make(chan struct{})}
+	s.folder = stateFolder(dir, opts)
+	s.folder.FS, s.folder.Background = s.guard, s.background
 	fatal := s.folder.Fatal
 	if opts.Fatal != nil {
 		fatal = opts.Fatal
@@ -178,6 +207,7 @@ func (s *Zone) pebbleOptions() *pebble.Options {
 		// The flusher itself waits for flushes and compactions, see maxL0: in Pebble it would wait
 		// for ever after a failure.
 		L0StopWritesThreshold: 1 << 20, MemTableStopWritesThreshold: 1 << 20,
+		LBaseMaxBytes:              engine.BaseLevelBytes(min(s.opts.MemTableBytes, uint64(s.opts.FlushBytes))),
 		CompactionConcurrencyRange: func() (int, int) { return 1, max(1, min(4, runtime.GOMAXPROCS(0)/2)) },
 		EventListener: &pebble.EventListener{CompactionEnd: func(pebble.CompactionInfo) {
 			select {
@@ -185,6 +215,9 @@ func (s *Zone) pebbleOptions() *pebble.Options {
 			default:
 			}
 		}},
+	}
+	if s.layout != layout1 {
+		o.Merger = leafMerger
 	}
 	// Filters, so that a lookup by key (Kept.Get) reads one table and not one of each level. The
 	// last level has nine tenths of all keys and is asked last, for what is mostly there.
@@ -212,18 +245,21 @@ func (s *Zone) closeDB() error {
 
 // load reads meta, and wipes data that has none. A restore's folder stays, unless there is a state.
 func (s *Zone) load() error {
-	meta, ok, err := readMeta(s.db)
+	meta, ok, err := readMeta(s.db, s.layout)
 	var newer newerMeta
 	switch {
 	case errors.As(err, &newer):
 		return s.folder.Newer("layout", uint64(newer), FormatVersion)
+	case err != nil && s.layout == layout1 && strings.Contains(err.Error(), "unknown merger "+mergerName):
+		return fmt.Errorf("state folder %s: an older starlingd was started on it: remove its files named OPTIONS-…, in which there are no data, and start again: %w", s.dir, err)
 	case err != nil && (pebble.IsCorruptionError(err) || errors.Is(err, errMetaForm)):
 		return s.folder.Corrupt(err)
 	case err != nil:
 		return s.folder.Err("read meta", err)
 	}
 	if !s.opts.ReadOnly {
-		if err := s.opts.FS.RemoveAll(s.ingestDir()); err != nil {
+		// A conversion beside a state of this layout is of one that was removed since.
+		if err := errors.Join(s.opts.FS.RemoveAll(s.ingestDir()), s.opts.FS.RemoveAll(s.inZone(convertMade))); err != nil {
 			return s.folder.Err("open", err)
 		}
 		if !ok {
@@ -232,18 +268,23 @@ func (s *Zone) load() error {
 			}
 		}
 	}
-	if err := s.loadRestore(ok); err != nil {
+	u, err := s.loadRestore(ok)
+	switch {
+	case err != nil:
 		return s.folder.Err("open", err)
-	}
-	if ok {
+	case ok:
 		s.setSafe(meta)
-		s.generations.push(newGeneration(meta.Height, s.db.NewSnapshot()), s.opts.Generations)
+		s.generations.replace(newGeneration(meta.Height, s.db.NewSnapshot(), s.layout))
+	case u != nil:
+		s.setSafe(u.meta)
+		s.mu.unsettled = u
+		s.generations.replace(newUnsettledGeneration(u.meta.Height, u.set))
 	}
 	return s.loadPins()
 }
 
 // readMeta returns false if there is none.
-func readMeta(r pebble.Reader) (Meta, bool, error) {
+func readMeta(r pebble.Reader, layout byte) (Meta, bool, error) {
 	value, closer, err := r.Get([]byte{kindMeta})
 	if errors.Is(err, pebble.ErrNotFound) {
 		return Meta{}, false, nil
@@ -252,7 +293,7 @@ func readMeta(r pebble.Reader) (Meta, bool, error) {
 		return Meta{}, false, err
 	}
 	defer closer.Close()
-	m, err := decodeMeta(value)
+	m, err := decodeMeta(value, layout)
 	if err != nil {
 		return Meta{}, false, fmt.Errorf("meta: %w", err)
 	}
@@ -332,11 +373,15 @@ func (s *Zone) restart(r *Restore, label []byte) error {
 	s.mu.Lock()
 	old := s.mu.restore
 	s.mu.restore, s.mu.emptying = nil, true
+	if u := s.mu.unsettled; u != nil {
+		u.giveUp()
+		s.settled(u)
+	}
 	left := s.dropWaiting()
 	for s.mu.busy {
 		moved := s.mu.moved
 		s.mu.Unlock()
-		<-moved // the flusher ends a flush in every case but one, in which Pebble ends the process
+		<-moved // the flusher comes back in every case but one, in which Pebble ends the process
 		s.mu.Lock()
 	}
 	s.mu.safe = nil
@@ -348,8 +393,7 @@ func (s *Zone) restart(r *Restore, label []byte) error {
 		old.end()
 	}
 	s.generations.dropAll()
-	s.guard.keep.Store(false)
-	err := s.folder.Err("empty", s.discardRestore())
+	err := s.folder.Err("empty", errors.Join(s.discardRestore(), s.opts.FS.RemoveAll(s.ingestDir())))
 	if err == nil {
 		s.interrupted.Store(false)
 		err = s.wipe()
@@ -377,9 +421,10 @@ func (s *Zone) restart(r *Restore, label []byte) error {
 	return err
 }
 
-// Close makes durable what waits, unless the zone has failed, and releases the folder. It waits for
-// scans and the like to end; a restore that is under way can be resumed once the zone is open
-// again. Pins that are open stay so.
+// Close makes durable what waits, and releases the folder. If the zone has failed, or a restored
+// state is not settled yet (see Settle), what waits is dropped: the zone stays at its safe height,
+// and the next Open settles. Close waits for scans and the like to end; a restore that is under way
+// can be resumed once the zone is open again. Pins that are open stay so.
 func (s *Zone) Close() error {
 	s.mu.Lock()
 	if s.mu.closed {
@@ -387,6 +432,9 @@ func (s *Zone) Close() error {
 		return nil
 	}
 	s.mu.closed = true
+	if u := s.mu.unsettled; u != nil {
+		u.giveUp()
+	}
 	s.moved()
 	s.mu.Unlock()
 	s.wakeFlusher()

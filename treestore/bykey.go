@@ -44,8 +44,8 @@ func (r *records) Record(s avlstar.Subtree, key []byte) (value []byte, ok bool, 
 	}
 	var buf [128]byte
 	name := append(append(buf[:0], s.Hash[:]...), key...)
-	if value, ok := cache.Get(sgc.State, name); ok {
-		return value.([]byte), true, nil
+	if value, ok := cache.GetBytes(sgc.State, name, nil); ok {
+		return value, true, nil
 	}
 	value, ok, err = r.state.Get(key)
 	if err != nil {
@@ -57,7 +57,7 @@ func (r *records) Record(s avlstar.Subtree, key []byte) (value []byte, ok bool, 
 	if !ok || r.deleted.upTo(r.height, key) {
 		return nil, false, nil
 	}
-	cache.Put(sgc.State, name, value, cap(value))
+	cache.PutBytes(sgc.State, name, value)
 	return value, true, nil
 }
 

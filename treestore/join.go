@@ -8,7 +8,6 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
 )
@@ -213,19 +212,11 @@ func (t *joinTarget) Stored(k uint32) []byte {
 	if err != nil {
 		return nil
 	}
-	entry := &m.Entries[k]
-	var data []byte
-	for l, err := range restore.Read(runID(entry)) {
-		if err != nil || uint64(len(data))+record.Bytes(len(l.Key), len(l.Value)) > entry.Root.Bytes {
-			return nil
-		}
-		if data == nil {
-			data = make([]byte, 0, entry.Root.Bytes)
-			l.Height = 0 // as in every chunk
-		}
-		data = record.Append(data, l)
+	records, err := restore.Read(runID(&m.Entries[k]))
+	if err != nil || len(records) == 0 {
+		return nil
 	}
-	return data
+	return records
 }
 
 // Forget implements statesync.Resumer.

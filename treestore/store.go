@@ -34,6 +34,8 @@ type Options struct {
 	// Cache is where pages are kept, shared with the block zone. nil: the whole tree stays in
 	// memory.
 	Cache *sgc.Cache
+	// Index: keys in memory are found by their hashes (avlstar.Version.EnableIndex).
+	Index bool
 }
 
 // Snapshots decides which states stay on disk as pins. *statesync.Manager does.
@@ -57,6 +59,7 @@ type Store struct {
 	log       log.Logger
 	chainID   string
 	failed    func(error)
+	index     bool
 	pages     *Pages  // nil: all of the state stays in memory
 	keeper    *keeper // of the versions that are made, where there are pages
 	scrubber  scrubber
@@ -70,7 +73,7 @@ var _ app.Store = (*Store)(nil)
 
 // New makes a store over a zone that is open.
 func New(o Options) *Store {
-	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed, keeper: newKeeper()}
+	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed, index: o.Index, keeper: newKeeper()}
 	if s.log == nil {
 		s.log = log.NewNopLogger()
 	}
@@ -116,6 +119,9 @@ func (s *Store) Load() (int64, *avlstar.Version, error) {
 
 // begin continues from v, which is durable and which nobody else has yet.
 func (s *Store) begin(height int64, v *avlstar.Version) {
+	if s.index {
+		v.EnableIndex()
+	}
 	if s.pages != nil {
 		s.keeper.begin(height)
 		s.keeper.give(v, s.pages, s.zone, height)
@@ -182,6 +188,9 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 	pins := s.snapshots != nil && s.snapshots.Due(height) && s.pinning.CompareAndSwap(false, true)
 	if pins {
 		block.PinData = func() []byte { return s.snapshots.PinData(height, v) }
+	}
+	if base == nil && s.index {
+		v.EnableIndex()
 	}
 	if s.pages != nil {
 		if base == nil {

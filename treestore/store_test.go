@@ -143,3 +143,39 @@ func TestLoadComparesTheAppHash(t *testing.T) {
 		}
 	}
 }
+
+// With Options.Index, trees that begin with a first block, or with what is on disk, have an index.
+func TestIndex(t *testing.T) {
+	fs := vfs.NewMem()
+	zone := openZone(t, fs)
+	store := New(Options{Zone: zone, ChainID: testChain, Index: true})
+	empty, err := avlstar.Empty(1000)
+	require.NoError(t, err)
+	one := []avlstar.Change{{Key: []byte("one"), Value: []byte("1")}}
+	v, err := empty.Apply(one)
+	require.NoError(t, err)
+	require.NoError(t, store.Commit(1, v, nil, one))
+	requireIndexed := func(v *avlstar.Version) {
+		next, err := v.Apply([]avlstar.Change{{Key: []byte("two"), Value: []byte("2")}})
+		require.NoError(t, err)
+		for range 2 {
+			value, _, err := next.Get([]byte("one"))
+			require.NoError(t, err)
+			require.Equal(t, "1", string(value))
+		}
+		require.Equal(t, uint64(1), next.Memory().Indexed, "before the read")
+		require.Positive(t, next.Memory().IndexBytes)
+		next.Release()
+	}
+	requireIndexed(v)
+	v.Release()
+	empty.Release()
+	require.NoError(t, zone.Close())
+
+	zone = openZone(t, fs)
+	_, v, err = New(Options{Zone: zone, Index: true}).Load()
+	require.NoError(t, err)
+	requireIndexed(v)
+	v.Release()
+	require.NoError(t, zone.Close())
+}

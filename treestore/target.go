@@ -7,11 +7,10 @@ import (
 	"sync"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
 )
 
-// target is where a restored state goes: each chunk becomes a sorted run in the state zone.
+// target is where a restored state goes: each chunk becomes a run in the state zone.
 //
 //	Begin ──► Write, Write, … ──► Build, if paged ──► commit: durable
 //	              └─────────────────────────────────► Abort: the zone is empty again
@@ -64,7 +63,8 @@ func (t *target) Write(k uint32, c *avlstar.Chunk) error {
 	if err != nil {
 		return err
 	}
-	return restore.Add(runID(&m.Entries[k]), statesync.Leaves(m, k, c))
+	entry := &m.Entries[k]
+	return restore.Add(runID(entry), entry.BoundaryHeight, c.Bytes())
 }
 
 // readable ends the writing, so that the zone can be read.

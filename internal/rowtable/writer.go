@@ -27,6 +27,7 @@ import (
 type Writer struct {
 	file   io.Writer
 	prefix byte   // the first byte of every key in the table
+	merger string // the name of the database's merger
 	out    []byte // bytes not written yet; out[0] is at offset written of the file
 	last   []byte // the last key, without its prefix
 
@@ -67,11 +68,12 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 var writers = sync.Pool{New: func() any { return &Writer{out: make([]byte, 0, writeBytes+2*blockBytes)} }}
 
-// New begins a table of keys that all begin with prefix. file remains the caller's.
-func New(file io.Writer, prefix byte) *Writer {
+// New begins a table of keys that all begin with prefix, for a database whose merger has that name:
+// Pebble does not open a table that names another one. file remains the caller's.
+func New(file io.Writer, prefix byte, merger string) *Writer {
 	w := writers.Get().(*Writer)
 	*w = Writer{
-		file: file, prefix: prefix, out: w.out[:0], last: w.last[:0],
+		file: file, prefix: prefix, merger: merger, out: w.out[:0], last: w.last[:0],
 		restarts: w.restarts[:0], index: w.index[:0], indexRestarts: w.indexRestarts[:0],
 	}
 	return w
@@ -86,11 +88,13 @@ func (w *Writer) Recycle() {
 	}
 }
 
-// Add writes a record whose key is prefix ‖ key. Neither slice is kept. It returns ErrOrder, after
-// which the table can be continued, ErrRecordBytes, or an error of the file.
-func (w *Writer) Add(key, value []byte) error {
-	if len(value) > maxRecordBytes || len(key) > maxRecordBytes {
-		return fmt.Errorf("key of %d bytes, value of %d: %w", len(key), len(value), ErrRecordBytes)
+// Add writes a record whose key is prefix ‖ key, and whose value is head ‖ value. No slice is kept.
+// It returns ErrOrder, after which the table can be continued, ErrRecordBytes, or an error of the
+// file.
+func (w *Writer) Add(key, head, value []byte) error {
+	valueBytes := len(head) + len(value)
+	if valueBytes > maxRecordBytes || len(key) > maxRecordBytes {
+		return fmt.Errorf("key of %d bytes, value of %d: %w", len(key), valueBytes, ErrRecordBytes)
 	}
 	shared := 0
 	if w.entries > 0 {
@@ -106,19 +110,19 @@ func (w *Writer) Add(key, value []byte) error {
 	}
 	out := appendUvarint(w.out, uint64(shared))
 	out = appendUvarint(out, uint64(1+len(key)+trailerBytes-shared))
-	out = appendUvarint(out, uint64(len(value)))
+	out = appendUvarint(out, uint64(valueBytes))
 	if shared == 0 {
 		out = append(append(out, w.prefix), key...)
 	} else {
 		out = append(out, key[shared-1:]...)
 	}
 	out = binary.LittleEndian.AppendUint64(out, kindSet)
-	w.out = append(out, value...)
+	w.out = append(append(out, head...), value...)
 	w.last = append(w.last[:0], key...)
 	w.records++
 	w.entries++
 	w.keyBytes += uint64(1 + len(key) + trailerBytes)
-	w.valueBytes += uint64(len(value))
+	w.valueBytes += uint64(valueBytes)
 	if len(w.out)-w.block < blockBytes {
 		return nil
 	}
@@ -222,7 +226,7 @@ func (w *Writer) Finish() (size uint64, crc uint32, err error) {
 		{"rocksdb.filter.size", number(0)},
 		{"rocksdb.index.size", number(uint64(indexBytes) + 5)},
 		{"rocksdb.merge.operands", number(0)},
-		{"rocksdb.merge.operator", []byte("pebble.concatenate")},
+		{"rocksdb.merge.operator", []byte(w.merger)},
 		{"rocksdb.num.data.blocks", number(uint64(len(w.indexRestarts)))},
 		{"rocksdb.num.entries", number(w.entries)},
 		{"rocksdb.num.range-deletions", number(0)},

@@ -9,12 +9,16 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/objstorage"
 	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/stretchr/testify/require"
 )
 
 type record struct{ key, value []byte }
+
+// testMerger is the merger of the database that the tables are for.
+var testMerger = &pebble.Merger{Name: "test.merger", Merge: pebble.DefaultMerger.Merge}
 
 func randomBytes(rng *rand.Rand, n int) []byte {
 	b := make([]byte, 0, n+7)
@@ -61,12 +65,13 @@ func TestTablesArePebbles(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
 			records := randomRecords(rng, 1+rng.IntN(3000))
 			var file bytes.Buffer
-			w := New(&file, 7)
+			w := New(&file, 7, testMerger.Name)
 			for _, r := range records {
-				require.NoError(t, w.Add(r.key, r.value))
+				cut := rng.IntN(len(r.value) + 1)
+				require.NoError(t, w.Add(r.key, r.value[:cut], r.value[cut:]))
 			}
-			require.ErrorIs(t, w.Add(records[len(records)-1].key, nil), ErrOrder)
-			require.ErrorIs(t, w.Add(records[rng.IntN(len(records))].key, nil), ErrOrder)
+			require.ErrorIs(t, w.Add(records[len(records)-1].key, nil, nil), ErrOrder)
+			require.ErrorIs(t, w.Add(records[rng.IntN(len(records))].key, nil, nil), ErrOrder)
 			require.Equal(t, records[len(records)-1].key, w.LastKey())
 			size, crc, err := w.Finish()
 			require.NoError(t, err)
@@ -84,12 +89,15 @@ func requireTable(t *testing.T, b []byte, prefix byte, records []record) {
 	obj := &objstorage.MemObj{}
 	require.NoError(t, obj.Write(b))
 	require.NoError(t, obj.Finish())
-	reader, err := sstable.NewReader(t.Context(), obj, sstable.ReaderOptions{})
+	_, err := sstable.NewReader(t.Context(), obj, sstable.ReaderOptions{})
+	require.ErrorContains(t, err, "unknown merger "+testMerger.Name)
+	reader, err := sstable.NewReader(t.Context(), obj, sstable.ReaderOptions{Merger: testMerger})
 	require.NoError(t, err)
 	require.NoError(t, reader.ValidateBlockChecksums())
 	properties, err := reader.ReadPropertiesBlock(t.Context(), nil)
 	require.NoError(t, err)
 	require.EqualValues(t, len(records), properties.NumEntries)
+	require.Equal(t, testMerger.Name, properties.MergerName)
 	require.Positive(t, properties.NumDataBlocks)
 	require.Less(t, properties.DataSize, uint64(len(b)))
 	format, err := reader.TableFormat()

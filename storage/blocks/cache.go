@@ -1,7 +1,6 @@
 package blocks
 
 import (
-	"bytes"
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
@@ -53,17 +52,11 @@ func newCoherentCache(cache *sgc.Cache) *coherentCache {
 
 // get returns a copy of the value.
 func (c *coherentCache) get(key []byte) ([]byte, bool) {
-	value, ok := c.cache.Get(sgc.Blocks, key)
-	if !ok {
-		return nil, false
-	}
-	kept := value.([]byte)
-	return append(make([]byte, 0, len(kept)), kept...), true
+	return c.cache.GetBytes(sgc.Blocks, key, nil)
 }
 
 func (c *coherentCache) has(key []byte) bool {
-	_, ok := c.cache.Get(sgc.Blocks, key)
-	return ok
+	return c.cache.Has(sgc.Blocks, key)
 }
 
 func (c *coherentCache) beginRead(key []byte) ticket {
@@ -76,12 +69,11 @@ func (c *coherentCache) fill(t ticket, key, value []byte) {
 	if len(value) >= largeValue && c.large[t.hash/stripes%lately].Swap(t.hash) != t.hash {
 		return
 	}
-	kept := bytes.Clone(value)
 	s := &c.stripes[t.hash%stripes]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.writers == 0 && s.generation.Load() == t.generation {
-		c.cache.Put(sgc.Blocks, key, kept, cap(kept))
+		c.cache.PutBytes(sgc.Blocks, key, value)
 	}
 }
 

@@ -106,7 +106,7 @@ func TestLargeValues(t *testing.T) {
 func TestReadsNeverGoBack(t *testing.T) {
 	const keys, versions = 8, 300
 	for name, o := range map[string]Options{
-		"cached": {Cache: sgc.New(1 << 20)}, "thrashing": {Cache: sgc.New(2000)}, "uncached": {},
+		"cached": {Cache: sgc.New(1 << 20)}, "thrashing": {Cache: sgc.New(800)}, "uncached": {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.MemTableBytes = smallMemTable

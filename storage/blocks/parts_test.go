@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage/internal/engine"
 	"github.com/starling-kv/starling/storage/internal/segments"
 	"github.com/starling-kv/starling/storage/sgc"
 )
@@ -611,8 +612,18 @@ func TestMissingSegments(t *testing.T) {
 		}
 	}
 	_, err = Open("zone", Options{FS: fs})
-	require.ErrorIs(t, err, ErrCorrupt)
-	require.ErrorContains(t, err, "and no database")
+	requireDamage(t, err, "marker.manifest")
+	require.Equal(t, all, segmentsIn(t, fs))
+	left, err := fs.List("zone")
+	require.NoError(t, err)
+	require.Len(t, left, len(all), "something was written")
+
+	// A database that another program has begun there since has nothing of them.
+	db, err := pebble.Open("zone", &pebble.Options{FS: fs, FormatMajorVersion: engine.Format})
+	require.NoError(t, err)
+	require.NoError(t, db.Close())
+	_, err = Open("zone", Options{FS: fs})
+	requireDamage(t, err, "and no database")
 	require.Equal(t, all, segmentsIn(t, fs))
 }
 

@@ -125,6 +125,7 @@ func Open(dir string, o Options) (*Zone, error) {
 	}
 	options := &pebble.Options{
 		CacheSize: o.CacheBytes, MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: 4, ReadOnly: o.ReadOnly,
+		LBaseMaxBytes: engine.BaseLevelBytes(o.MemTableBytes),
 	}
 	// most lookups of transactions and hashes are for what is not there
 	for i := range options.Levels {

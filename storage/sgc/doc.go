@@ -1,6 +1,6 @@
 // Package sgc is the space-gaming cache of the ChainKV paper, rebuilt: two zones, state and blocks,
 // compete for one budget of memory, and what each lately missed decides how it is divided. It holds
-// decoded pages and records, and is lost at a restart.
+// decoded pages, as objects, and records, as copies of their bytes; it is lost at a restart.
 //
 //	               budget
 //	├──────── state ───────┼─────── blocks ──────┤
@@ -13,6 +13,10 @@
 //	              │ ◄──too large──── │
 //	              ▼ evicted
 //	           ghosts: only hash and size ──missed, Put again──► protected
+//
+// Keys and records lie in slots of fixed sizes, entries and ghosts in tables without pointers
+// (store draws them). So an entry costs 37 bytes beside its key and value, a ghost 21 more, and the
+// garbage collector looks at neither.
 //
 // It follows ChainKV (section 7.3: real and ghost lists per zone, ghost hits move the border, after
 // ARC) and settles what the paper leaves open:

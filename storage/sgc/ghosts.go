@@ -5,70 +5,107 @@ package sgc
 //	     dropped │ ◄──────────── limit ────────────► │
 //	─────────────┼───────┬──────────────┬────────────┤ evicted: bytes evicted so far
 //	             │       │              │            │
-//	             head    ghost at ──────┴─── depth ──┤
+//	             first   ghost at ──────┴─── depth ──┤
 //
 // The depth of a ghost is how many bytes were evicted since, so how much longer the list would have
 // to be to hold the entry still.
 type ghosts struct {
 	limit   int64
 	evicted int64
-	index   map[uint64]uint64 // hash -> sequence number
-	first   uint64            // sequence number of ring[head]
-	head    int
-	ring    []ghost
+	index   index // of the live ones, by the low halves of their numbers
+	// Those in the window have the numbers [first, next). chunks[0] begins with number base.
+	base, first, next uint64
+	chunks            []*[chunk]ghost
 }
 
+// ghost is an eviction. Two keys may have the same hash: then one of them is taken for the other,
+// which moves a step of budget at most.
 type ghost struct {
-	hash uint64
-	at   int64 // evicted before it; negative (-1-at) once it was hit
+	hash  uint32
+	chain uint32
+	at    int64 // evicted before it, times four, with the flags
 }
+
+const (
+	ghostHit  = 1 << iota // a miss has counted
+	ghostDead             // not in the index any more
+	flagBits  = iota
+)
+
+func (gh *ghost) place() int64 { return gh.at >> flagBits }
 
 func (g *ghosts) init(limit int64) {
-	g.limit = limit
-	g.index = map[uint64]uint64{}
+	*g = ghosts{limit: limit}
+	g.index.init()
 }
 
-func (g *ghosts) add(hash uint64, size int64) {
-	g.index[hash] = g.first + uint64(len(g.ring)-g.head)
-	g.ring = append(g.ring, ghost{hash, g.evicted})
-	g.evicted += size
-	for g.head < len(g.ring) && g.evicted-g.ring[g.head].place() > g.limit {
-		if old := g.ring[g.head].hash; g.index[old] == g.first {
-			delete(g.index, old)
+// number is that of a live ghost by its low half: the window is shorter than 1<<32.
+func (g *ghosts) number(i uint32) uint64 { return g.first + uint64(i-uint32(g.first)) }
+
+func (g *ghosts) at(number uint64) *ghost {
+	from := number - g.base
+	return &g.chunks[from/chunk][from%chunk]
+}
+
+func (g *ghosts) hashOf(i uint32) uint32  { return g.at(g.number(i)).hash }
+func (g *ghosts) linkOf(i uint32) *uint32 { return &g.at(g.number(i)).chain }
+
+// find returns a live ghost and the low half of its number, or none.
+func (g *ghosts) find(hash uint32) (*ghost, uint32) {
+	for i := g.index.first(hash); i != none; {
+		gh := g.at(g.number(i))
+		if gh.hash == hash {
+			return gh, i
 		}
-		g.head++
-		g.first++
+		i = gh.chain
 	}
-	if g.head > len(g.ring)/2 { // each ghost is copied less than once on average
-		g.ring = g.ring[:copy(g.ring, g.ring[g.head:])]
-		g.head = 0
+	return nil, none
+}
+
+func (g *ghosts) push(gh ghost) {
+	if g.next-g.base == uint64(len(g.chunks))*chunk {
+		g.chunks = append(g.chunks, new([chunk]ghost))
+	}
+	g.next++
+	*g.at(g.next - 1) = gh
+}
+
+func (g *ghosts) add(hash uint32, size int64) {
+	g.remove(hash)
+	if uint32(g.next) == none { // that number is left out
+		g.push(ghost{at: g.evicted<<flagBits | ghostDead})
+	}
+	i := uint32(g.next)
+	g.push(ghost{hash: hash, at: g.evicted << flagBits})
+	g.index.add(g, i)
+	g.evicted += size
+	for g.first < g.next && g.evicted-g.at(g.first).place() > g.limit {
+		if g.at(g.first).at&ghostDead == 0 {
+			g.index.remove(g, uint32(g.first))
+		}
+		if g.first++; g.first-g.base == chunk {
+			g.chunks[0] = nil
+			g.chunks, g.base = g.chunks[1:], g.first
+		}
 	}
 }
 
 // hit returns the depth of a ghost, the first time that it is asked for.
-func (g *ghosts) hit(hash uint64) (depth int64, ok bool) {
-	seq, ok := g.index[hash]
-	if !ok {
+func (g *ghosts) hit(hash uint32) (depth int64, ok bool) {
+	gh, _ := g.find(hash)
+	if gh == nil || gh.at&ghostHit != 0 {
 		return 0, false
 	}
-	gh := &g.ring[g.head+int(seq-g.first)]
-	if gh.at < 0 {
-		return 0, false
-	}
-	depth = g.evicted - gh.at
-	gh.at = -1 - gh.at
-	return depth, true
+	gh.at |= ghostHit
+	return g.evicted - gh.place(), true
 }
 
-func (g *ghosts) remove(hash uint64) bool {
-	_, ok := g.index[hash]
-	delete(g.index, hash)
-	return ok
-}
-
-func (gh ghost) place() int64 {
-	if gh.at < 0 {
-		return -1 - gh.at
+func (g *ghosts) remove(hash uint32) bool {
+	gh, i := g.find(hash)
+	if gh == nil {
+		return false
 	}
-	return gh.at
+	g.index.remove(g, i)
+	gh.at |= ghostDead
+	return true
 }

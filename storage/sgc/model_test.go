@@ -1,6 +1,8 @@
 package sgc
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -202,25 +204,60 @@ func requireInvariants(t require.TestingT, c *Cache) {
 			require.GreaterOrEqual(t, c.targetLocked(z), c.minTarget)
 		}
 		total += zo.bytes()
-		entries := 0
-		for _, l := range []*list{&zo.probation, &zo.protected} {
-			bytes := int64(0)
-			for e := l.root.next; e != &l.root; e = e.next {
-				require.Same(t, e, zo.entries[e.hash])
-				require.Same(t, e, e.next.prev)
-				require.Equal(t, l == &zo.protected, e.protected)
-				bytes += e.charge
-				entries++
-			}
-			require.Equal(t, l.bytes, bytes)
-		}
-		require.Len(t, zo.entries, entries)
+		zo.requireInvariants(t)
 		// The ghosts stand for half of the budget at most, and so does the memory behind them.
-		require.LessOrEqual(t, int64(len(zo.ghosts.ring)-zo.ghosts.head)*entryOverhead, c.budget/ghostPart)
-		require.LessOrEqual(t, zo.ghosts.head, max(1, len(zo.ghosts.ring)/2))
-		require.LessOrEqual(t, len(zo.ghosts.index), len(zo.ghosts.ring)-zo.ghosts.head)
+		window := zo.ghosts.next - zo.ghosts.first
+		require.LessOrEqual(t, int64(window)*entryOverhead, c.budget/ghostPart+entryOverhead)
+		require.LessOrEqual(t, uint64(zo.ghosts.index.n), window)
+		require.Less(t, zo.ghosts.first-zo.ghosts.base, uint64(chunk))
 	}
 	require.LessOrEqual(t, total, c.budget)
+}
+
+// requireInvariants checks every link of the store.
+func (s *store) requireInvariants(t require.TestingT) {
+	entries := 0
+	for _, l := range []*list{&s.probation, &s.protected} {
+		bytes, before := int64(0), uint32(none)
+		for e := l.front; e != none; before, e = e, s.entries.at(e).next {
+			at := s.entries.at(e)
+			require.Equal(t, before, at.prev)
+			require.Equal(t, l == &s.protected, at.protected)
+			require.Equal(t, e, *s.index.place(s, e, at.hash))
+			if at.class == outsideClass {
+				require.Equal(t, e, s.outside[at.slot].entry)
+			} else {
+				require.Equal(t, e, binary.LittleEndian.Uint32(s.arena.classes[at.class].at(at.slot)))
+			}
+			bytes += s.chargeAt(e)
+			entries++
+		}
+		require.Equal(t, l.back, before)
+		require.Equal(t, l.bytes, bytes)
+	}
+	require.Equal(t, s.count(), entries)
+	require.EqualValues(t, s.count(), s.index.n)
+	filled := len(s.outside)
+	for _, class := range s.arena.classes {
+		filled += int(class.n)
+		require.Less(t, uint32(len(class.slabs))*class.perSlab, class.n+max(class.perSlab, 1), "a slab is empty")
+	}
+	require.Equal(t, entries, filled)
+}
+
+// numbered is a value of about size bytes that has a number.
+func numbered(n, size int) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, uint64(n)), make([]byte, size)...)
+}
+
+// requireNumbered checks the number of a value that was kept as an object or as bytes.
+func requireNumbered(t require.TestingT, want int, got any) {
+	if value, is := got.([]byte); is {
+		require.GreaterOrEqual(t, len(value), 8)
+		require.EqualValues(t, want, binary.BigEndian.Uint64(value))
+		return
+	}
+	require.Equal(t, want, got)
 }
 
 // The cache does what the model does, operation by operation, although its hashes are others each
@@ -243,19 +280,47 @@ func TestModel(t *testing.T) {
 			z, k, s := zone.Draw(t, "zone"), key.Draw(t, "key"), size.Draw(t, "size")
 			serial++
 			c.Put(z, []byte(k), serial, s)
-			m.put(z, k, serial, charge([]byte(k), s))
+			m.put(z, k, serial, chargeOf(len(k), s))
+		}
+		putBytes := func(t *rapid.T) {
+			z, k, s := zone.Draw(t, "zone"), key.Draw(t, "key"), size.Draw(t, "size")
+			serial++
+			c.PutBytes(z, []byte(k), numbered(serial, s))
+			m.put(z, k, serial, c.mu.zones[z].chargeOfBytes(len(k), len(numbered(serial, s))))
 		}
 		get := func(t *rapid.T) {
 			z, k := zone.Draw(t, "zone"), key.Draw(t, "key")
 			want, wantOK := m.get(z, k)
-			got, ok := c.Get(z, []byte(k))
+			var got any
+			var ok bool
+			switch rapid.IntRange(0, 2).Draw(t, "how") {
+			case 0:
+				got, ok = c.Get(z, []byte(k))
+			case 1:
+				buf, found := c.GetBytes(z, []byte(k), []byte("before"))
+				require.True(t, bytes.HasPrefix(buf, []byte("before")))
+				object := wantOK && len(buf) == len("before")
+				got, ok = buf[len("before"):], found || object
+				if ok && !found {
+					return
+				}
+			default:
+				require.Equal(t, wantOK, c.Has(z, []byte(k)))
+				return
+			}
 			require.Equal(t, wantOK, ok)
 			if ok {
-				require.Equal(t, want, got)
+				requireNumbered(t, want, got)
 			}
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"put": put, "put more": put, "get": get, "get more": get,
+			"put": put, "put bytes": putBytes, "put more": putBytes, "get": get, "get more": get,
+			"clear": func(t *rapid.T) {
+				if z := zone.Draw(t, "zone"); rapid.IntRange(0, 20).Draw(t, "rare") == 0 {
+					c.Clear(z)
+					m.zones[z].probation, m.zones[z].protected, m.zones[z].evictions = nil, nil, nil
+				}
+			},
 			"drop": func(t *rapid.T) {
 				z, k := zone.Draw(t, "zone"), key.Draw(t, "key")
 				c.Drop(z, []byte(k))
@@ -265,7 +330,7 @@ func TestModel(t *testing.T) {
 				z, k, s := zone.Draw(t, "zone"), key.Draw(t, "key"), size.Draw(t, "size")
 				c.Evicted(z, []byte(k), s)
 				if zo := &m.zones[z]; find(zo.probation, k) < 0 && find(zo.protected, k) < 0 {
-					m.evicted(z, k, charge([]byte(k), s))
+					m.evicted(z, k, chargeOf(len(k), s))
 				}
 			},
 			"other": func(t *rapid.T) {
@@ -311,11 +376,16 @@ func TestModelLong(t *testing.T) {
 				want, wantOK := m.get(z, k)
 				got, ok := c.Get(z, []byte(k))
 				require.Equal(t, wantOK, ok)
-				if ok {
-					require.Equal(t, want, got)
-				} else {
+				switch {
+				case ok:
+					requireNumbered(t, want, got)
+				case n%3 == 0:
 					c.Put(z, []byte(k), i, 10*(n%100))
-					m.put(z, k, i, charge([]byte(k), 10*(n%100)))
+					m.put(z, k, i, chargeOf(len(k), 10*(n%100)))
+				default:
+					value := numbered(i, 10*(n%100))
+					c.PutBytes(z, []byte(k), value)
+					m.put(z, k, i, c.mu.zones[z].chargeOfBytes(len(k), len(value)))
 				}
 			}
 			if i%20 == 0 {

@@ -2,6 +2,7 @@ package sgc
 
 import (
 	"hash/maphash"
+	"math"
 	"sync"
 )
 
@@ -38,10 +39,6 @@ const (
 	probationPart = 4 // the capacity / probationPart at least is for entries that were used once
 )
 
-// entryOverhead is what an entry costs besides its key and value: the entry itself, its slot in the
-// map, and a ghost, as there may be as many of them. TestMemory measures it.
-const entryOverhead = 240
-
 // Cache keeps values of two zones within one budget of bytes. All methods may be called
 // concurrently.
 type Cache struct {
@@ -66,23 +63,13 @@ type Cache struct {
 	}
 }
 
-// zone is a segmented LRU list (probation, protected) and its ghosts.
+// zone is what a zone keeps, and its ghosts.
 type zone struct {
-	entries              map[uint64]*entry
-	probation, protected list
-	ghosts               ghosts
-	other                int64 // bytes that the zone uses elsewhere
-	hits, misses         uint64
-	ghostHits            uint64
-}
-
-type entry struct {
-	next, prev *entry
-	hash       uint64
-	key        string
-	value      any
-	charge     int64 // bytes of key, value and overhead
-	protected  bool
+	store
+	ghosts       ghosts
+	other        int64 // bytes that the zone uses elsewhere
+	hits, misses uint64
+	ghostHits    uint64
 }
 
 // Option changes how a cache works.
@@ -132,91 +119,143 @@ func (c *Cache) Clear(z Zone) {
 }
 
 func (zo *zone) clear(budget int64) {
-	zo.entries = map[uint64]*entry{}
-	zo.probation, zo.protected, zo.ghosts = list{}, list{}, ghosts{}
-	zo.probation.init()
-	zo.protected.init()
+	zo.store = newStore(budget)
 	zo.ghosts.init(budget / ghostPart)
 }
 
-// Get returns the value that the zone keeps under key. A miss whose key was evicted lately moves
-// budget to the zone.
+// hash has half of maphash's bits: keys are compared.
+func (c *Cache) hash(key []byte) uint32 { return uint32(maphash.Bytes(c.seed, key)) }
+
+// Get returns the value that the zone keeps under key, which nobody may change. A miss whose key
+// was evicted lately moves budget to the zone.
 func (c *Cache) Get(z Zone, key []byte) (any, bool) {
-	hash := maphash.Bytes(c.seed, key)
+	hash := c.hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if value, ok := c.hit(z, hash, key); ok {
-		return value, true
-	}
-	zo := &c.mu.zones[z]
-	zo.misses++
-	if depth, ok := zo.ghosts.hit(hash); ok {
-		zo.ghostHits++
-		c.move(z, depth)
+	if e := c.lookUp(z, hash, key, true); e != none {
+		return c.mu.zones[z].valueOf(e), true
 	}
 	return nil, false
 }
 
 // Peek is Get for a key that is only one of several ways to an answer: a miss is not counted.
 func (c *Cache) Peek(z Zone, key []byte) (any, bool) {
-	hash := maphash.Bytes(c.seed, key)
+	hash := c.hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.hit(z, hash, key)
-}
-
-// hit returns the value under key, if there is one, and counts that. The caller holds c.mu.
-func (c *Cache) hit(z Zone, hash uint64, key []byte) (any, bool) {
-	zo := &c.mu.zones[z]
-	if e := zo.entries[hash]; e != nil && e.key == string(key) {
-		zo.hits++
-		zo.use(e, c.capacity(z))
-		return e.value, true
+	if e := c.lookUp(z, hash, key, false); e != none {
+		return c.mu.zones[z].valueOf(e), true
 	}
 	return nil, false
+}
+
+// Has is Get without the value.
+func (c *Cache) Has(z Zone, key []byte) bool {
+	hash := c.hash(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lookUp(z, hash, key, true) != none
+}
+
+// GetBytes is Get for values of PutBytes. It appends a copy of the value to buf, which may be nil;
+// what it returns is nil only if there is no value.
+func (c *Cache) GetBytes(z Zone, key, buf []byte) ([]byte, bool) {
+	hash := c.hash(key)
+	c.mu.Lock()
+	e := c.lookUp(z, hash, key, true)
+	if e == none {
+		c.mu.Unlock()
+		return buf, false
+	}
+	value, lasting, ok := c.mu.zones[z].bytesOf(e)
+	if lasting {
+		c.mu.Unlock() // a large value is copied beside others' calls
+	} else {
+		defer c.mu.Unlock()
+	}
+	if !ok {
+		return buf, false
+	}
+	if buf == nil {
+		buf = make([]byte, 0, len(value))
+	}
+	return append(buf, value...), true
+}
+
+// lookUp returns the entry of a key, as used now, or none; a miss is counted if count is set. The
+// caller holds c.mu.
+func (c *Cache) lookUp(z Zone, hash uint32, key []byte, count bool) uint32 {
+	zo := &c.mu.zones[z]
+	if e := zo.find(hash, key); e != none {
+		zo.hits++
+		zo.use(e, c.capacity(z))
+		return e
+	}
+	if count {
+		zo.misses++
+		if depth, ok := zo.ghosts.hit(hash); ok {
+			zo.ghostHits++
+			c.move(z, depth)
+		}
+	}
+	return none
 }
 
 // Put keeps value under key. size is the memory that value holds; the key and the cache's own
 // memory are added. A value larger than an eighth of the budget, or a quarter of what the zone's
 // lists may hold, is not kept; what was kept under the key is dropped.
 func (c *Cache) Put(z Zone, key []byte, value any, size int) {
-	hash := maphash.Bytes(c.seed, key)
-	charge := charge(key, size)
+	hash := c.hash(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	charge := chargeOf(len(key), size)
+	if again, keep := c.admit(z, hash, key, charge); keep {
+		c.mu.zones[z].addObject(hash, key, value, charge, again)
+		c.fit(z)
+	}
+}
+
+// PutBytes is Put with a copy of bytes. It lies with its key in a slot, unless it is large.
+func (c *Cache) PutBytes(z Zone, key, value []byte) {
+	hash := c.hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	zo := &c.mu.zones[z]
-	again := zo.ghosts.remove(hash)
-	if e := zo.entries[hash]; e != nil {
-		again = again || e.protected
+	if again, keep := c.admit(z, hash, key, zo.chargeOfBytes(len(key), len(value))); keep {
+		zo.addBytes(hash, key, value, again)
+		c.fit(z)
+	}
+}
+
+// admit makes way for an entry: what is kept under its key goes. keep: it is to be added; again: it
+// is known to be used repeatedly. The caller holds c.mu.
+func (c *Cache) admit(z Zone, hash uint32, key []byte, charge int64) (again, keep bool) {
+	zo := &c.mu.zones[z]
+	again = zo.ghosts.remove(hash)
+	if e := zo.find(hash, key); e != none {
+		again = again || zo.entries.at(e).protected
 		zo.remove(e)
 	}
-	if charge > c.tooLarge {
-		return
+	if charge > c.tooLarge || zo.entries.n == math.MaxUint32 {
+		return again, false
 	}
 	if charge > c.capacity(z)/largestOfZone {
 		zo.ghosts.add(hash, charge) // a zone with more budget would keep it
-		return
+		return again, false
 	}
-	e := &entry{hash: hash, key: string(key), value: value, charge: charge, protected: again}
-	zo.entries[hash] = e
-	zo.list(e).pushFront(e)
-	c.fit(z)
-}
-
-func charge(key []byte, size int) int64 {
-	return int64(max(size, 0)) + int64(len(key)) + entryOverhead
+	return again, true
 }
 
 // Drop removes what the zone keeps under key.
 func (c *Cache) Drop(z Zone, key []byte) {
-	hash := maphash.Bytes(c.seed, key)
+	hash := c.hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	zo := &c.mu.zones[z]
 	// Its ghost goes as well: a larger cache would have dropped it too, so the next miss is none
 	// that space would have avoided.
 	zo.ghosts.remove(hash)
-	if e := zo.entries[hash]; e != nil {
+	if e := zo.find(hash, key); e != none {
 		zo.remove(e)
 	}
 }
@@ -224,11 +263,11 @@ func (c *Cache) Drop(z Zone, key []byte) {
 // Evicted tells that the zone gave up an entry that it kept outside of the cache (see SetOther). If
 // Get asks for it soon, that counts like an entry evicted from the cache.
 func (c *Cache) Evicted(z Zone, key []byte, size int) {
-	hash := maphash.Bytes(c.seed, key)
+	hash := c.hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if zo := &c.mu.zones[z]; zo.entries[hash] == nil {
-		zo.ghosts.add(hash, charge(key, size))
+	if zo := &c.mu.zones[z]; zo.find(hash, key) == none {
+		zo.ghosts.add(hash, chargeOf(len(key), size))
 	}
 }
 
@@ -292,70 +331,25 @@ func (c *Cache) fit(z Zone) {
 	zo, capacity := &c.mu.zones[z], c.capacity(z)
 	for zo.bytes() > capacity {
 		zo.balance(capacity)
-		e := zo.probation.back()
-		if e == nil {
-			e = zo.protected.back()
+		e := zo.probation.back
+		if e == none {
+			e = zo.protected.back
 		}
+		hash, charge := zo.hashOf(e), zo.chargeAt(e)
 		zo.remove(e)
-		zo.ghosts.add(e.hash, e.charge)
+		zo.ghosts.add(hash, charge)
 	}
-}
-
-func (zo *zone) bytes() int64 { return zo.probation.bytes + zo.protected.bytes }
-
-func (zo *zone) list(e *entry) *list {
-	if e.protected {
-		return &zo.protected
-	}
-	return &zo.probation
-}
-
-func (zo *zone) remove(e *entry) {
-	zo.list(e).remove(e)
-	delete(zo.entries, e.hash)
 }
 
 // use notes a hit.
-func (zo *zone) use(e *entry, capacity int64) {
-	zo.list(e).remove(e)
-	e.protected = true
-	zo.protected.pushFront(e)
+func (zo *zone) use(e uint32, capacity int64) {
+	zo.store.move(e, true)
 	zo.balance(capacity)
 }
 
 // balance keeps the protected segment within its share.
 func (zo *zone) balance(capacity int64) {
 	for limit := capacity - capacity/probationPart; zo.protected.bytes > limit; {
-		e := zo.protected.back()
-		zo.protected.remove(e)
-		e.protected = false
-		zo.probation.pushFront(e)
+		zo.store.move(zo.protected.back, false)
 	}
-}
-
-// list is a doubly linked list of entries in a ring around root.
-type list struct {
-	root  entry
-	bytes int64
-}
-
-func (l *list) init() { l.root.next, l.root.prev = &l.root, &l.root }
-
-func (l *list) back() *entry {
-	if l.root.prev == &l.root {
-		return nil
-	}
-	return l.root.prev
-}
-
-func (l *list) pushFront(e *entry) {
-	e.prev, e.next = &l.root, l.root.next
-	e.prev.next, e.next.prev = e, e
-	l.bytes += e.charge
-}
-
-func (l *list) remove(e *entry) {
-	e.prev.next, e.next.prev = e.next, e.prev
-	e.next, e.prev = nil, nil
-	l.bytes -= e.charge
 }

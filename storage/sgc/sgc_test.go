@@ -1,9 +1,9 @@
 package sgc
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
-	"hash/maphash"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -68,7 +68,7 @@ func TestTooLarge(t *testing.T) {
 	c.Put(State, []byte("a"), 2, 10_000)
 	_, ok := c.Get(State, []byte("a"))
 	require.False(t, ok) // the old value is not kept either
-	c.Put(State, []byte("a"), 3, 10_000-1-entryOverhead)
+	c.Put(State, []byte("a"), 3, 10_000-entryOverhead-outsideOverhead-leastSlot)
 	value, ok := c.Get(State, []byte("a"))
 	require.True(t, ok)
 	require.Equal(t, 3, value)
@@ -131,11 +131,12 @@ func TestMemory(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc)
 	}
+	prefix := make([]byte, 12) // the keys have 20 bytes
 	before := heap()
 	c := New(budget)
 	for i := range 1 << 17 {
 		for z := range numZones {
-			c.Put(z, key64(i), make([]byte, 100), 100+24) // the slice is boxed
+			c.PutBytes(z, append(prefix, key64(i)...), make([]byte, 100))
 		}
 	}
 	used := heap() - before
@@ -143,6 +144,9 @@ func TestMemory(t *testing.T) {
 	t.Logf("budget %d, accounted %d, used %d; entries %d, ghosts %d", budget, s.Zones[0].Bytes+s.Zones[1].Bytes, used,
 		s.Zones[0].Entries+s.Zones[1].Entries, s.Zones[0].Ghosts+s.Zones[1].Ghosts)
 	require.Less(t, used, int64(budget*21/20))
+	entries := s.Zones[0].Entries + s.Zones[1].Entries
+	require.LessOrEqual(t, used/int64(entries)-120, int64(80), "bytes an entry, with a ghost, beside key and value")
+	require.GreaterOrEqual(t, 2*(s.Zones[0].Ghosts+s.Zones[1].Ghosts), entries, "too few ghosts for the measurement")
 	runtime.KeepAlive(c)
 }
 
@@ -166,11 +170,20 @@ func TestConcurrent(t *testing.T) {
 						t.Error("target above the budget")
 					}
 				case 4, 5, 6, 7:
-					c.Put(z, key64(k), k, rng.IntN(3000))
+					if k%2 == 0 {
+						c.Put(z, key64(k), k, rng.IntN(3000))
+					} else {
+						c.PutBytes(z, key64(k), bytes.Repeat([]byte{byte(k)}, 1+k%9*500))
+					}
 				case 8:
 					c.Stats()
 				default:
-					if value, ok := c.Get(z, key64(k)); ok && value != k {
+					if k%2 != 0 {
+						value, ok := c.GetBytes(z, key64(k), nil)
+						if ok && !bytes.Equal(value, bytes.Repeat([]byte{byte(k)}, 1+k%9*500)) {
+							t.Errorf("seed %d: got %x for %d", seed, value, k)
+						}
+					} else if value, ok := c.Get(z, key64(k)); ok && value != k {
 						t.Errorf("seed %d: got %v for %d", seed, value, k)
 					}
 				}
@@ -203,25 +216,59 @@ func BenchmarkHit(b *testing.B) {
 	})
 }
 
-func BenchmarkPutEvict(b *testing.B) {
-	c := New(16 << 20)
-	value := any(make([]byte, 1000))
+// Records of 100 bytes, which are copied.
+func BenchmarkHitBytes(b *testing.B) {
+	c := New(64 << 20)
+	var keys [1024][]byte
+	for i := range keys {
+		keys[i] = fmt.Appendf(nil, "account/%012d", i)
+		c.PutBytes(State, keys[i], make([]byte, 100))
+	}
+	var buf []byte
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		c.Put(State, key64(i), value, 1000)
+		buf, _ = c.GetBytes(State, keys[i%len(keys)], buf[:0])
 	}
 }
 
-// Two keys of one hash, which nobody can choose but chance may: the one is never answered with the
-// value of the other.
+func BenchmarkPutEvict(b *testing.B) {
+	value := make([]byte, 1000)
+	b.Run("object", func(b *testing.B) {
+		c := New(16 << 20)
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			c.Put(State, key64(i), value, 1000)
+		}
+	})
+	b.Run("bytes", func(b *testing.B) {
+		c := New(16 << 20)
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			c.PutBytes(State, key64(i), value)
+		}
+	})
+}
+
+// Keys of one hash, of which chance makes some: the one is never answered with the value of the
+// other, and both are kept.
 func TestKeysOfOneHash(t *testing.T) {
-	c := New(1 << 20)
-	c.Put(State, []byte("kept"), "value", 10)
-	zo := &c.mu.zones[State]
-	kept, other := maphash.Bytes(c.seed, []byte("kept")), maphash.Bytes(c.seed, []byte("other"))
-	zo.entries[other] = zo.entries[kept]
-	_, ok := c.Get(State, []byte("other"))
-	require.False(t, ok)
+	s := newStore(1 << 20)
+	for i := range 10 {
+		s.addBytes(7, key64(i), key64(100+i), false)
+	}
+	s.requireInvariants(t)
+	s.remove(s.find(7, key64(3)))
+	s.requireInvariants(t)
+	for i := range 12 {
+		e := s.find(7, key64(i))
+		if i == 3 || i >= 10 {
+			require.EqualValues(t, none, e)
+			continue
+		}
+		value, _, ok := s.bytesOf(e)
+		require.True(t, ok)
+		require.Equal(t, key64(100+i), value)
+	}
 }
 
 // A miss of Peek neither counts nor moves budget; a hit is one of Get.
@@ -240,4 +287,29 @@ func TestPeek(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, 7, value)
 	require.EqualValues(t, 1, c.Stats().Zones[State].Hits)
+}
+
+// What GetBytes returns is the caller's: in a slot, outside of one, and if it is empty. What
+// PutBytes was given may change afterwards.
+func TestBytesAreCopies(t *testing.T) {
+	c := New(1 << 20)
+	for _, size := range []int{0, 1, 100, 4 << 10, 20 << 10} {
+		key, value := key64(size), bytes.Repeat([]byte{7}, size)
+		c.PutBytes(State, key, value)
+		want := bytes.Clone(value)
+		clear(value)
+		got, ok := c.GetBytes(State, key, nil)
+		require.True(t, ok)
+		require.NotNil(t, got)
+		require.True(t, bytes.Equal(want, got))
+		clear(got)
+		again, ok := c.GetBytes(State, key, []byte("before"))
+		require.True(t, ok)
+		require.Equal(t, "before"+string(want), string(again))
+		c.PutBytes(State, key, []byte("another"))
+		require.Equal(t, "before"+string(want), string(again))
+	}
+	got, ok := c.GetBytes(State, []byte("unknown"), nil)
+	require.False(t, ok)
+	require.Nil(t, got)
 }

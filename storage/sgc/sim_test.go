@@ -1,6 +1,7 @@
 package sgc
 
 import (
+	golist "container/list"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -130,32 +131,35 @@ func replay(w *world, all []request, c simCache) float64 {
 
 // plainLRU is one list for both zones, as a shared block cache is.
 type plainLRU struct {
-	order   list
-	entries map[string]*entry
+	order   *golist.List // of *plainEntry, from the most recently used one on
+	entries map[string]*golist.Element
+	bytes   int64
+}
+
+type plainEntry struct {
+	key    string
+	charge int64
 }
 
 func newPlainLRU() *plainLRU {
-	p := &plainLRU{entries: map[string]*entry{}}
-	p.order.init()
-	return p
+	return &plainLRU{order: golist.New(), entries: map[string]*golist.Element{}}
 }
 
 func (p *plainLRU) Get(z Zone, key []byte) (any, bool) {
 	e, ok := p.entries[string(append(key, byte(z)))]
 	if ok {
-		p.order.remove(e)
-		p.order.pushFront(e)
+		p.order.MoveToFront(e)
 	}
 	return nil, ok
 }
 
 func (p *plainLRU) Put(z Zone, key []byte, _ any, size int) {
-	e := &entry{key: string(append(key, byte(z))), charge: charge(key, size)}
-	p.entries[e.key] = e
-	for p.order.pushFront(e); p.order.bytes > simBudget; {
-		last := p.order.back()
-		p.order.remove(last)
+	e := &plainEntry{key: string(append(key, byte(z))), charge: chargeOf(len(key), size)}
+	p.entries[e.key] = p.order.PushFront(e)
+	for p.bytes += e.charge; p.bytes > simBudget; {
+		last := p.order.Remove(p.order.Back()).(*plainEntry)
 		delete(p.entries, last.key)
+		p.bytes -= last.charge
 	}
 }
 

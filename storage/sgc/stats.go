@@ -28,7 +28,7 @@ func (c *Cache) Stats() Stats {
 		zo := &c.mu.zones[z]
 		s.Zones[z] = ZoneStats{
 			Hits: zo.hits, Misses: zo.misses, GhostHits: zo.ghostHits,
-			Entries: len(zo.entries), Bytes: zo.bytes(), Ghosts: len(zo.ghosts.index),
+			Entries: zo.count(), Bytes: zo.bytes(), Ghosts: int(zo.ghosts.index.n),
 			Target: c.targetLocked(z), Other: zo.other,
 		}
 	}

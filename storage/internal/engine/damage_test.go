@@ -181,3 +181,30 @@ func TestMissingFiles(t *testing.T) {
 		require.ErrorContains(t, err, wayOut)
 	}
 }
+
+// Segments whose database is gone, or whose list of files is not named any more, are refused before
+// anything is written beside them.
+func TestSegmentsWithoutADatabase(t *testing.T) {
+	for _, kept := range []string{"", "marker.format-version"} {
+		fs, _, _ := written(t)
+		names, err := fs.List("zone")
+		require.NoError(t, err)
+		for _, name := range names {
+			if kept == "" || !strings.HasPrefix(name, kept) {
+				require.NoError(t, fs.Remove("zone/"+name))
+			}
+		}
+		segment, err := fs.Create("zone/000001"+SegmentSuffix, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		require.NoError(t, segment.Close())
+		before, err := fs.List("zone")
+		require.NoError(t, err)
+		_, err = openFolder(fs)
+		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorContains(t, err, "marker.manifest")
+		require.ErrorContains(t, err, wayOut)
+		after, err := fs.List("zone")
+		require.NoError(t, err)
+		require.ElementsMatch(t, before, after)
+	}
+}

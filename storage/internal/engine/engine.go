@@ -16,6 +16,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,6 +43,11 @@ var (
 // Format is pinned, so that a newer Pebble does not make data unreadable for the program that wrote
 // it.
 const Format = pebble.FormatValueSeparation
+
+// BaseLevelBytes is the size of the level that L0 is compacted into, for flushes of that many
+// bytes: a compaction out of L0 rewrites most of that level where keys are random, so it must not
+// be many times what comes from L0. docs/decisions/0042-small-base-level.md has figures.
+func BaseLevelBytes(flush uint64) int64 { return int64(min(8*flush, 64<<20)) }
 
 // Logger takes what a zone and the database under it have to say, as a message with pairs of keys
 // and values. *slog.Logger and CometBFT's logger are ones. It is called concurrently.
@@ -120,9 +126,12 @@ func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	if err != nil {
 		return nil, f.openErr(there, err)
 	}
+	if name := f.Merger(); o.Merger != nil && name != o.Merger.Name && ours.MatchString(name) {
+		return nil, f.newer(fmt.Sprintf("merger %s, this program knows %s", name, o.Merger.Name))
+	}
 	db, err := open(f.Dir, o)
 	if err != nil {
-		if damaged := f.damagedOptions(); damaged != nil {
+		if damaged := f.damagedOptions(o.Merger); damaged != nil {
 			return nil, damaged
 		}
 		return nil, f.openErr(there, err)
@@ -145,10 +154,25 @@ func (f Folder) openErr(there bool, err error) error {
 
 // damagedOptions returns an ErrCorrupt if the database's newest file of options, which Pebble
 // compares with those that it is given, cannot be read as one. No data are in it.
-func (f Folder) damagedOptions() error {
+func (f Folder) damagedOptions(merger *pebble.Merger) error {
+	path, text := f.options()
+	if path == "" {
+		return nil
+	}
+	known := &pebble.Options{Merger: merger} // no zone changes what else is compared
+	known.EnsureDefaults()
+	if err := known.CheckCompatibility(f.Dir, text); err != nil {
+		return fmt.Errorf("%s folder %s is %w: file %s: %w: remove that file, in which there are no data, and start again", f.Zone, f.Dir, ErrCorrupt, path, err)
+	}
+	return nil
+}
+
+// options returns path and contents of the database's newest file of options; empty: it cannot be
+// read, or there is none.
+func (f Folder) options() (path, text string) {
 	names, err := f.FS.List(f.Dir)
 	if err != nil {
-		return nil
+		return "", ""
 	}
 	newest := ""
 	for _, name := range names {
@@ -156,28 +180,37 @@ func (f Folder) damagedOptions() error {
 			newest = name
 		}
 	}
-	path := f.FS.PathJoin(f.Dir, newest)
+	path = f.FS.PathJoin(f.Dir, newest)
 	file, err := f.FS.Open(path)
 	if newest == "" || err != nil {
-		return nil
+		return "", ""
 	}
 	defer file.Close()
-	text, err := io.ReadAll(file)
+	b, err := io.ReadAll(file)
 	if err != nil {
-		return nil
+		return "", ""
 	}
-	ours := &pebble.Options{} // no zone changes what is compared
-	ours.EnsureDefaults()
-	if err := ours.CheckCompatibility(f.Dir, string(text)); err != nil {
-		return fmt.Errorf("%s folder %s is %w: file %s: %w: remove that file, in which there are no data, and start again", f.Zone, f.Dir, ErrCorrupt, path, err)
+	return path, string(b)
+}
+
+// Merger returns the name of the database's merger, by which its layout can be told before it is
+// opened; empty: there is no database yet, or its file of options does not say.
+func (f Folder) Merger() string {
+	f = f.WithDefaults()
+	_, text := f.options()
+	for line := range strings.Lines(text) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "merger="); ok {
+			return name
+		}
 	}
-	return nil
+	return ""
 }
 
 // check refuses a database of a newer format than the pinned one: Pebble's own error for what it
 // does not know is of no kind, and what it does know beyond ours was not written by this program.
 // It also refuses one whose list of files is not named any more: Pebble would begin a new one, and
-// remove the tables. there is false if there is no database yet.
+// remove the tables; the values in segments would be lost with it. there is false if there is no
+// database yet.
 func (f Folder) check() (there bool, err error) {
 	names, err := f.FS.List(f.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -194,12 +227,15 @@ func (f Folder) check() (there bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	// A new database has the list's marker, durably, before the other one and before tables.
-	tables := slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, ".sst") })
+	// A new database has the list's marker, durably, before the other one, and before tables and
+	// segments.
+	data := slices.ContainsFunc(names, func(name string) bool {
+		return strings.HasSuffix(name, ".sst") || strings.HasSuffix(name, SegmentSuffix)
+	})
 	switch {
-	case list == "" && (format != "" || tables):
+	case list == "" && (format != "" || data):
 		return true, f.Corrupt(errors.New("the file marker.manifest.… is missing, which says what its list of files is"))
-	case format == "" && tables:
+	case format == "" && data:
 		return true, f.Corrupt(errors.New("the file marker.format-version.… is missing, which says how it is to be read"))
 	case format == "":
 		return false, nil
@@ -214,6 +250,10 @@ func (f Folder) check() (there bool, err error) {
 	return true, nil
 }
 
+// SegmentSuffix ends the names of the files in which package segments keeps large values of a
+// database, in its folder.
+const SegmentSuffix = ".seg"
+
 // The files in which Pebble keeps the format of a database (format_major_version.go) and the name
 // of its list of files (version_set.go) are called marker.NAME.COUNT.VALUE.
 const (
@@ -223,9 +263,16 @@ const (
 
 // Newer is an ErrNewerFormat about something in the folder.
 func (f Folder) Newer(what string, found, known uint64) error {
-	return fmt.Errorf("%s folder %s was %w: %s %d, this program knows up to %d: use the starlingd that wrote it, or a newer one (`starlingd version --long` "+
-		"shows what one knows), or remove the home's data with `starlingd unsafe-reset-all` and join again", f.Zone, f.Dir, ErrNewerFormat, what, found, known)
+	return f.newer(fmt.Sprintf("%s %d, this program knows up to %d", what, found, known))
 }
+
+func (f Folder) newer(what string) error {
+	return fmt.Errorf("%s folder %s was %w: %s: use the starlingd that wrote it, or a newer one (`starlingd version --long` "+
+		"shows what one knows), or remove the home's data with `starlingd unsafe-reset-all` and join again", f.Zone, f.Dir, ErrNewerFormat, what)
+}
+
+// ours are the names of mergers that programs like this one give, or will.
+var ours = regexp.MustCompile(`^starling\.[a-z]+\.v[0-9]+$`)
 
 // open returns the errors that Pebble panics with.
 func open(dir string, o *pebble.Options) (_ *pebble.DB, err error) {

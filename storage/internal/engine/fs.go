@@ -33,6 +33,20 @@ func (f *folderFS) Lock(name string) (io.Closer, error) {
 	return lock, err
 }
 
+// Lock locks a folder as opening its database does, by the file LOCK in it.
+func Lock(fs vfs.FS, dir string) (io.Closer, error) {
+	return (&folderFS{FS: fs}).Lock(fs.PathJoin(dir, lockFile))
+}
+
+// IsLock reports whether a file in a database's folder is the one that locks it.
+func IsLock(name string) bool { return name == lockFile }
+
+// IsListMarker reports whether a file in a database's folder names its list of files. Without one,
+// Open refuses what is left of the database.
+func IsListMarker(name string) bool { return strings.HasPrefix(name, "marker."+listMarker+".") }
+
+const lockFile = "LOCK" // Pebble's
+
 func (f *folderFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	if strings.HasPrefix(f.PathBase(name), "marker.") {
 		if err := SyncDir(f.FS, f.PathDir(name)); err != nil {

@@ -127,7 +127,7 @@ func Numbers(fsys vfs.FS, dir string) ([]uint32, error) {
 	return numbers, nil
 }
 
-const suffix = ".seg"
+const suffix = engine.SegmentSuffix
 
 func fileName(number uint32) string { return fmt.Sprintf("%06d"+suffix, number) }
 
