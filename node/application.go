@@ -47,6 +47,9 @@ type ApplicationOptions struct {
 	// KeepRestored: a restored state that no block belongs to is kept, for the next join to resume.
 	KeepRestored bool
 
+	// Converting is storage.Options.Converting.
+	Converting func(done, total uint64) error
+
 	fs vfs.FS // of the state zone; nil: the operating system's
 }
 
@@ -104,7 +107,7 @@ func (a *Application) scrub(bytesPerSecond int64) {
 func openState(o ApplicationOptions) (*storage.Zone, error) {
 	c := o.Config.Storage
 	return storage.Open(config.StateDir(o.DataDir), storage.Options{
-		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess,
+		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Converting: o.Converting,
 		CacheBytes: c.DatabaseCache(), PinDir: config.SnapshotsDir(o.DataDir),
 		FlushBlocks: c.FlushBlocks, FlushBytes: c.FlushBytes, FlushInterval: c.FlushInterval,
 		MaxLagBlocks: c.MaxLagBlocks, MaxLagBytes: c.MaxLagBytes, Generations: !c.StateInMemory,
@@ -130,7 +133,7 @@ func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
 		}
 	}
 	var (
-		store        = treestore.Options{Zone: state, Logger: o.Logger.With("module", "storage"), Failed: o.Failed}
+		store        = treestore.Options{Zone: state, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Index: o.Config.State.Index}
 		appMetrics   = app.NopMetrics()
 		syncMetrics  *statesync.Metrics
 		interval     int64
@@ -201,11 +204,17 @@ func (s joinState) Paged() bool                  { return s.store.Paged() }
 func (s joinState) Replace()                     { s.target.Replace() }
 func (s joinState) SnapshotInterval() int64      { return s.interval }
 
-// StopJoining ends a restore, so that no snapshot call waits any longer. No snapshot is served
-// afterwards.
-func (a *Application) StopJoining() error { return a.snapshots.Close() }
+// StopJoining ends a restore, so that no snapshot call waits any longer, and the settling of a
+// state that was joined, so that no Commit waits for it. No snapshot is served afterwards.
+func (a *Application) StopJoining() error {
+	err := a.snapshots.Close()
+	a.state.StopSettling()
+	return err
+}
 
-// Close makes durable what waits and closes the state zone. No call may be in progress.
+// Close makes durable what waits and closes the state zone. No call may be in progress. If a state
+// that was joined is not settled yet, the blocks since then are executed again at the next start,
+// as after a kill.
 func (a *Application) Close() error {
 	a.stopScrub()
 	return errors.Join(a.snapshots.Close(), a.state.Close())

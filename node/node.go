@@ -46,6 +46,7 @@ type options struct {
 	wrap          func(abci.Application) abci.Application
 	wrapTransport func(transport.Handler) transport.Handler
 	progress      func(join.Progress)
+	converting    func(done, total uint64)
 	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
 	joinTimes     join.Times // of tests
 	faults        faults     // of tests
@@ -72,6 +73,12 @@ func WithTransport(wrap func(transport.Handler) transport.Handler) Option {
 // WithJoinProgress calls f, one call at a time, while the node joins over the transport.
 func WithJoinProgress(f func(join.Progress)) Option {
 	return func(o *options) { o.progress = f }
+}
+
+// WithConversionProgress calls f, one call at a time, while New converts a state that an older
+// version wrote, with bytes.
+func WithConversionProgress(f func(done, total uint64)) Option {
+	return func(o *options) { o.converting = f }
 }
 
 // WithApp wraps the application that CometBFT calls.
@@ -145,7 +152,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		return err
 	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
-	if err := n.openApplication(have, onlyValidator, o.faults.state); err != nil {
+	if err := n.openApplication(ctx, have, onlyValidator, o); err != nil {
 		return err
 	}
 	n.serving = newServing(n.config, n.genesis, n.log)
@@ -266,7 +273,7 @@ func (n *Node) readFailed(err error) {
 
 // openApplication rebuilds the tree. The error is comet.ErrPastHalt if there is nothing to do
 // before halt_height.
-func (n *Node) openApplication(have comet.Heights, onlyValidator bool, fs vfs.FS) (err error) {
+func (n *Node) openApplication(ctx context.Context, have comet.Heights, onlyValidator bool, options options) (err error) {
 	halt := n.config.App.HaltHeight
 	if have.State != halt { // else that block may have to be executed again, to become durable
 		if err := comet.CheckHalt(halt, have.State); err != nil {
@@ -276,7 +283,13 @@ func (n *Node) openApplication(have comet.Heights, onlyValidator bool, fs vfs.FS
 	o := ApplicationOptions{
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
 		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
-		KeepRestored: join.Allowed(n.config, onlyValidator), fs: fs,
+		KeepRestored: join.Allowed(n.config, onlyValidator), fs: options.faults.state,
+	}
+	o.Converting = func(done, total uint64) error {
+		if options.converting != nil {
+			options.converting(done, total)
+		}
+		return ctx.Err()
 	}
 	if n.config.CometBFT.Instrumentation.Prometheus {
 		o.Metrics = prometheus.DefaultRegisterer

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
@@ -117,14 +116,14 @@ func asRestored(t *testing.T, home string) {
 	defer state.Close()
 	meta, ok := state.Meta()
 	require.True(t, ok)
-	var leaves []avlstar.Leaf
+	var records []byte
 	for l, err := range state.Scan() {
 		require.NoError(t, err)
-		leaves = append(leaves, avlstar.Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
+		records = record.Append(records, l)
 	}
 	restore, err := state.BeginRestore(nil)
 	require.NoError(t, err)
-	require.NoError(t, restore.Add("all", slices.Values(leaves)))
+	require.NoError(t, restore.Add("all", 0, records))
 	require.NoError(t, restore.Commit(meta))
 }
 

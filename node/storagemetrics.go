@@ -60,7 +60,7 @@ func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc
 	add(gauge, "lag_seconds", "Age of the oldest block whose state is not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.LagSeconds })
 	add(counter, "flushes_total", "Flushes of the state.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Flushes) })
 	add(counter, "flush_seconds_total", "Time that flushes of the state took.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.FlushSeconds })
-	add(counter, "flush_bytes_total", "Bytes that flushes of the state wrote.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.FlushedBytes) })
+	add(counter, "flush_bytes_total", "Bytes of changes that flushes of the state made durable: keys, values and heights, and 16 bytes for each key.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.FlushedBytes) })
 	add(counter, "wait_seconds_total", "Time that blocks waited because the disk was too far behind.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.WaitSeconds })
 	add(counter, "compaction_bytes_total", "Bytes that compactions of the state wrote.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.CompactionBytes) })
 	add(gauge, "generations", "States of earlier flushes that are kept for reading.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Generations) })

@@ -1,7 +1,9 @@
 package statesync
 
 import (
+	"bytes"
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -60,6 +62,61 @@ func TestAcceptOfASecondCopyWaits(t *testing.T) {
 				}
 				require.NoError(t, r.Abort())
 			})
+		})
+	}
+}
+
+// The bytes of every chunk come back once, also those of a second copy, and whoever overwrites them
+// then changes nothing. Chunks come in any order, from several goroutines.
+func TestBytesComeBack(t *testing.T) {
+	rng := newRNG(t, 12)
+	for name, targetOf := range map[string]func(*fakeTarget) Target{
+		"assembled": func(f *fakeTarget) Target { return f },
+		"built":     func(f *fakeTarget) Target { return fakeBuilder{f} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := randomTree(t, rng, 600, 1000)
+			defer v.Release()
+			chunks := chunksOf(t, v)
+			target := &fakeTarget{t: t, yield: 3}
+			r, err := BeginRestore(targetOf(target), 10, v.Manifest())
+			require.NoError(t, err)
+			var mu sync.Mutex
+			given, back := map[*byte]bool{}, 0
+			r.Recycle(func(data []byte) {
+				for i := range data {
+					data[i] = 0xff
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if back++; !given[&data[0]] {
+					t.Error("bytes that nobody gave, or that came back before")
+				}
+				delete(given, &data[0])
+			})
+			var joiners sync.WaitGroup
+			order := append(rng.Perm(len(chunks)), rng.Perm(len(chunks))...)
+			for from := range 4 {
+				joiners.Go(func() {
+					for i := from; i < len(order); i += 4 {
+						data := bytes.Clone(chunks[order[i]])
+						mu.Lock()
+						given[&data[0]] = true
+						mu.Unlock()
+						if _, err := r.Accept(uint32(order[i]), data); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			joiners.Wait()
+			restored, err := r.Commit()
+			require.NoError(t, err)
+			target.requireRestored(10, v)
+			require.Equal(t, v.AppHash(), restored.AppHash())
+			restored.Release()
+			require.Equal(t, len(order), back)
+			require.Empty(t, given)
 		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"sync"
 	"testing"
 
@@ -126,7 +125,9 @@ func (f *fakeTarget) Write(k uint32, c *avlstar.Chunk) error {
 	if !f.mu.restoring || f.mu.leaves[k] != nil {
 		f.t.Errorf("write of chunk %d: restoring %v, written before %v", k, f.mu.restoring, f.mu.leaves[k] != nil)
 	}
-	f.mu.leaves[k] = slices.Collect(Leaves(f.mu.manifest, k, c))
+	for l := range Leaves(f.mu.manifest, k, c) { // they are there during the call
+		f.mu.leaves[k] = append(f.mu.leaves[k], avlstar.Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
+	}
 	return nil
 }
 
@@ -141,15 +142,7 @@ func (f *fakeTarget) Commit(height int64, v *avlstar.Version) error {
 		f.mu.refused = v
 		return f.fault.commit
 	}
-	reread, err := avlstar.FromLeaves(v.ChunkBytes(), func(yield func(avlstar.Leaf, error) bool) {
-		for k := range uint32(len(f.mu.manifest.Entries)) {
-			for _, leaf := range f.mu.leaves[k] {
-				if !yield(leaf, nil) {
-					return
-				}
-			}
-		}
-	})
+	reread, err := f.reread()
 	if err != nil {
 		return err
 	}
@@ -160,6 +153,28 @@ func (f *fakeTarget) Commit(height int64, v *avlstar.Version) error {
 	v.Retain()
 	f.mu.restoring, f.mu.height, f.mu.version = false, height, v
 	return nil
+}
+
+// reread makes the tree of what was written. The caller holds f.mu.
+func (f *fakeTarget) reread() (*avlstar.Version, error) {
+	return avlstar.FromLeaves(f.mu.manifest.ChunkBytes, func(yield func(avlstar.Leaf, error) bool) {
+		for k := range uint32(len(f.mu.manifest.Entries)) {
+			for _, leaf := range f.mu.leaves[k] {
+				if !yield(leaf, nil) {
+					return
+				}
+			}
+		}
+	})
+}
+
+// fakeBuilder is a fakeTarget that makes the version itself.
+type fakeBuilder struct{ *fakeTarget }
+
+func (f fakeBuilder) Build() (*avlstar.Version, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reread()
 }
 
 // release forgets the committed state. The caller holds f.mu.

@@ -20,8 +20,8 @@ type Target interface {
 	// Begin forgets whatever state there is, whole or half restored, and gets ready for the one
 	// that m describes.
 	Begin(height int64, m *avlstar.Manifest) error
-	// Write takes verified chunk k. It need not be durable before Commit. Leaves gives the records
-	// to store, during the call.
+	// Write takes verified chunk k. It need not be durable before Commit. c.Bytes has the records
+	// to store, and Leaves yields them with the height of the first, during the call.
 	Write(k uint32, c *avlstar.Chunk) error
 	// Commit makes v, put together from all chunks, the state of this node: durable and published
 	// when it returns nil. It retains v where it keeps it. It may refuse with ErrWrongInterval;
@@ -95,7 +95,8 @@ type Restorer struct {
 	height    int64
 	manifest  *avlstar.Manifest
 	want      avlstar.Commitment
-	keep      bool // what was written stays after a failure, see ContinueRestore
+	keep      bool         // what was written stays after a failure, see ContinueRestore
+	free      func([]byte) // see Recycle; nil: nobody
 
 	life sync.RWMutex // held for reading while a chunk is accepted, for writing to end the restore
 	mu   struct {
@@ -241,6 +242,15 @@ func (r *Restorer) Leave() {
 	_ = r.end(nil) // nothing is aborted, nothing fails
 }
 
+// Recycle sets who gets the bytes back that were given to Accept, once nothing refers to them. It
+// must be called before Accept. free is called concurrently, at most once for each slice.
+func (r *Restorer) Recycle(free func(data []byte)) {
+	r.free = free
+	if r.assembler != nil {
+		r.assembler.Free = free
+	}
+}
+
 // Want returns the length of chunk k in bytes, and whether it is missing. A chunk of another length
 // need not be looked at.
 func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
@@ -263,7 +273,8 @@ func (r *Restorer) Missing() int {
 	return r.mu.missing
 }
 
-// Accept verifies data as chunk k and hands it to the target; data must not be changed afterwards.
+// Accept verifies data as chunk k and hands it to the target; data must not be changed afterwards,
+// unless it comes back (Recycle).
 // An error that is avlstar.ErrInvalidChunk means that these bytes are not that chunk, and costs
 // nothing else; any other is our own failure and ends the restore. A chunk that is already there,
 // or being written, is not looked at again: fresh is false, when it is there.
@@ -274,6 +285,7 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 		return false, fmt.Errorf("chunk %d of %d: %w: no such index", k, len(r.manifest.Entries), avlstar.ErrInvalidChunk)
 	}
 	if open, err := r.accepting(k); !open {
+		r.back(data)
 		return false, err
 	}
 	c, err := r.manifest.VerifyChunk(k, data)
@@ -281,6 +293,7 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 		return false, fmt.Errorf("chunk %d of %d: %w", k, len(r.manifest.Entries), err)
 	}
 	if mine, err := r.claim(k); !mine {
+		r.back(data)
 		return false, err
 	}
 	if err = r.target.Write(k, c); err != nil {
@@ -296,7 +309,17 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 		return false, err
 	}
 	r.has(k)
+	if r.assembler == nil {
+		r.back(data)
+	}
 	return true, nil
+}
+
+// back gives bytes back that nothing refers to.
+func (r *Restorer) back(data []byte) {
+	if r.free != nil {
+		r.free(data)
+	}
 }
 
 func (r *Restorer) accepting(k uint32) (bool, error) {

@@ -25,7 +25,7 @@ func joinProgress(out io.Writer) []node.Option {
 		bar *progressbar.ProgressBar
 		of  int64 // height
 	)
-	return []node.Option{node.WithJoinProgress(func(p join.Progress) {
+	return []node.Option{conversionProgress(out), node.WithJoinProgress(func(p join.Progress) {
 		if p.Bytes == 0 {
 			return
 		}
@@ -43,4 +43,17 @@ func joinProgress(out io.Writer) []node.Option {
 				humanize.IBytes(p.Bytes), counted(p.Chunks, "chunk"), p.Elapsed.Seconds(), counted(p.Peers, "peer"), p.Banned, humanize.IBytes(p.Reused), humanize.IBytes(p.Wasted))
 		}
 	})}
+}
+
+// conversionProgress draws a bar while a state of an older version is converted.
+func conversionProgress(out io.Writer) node.Option {
+	var p *progress
+	return node.WithConversionProgress(func(done, total uint64) {
+		if p == nil {
+			p = newProgress(out, bytesUnit, int(total), int(done))
+		}
+		if p.at(int(done)); done >= total {
+			p.end()
+		}
+	})
 }

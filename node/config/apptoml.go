@@ -27,6 +27,10 @@ keep_recent_bytes = {{ .State.KeepRecentBytes }}
 # A node that is further behind than the blocks of all others reach can only return by state sync.
 retain_blocks = {{ .State.RetainBlocks }}
 
+# true: an index by hash finds the values of keys that are in memory several times as fast, for transactions and for queries without a
+# proof. It takes about 22 bytes of memory for each of these keys, and makes blocks a little slower to commit. No result depends on it.
+index = {{ .State.Index }}
+
 [snapshots]
 
 # Number of snapshots, the newest ones, that are offered to joining nodes; 0 offers none. One that is being fetched is kept a few minutes longer.

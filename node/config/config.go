@@ -90,6 +90,8 @@ type State struct {
 	RetainBlocks int64 `mapstructure:"retain_blocks"` // number of blocks that are kept; 0: all
 	// KeepRecentBytes limits the memory of these versions beyond that of the last one; 0: no limit.
 	KeepRecentBytes int64 `mapstructure:"keep_recent_bytes"`
+	// Index: keys in memory are found by their hashes.
+	Index bool `mapstructure:"index"`
 }
 
 // Snapshots is the section [snapshots].

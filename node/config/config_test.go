@@ -41,7 +41,7 @@ func TestConfigRoundTrip(t *testing.T) {
 
 func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
-	nodetest.WriteFile(t, config.AppFile(home), "[state]\nkeep_recent = 7\nretain_blocks = 70\n[snapshots]\nkeep = 3\n[storage]\nflush_interval = \"2s\"\nflush_blocks = 5\n")
+	nodetest.WriteFile(t, config.AppFile(home), "[state]\nkeep_recent = 7\nindex = true\nretain_blocks = 70\n[snapshots]\nkeep = 3\n[storage]\nflush_interval = \"2s\"\nflush_blocks = 5\n")
 	t.Setenv("STARLINGD_STORAGE_MAX_LAG_BLOCKS", "77")
 	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "8")
 	t.Setenv("STARLINGD_STATE_RETAIN_BLOCKS", "80")
@@ -60,7 +60,7 @@ func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	conf, err := config.Load(home, v)
 	require.NoError(t, err)
 	want := config.DefaultApp()
-	want.State, want.Snapshots = config.State{9, 80, 256 << 20}, config.Snapshots{3}
+	want.State, want.Snapshots = config.State{9, 80, 256 << 20, true}, config.Snapshots{3}
 	want.Storage.FlushInterval, want.Storage.FlushBlocks, want.Storage.MaxLagBlocks, want.Storage.MemoryBytes = 3*time.Second, 5, 77, 20_000_000
 	require.Equal(t, want, conf.App)
 	require.Equal(t, []string{"http://a:1", "http://b:2"}, conf.CometBFT.StateSync.RPCServers)
@@ -94,6 +94,7 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 		"interval":             {app: "[storage]\nflush_interval = \"soon\"\n", want: "storage.flush_interval must be a time with a unit"},
 		"lag below a flush":    {app: "[storage]\nflush_blocks = 300\n", want: "storage.max_lag_blocks is 200, it must be flush_blocks (300) or more"},
 		"bytes below a flush":  {app: "[storage]\nmax_lag_bytes = 5\n", want: "storage.max_lag_bytes is 5"},
+		"index":                {app: "[state]\nindex = 3\n", want: "state.index must be true or false"},
 		"in memory":            {app: "[storage]\nstate_in_memory = 3\n", want: "storage.state_in_memory must be true or false"},
 		"scrubbing backwards":  {app: "[storage]\nscrub_rate = -1\n", want: "storage.scrub_rate is -1"},
 		"negative":             {app: "[storage]\nmin_free_bytes = -1\n", want: "storage.min_free_bytes is -1"},

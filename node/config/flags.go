@@ -45,6 +45,7 @@ var shown = map[string]string{
 	"state.keep_recent":          "states that can be queried",
 	"state.keep_recent_bytes":    "memory for these beyond the last one; 0: no limit",
 	"state.retain_blocks":        "blocks that are kept; 0: all",
+	"state.index":                "find keys in memory by an index of hashes",
 	"snapshots.keep":             "snapshots served to joining nodes",
 	"storage.memory_bytes":       "memory for caches of what is on disk",
 	"storage.state_in_memory":    "keep the whole state in memory",

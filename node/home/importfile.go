@@ -423,11 +423,26 @@ func (i *importer) install(ctx context.Context) (err error) {
 	if err := i.restore(ctx, zone); err != nil {
 		return err
 	}
+	if err := settle(ctx, zone); err != nil {
+		return err
+	}
 	i.reach("restored")
 	if i.state == nil {
 		return nil
 	}
 	return databases.Bootstrap(*i.state, i.commit, i.before, i.gap)
+}
+
+// settle makes the tables of the state that was restored. If ctx ends, the zone is empty again.
+func settle(ctx context.Context, zone *storage.Zone) error {
+	err := zone.Settle(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return errors.Join(err, zone.Reset())
+	}
+	return fmt.Errorf("the state is written, but not yet in the form in which a node keeps it: %w", err)
 }
 
 func (i *importer) logger() log.Logger {

@@ -409,6 +409,7 @@ func importTheStateOnly(t *testing.T, conf *config.Config, exported home.Exporte
 	hash[0] ^= 1
 	_, err = home.ImportSnapshot(t.Context(), joiner, home.ImportOptions{File: exported.File, StateOnly: true, AppHash: hash})
 	require.NoError(t, err)
+	require.NoDirExists(t, filepath.Join(config.StateDir(joiner.CometBFT.DBDir()), "restore"), "settled")
 	found, err := home.Verify(t.Context(), joiner, home.VerifyOptions{})
 	require.NoError(t, err)
 	require.Equal(t, exported.AppHash, found.State.AppHash)

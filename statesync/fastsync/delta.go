@@ -64,7 +64,8 @@ func (j *joiner) copyLocal(r *round, local locals) error {
 		}
 	}
 	for _, c := range local.chunks {
-		chunks[c.Root()] = func() ([]byte, error) { return c.Bytes(), nil }
+		// A copy: Accept takes the bytes for itself, and cuts of c refer to c's.
+		chunks[c.Root()] = func() ([]byte, error) { return slices.Clone(c.Bytes()), nil }
 	}
 	if len(chunks) == 0 {
 		return nil

@@ -77,6 +77,7 @@ type joiner struct {
 	mail     *mailbox       // to the loop
 	wg       sync.WaitGroup // all goroutines of the join; Join waits for them
 	workers  chan struct{}  // one element for each answer being verified: at most one per CPU
+	buffers  buffers        // that answers land in
 	attempts struct {
 		sync.Mutex
 		failed map[int64]int // attempts to get a height's manifest

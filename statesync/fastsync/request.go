@@ -61,10 +61,13 @@ func (j *joiner) ask(a scheduler.Ask) bool {
 	call.Received = &r.received
 	j.wg.Go(func() {
 		defer cancel()
-		if it.exact() { // not in the loop: clearing the memory takes time
-			call.Into = make([]byte, it.bytes)
+		if it.exact() { // not in the loop: clearing new memory takes time
+			call.Into = j.buffers.take(int(it.bytes))
 		}
 		answer, err := conn.Call(ctx, call)
+		if err != nil {
+			j.buffers.give(call.Into)
+		}
 		j.mail.put(answered{r, answer, err})
 	})
 	return true

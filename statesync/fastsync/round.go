@@ -57,6 +57,7 @@ func (j *joiner) begin(c *choice) error {
 	if err != nil {
 		return err
 	}
+	restorer.Recycle(j.buffers.give)
 	r := &round{choice: c, group: group, restorer: restorer, verified: time.Now(), looked: time.Now(), stall: stall}
 	r.ctx, r.cancel = context.WithCancel(j.ctx) //nolint:gosec // drop and leave call cancel
 	j.round = r
