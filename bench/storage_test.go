@@ -43,9 +43,15 @@ func TestStorage(t *testing.T) {
 		require.GreaterOrEqual(t, c.RequestBytes, c.LogicalBytes-c.LogicalBytes/10, c.Contestant)
 		require.Greater(t, c.Space, c.LogicalBytes/2, c.Contestant)
 		p := c.Plan
-		require.Equal(t, result.Budget, p.Memtables+p.BlockCache+p.Nodes+p.Upper+p.Cache, "memory of %s", c.Contestant)
+		budget := result.Budget
+		if strings.HasSuffix(c.Contestant, "tuned") {
+			budget = 512 << 20
+		}
+		require.Equal(t, budget, p.Memtables+p.BlockCache+p.Nodes+p.Upper+p.Cache, "memory of %s", c.Contestant)
+		require.Len(t, c.Rates, 6)
+		require.LessOrEqual(t, c.Interval.Low, c.Interval.High)
 	}
-	require.Equal(t, []string{"mixed", "goleveldb", "zones", "leaves", "leaves + cache", "starling"}, names)
+	require.Equal(t, []string{"mixed", "goleveldb", "mixed, tuned", "starling, tuned", "zones", "leaves", "leaves + cache", "starling"}, names)
 	require.GreaterOrEqual(t, result.Sizes.StateBytes, 4*result.Budget)
 
 	require.Len(t, result.Reads, 7*5*3)
@@ -67,6 +73,8 @@ func TestStorage(t *testing.T) {
 	require.Positive(t, result.Commit.DurableP50)
 	require.Positive(t, result.Commit.DurableRate)
 	require.Equal(t, 6, result.Commit.Blocks)
+	require.Positive(t, result.Commit.ReclaimMax)
+	require.Positive(t, result.WriteRatioInterval.Median)
 
 	p := result.Paged
 	for name, figure := range map[string]float64{
@@ -79,7 +87,7 @@ func TestStorage(t *testing.T) {
 
 	var written map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(b, &written))
-	for _, key := range []string{"write_ratio", "read_ratio_acc", "read_ratio_tx", "read_cpu_ratio_acc", "read_cpu_ratio_tx", "write_amplification", "sgc_gain", "recovery_s"} {
+	for _, key := range []string{"write_ratio", "write_ratio_tuned", "write_ratio_to_tuned", "read_ratio_acc", "read_ratio_tx", "read_cpu_ratio_acc", "read_cpu_ratio_tx", "write_amplification", "sgc_gain", "recovery_s"} {
 		var figure float64
 		require.NoError(t, json.Unmarshal(written[key], &figure), key)
 		require.Positive(t, figure, key)

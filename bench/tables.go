@@ -18,7 +18,7 @@ func newTables() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tables",
 		Short: "The table writer of a restore against Pebble's sstable.Writer",
-		Long: `Measures the CPU time, bytes and allocations of the two tables that a restore writes for
+		Long: `Measures the CPU time, bytes and allocations of the table that a restore writes for
 each chunk: with our writer (internal/rowtable) and with Pebble's sstable.Writer in its row
 format and its newest one. The chunks are of 700 KB and 5 KB, with keys of 20 bytes and values
 of 100, and of one value of 1 MiB. Decision 0022 is based on it.`,

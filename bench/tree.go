@@ -49,6 +49,7 @@ without it (--against memiavl), about six minutes. Peers keep their files in --d
 	flags.IntVar(&o.Batch, "batch", 10_000, "keys in a batch of the load")
 	flags.IntVar(&o.Versions, "versions", 2_000, "versions without an export, and as many beside one")
 	flags.StringVar(&against, "against", "iavl,memiavl", "peers: iavl, memiavl; empty for none")
+	flags.BoolVar(&o.Index, "index", true, "measure Starling with an index by hash, too")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the workload")
 	flags.StringVar(&file, "json", "", "write the result to this file, too")
 	flags.IntVar(&o.IAVLVersions, "iavl-versions", 200, "--versions for IAVL v1, whose versions take a second; at most --versions are made")

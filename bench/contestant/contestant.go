@@ -98,11 +98,16 @@ var Names = []string{"starling", "memiavl", "iavl"}
 // Mapped is the name of memiavl over a snapshot that it maps, which MapMemiavl opens.
 const Mapped = "memiavl mapped"
 
+// Indexed is the name of Starling with an index by hash.
+const Indexed = "starling index"
+
 // Open makes an empty tree. dir is a folder for its files, which the caller removes.
 func Open(name, dir string) (Contestant, error) {
 	switch name {
 	case "starling":
-		return openStarling()
+		return openStarling(false)
+	case Indexed:
+		return openStarling(true)
 	case "memiavl":
 		return openMemiavl(dir), nil
 	case "iavl":

@@ -14,7 +14,7 @@ import (
 // export and import.
 func TestContestants(t *testing.T) {
 	roots := map[string][]string{}
-	for _, name := range Names {
+	for _, name := range append(slices.Clone(Names), Indexed) {
 		t.Run(name, func(t *testing.T) {
 			spec := workload.Spec{Seed: 3, Keys: 3000, Batch: 1000}
 			w, err := workload.New(spec, 10)
@@ -84,6 +84,7 @@ func TestContestants(t *testing.T) {
 	}
 	require.Equal(t, roots["memiavl"], roots["iavl"], "memiavl and IAVL v1 have the same hashes")
 	require.NotEqual(t, roots["memiavl"], roots["starling"])
+	require.Equal(t, roots["starling"], roots[Indexed])
 }
 
 // What memiavl maps, and imports through a pipe, is what it wrote.

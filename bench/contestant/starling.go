@@ -20,8 +20,11 @@ type starling struct {
 	chunk  uint32 // where the next stream starts
 }
 
-func openStarling() (*starling, error) {
+func openStarling(indexed bool) (*starling, error) {
 	v, err := avlstar.Empty(avlstar.DefaultChunkBytes)
+	if err == nil && indexed {
+		v.EnableIndex()
+	}
 	return &starling{newest: v}, err
 }
 

@@ -13,6 +13,8 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/test/loadtime/payload"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
 // Both networks accept the transactions, and those have the announced size and keys.
@@ -90,6 +92,7 @@ func TestResult(t *testing.T) {
 	require.Equal(t, 300.0, r.StarlingTPS)
 	require.Equal(t, 200.0, r.KVStoreTPS)
 	require.Equal(t, 1.5, r.Ratio, "the median of the rounds' ratios, not the ratio of the medians of other rounds")
+	require.Equal(t, harness.Interval{Median: 1.5, Low: 0.9, High: 2, Confidence: 0.75}, r.Own.RatioInterval)
 	require.Len(t, r.Goals, 1)
 	require.Equal(t, "3 of at least 5 rounds", r.Goals[0].Undecided)
 	var out bytes.Buffer

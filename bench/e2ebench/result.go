@@ -36,6 +36,10 @@ type LoadResult struct {
 	Ratio       float64 `json:"ratio"`     // over kvstore's; median of the rounds' ratios
 	CPURatio    float64 `json:"cpu_ratio"` // of a transaction, over kvstore's; likewise
 
+	// The medians of the rounds' ratios with intervals.
+	RatioInterval    harness.Interval `json:"ratio_interval"`
+	CPURatioInterval harness.Interval `json:"cpu_ratio_interval"`
+
 	Starling Side    `json:"starling"`
 	KVStore  Side    `json:"kvstore"`
 	Rounds   []Round `json:"rounds"`
@@ -55,11 +59,16 @@ type Round struct {
 
 // median is the median of one figure over the rounds.
 func median(rounds []Round, figure func(Round) float64) float64 {
-	values := make([]float64, len(rounds))
+	return harness.Median(values(rounds, figure))
+}
+
+// values are one figure of each round.
+func values(rounds []Round, figure func(Round) float64) []float64 {
+	all := make([]float64, len(rounds))
 	for i, r := range rounds {
-		values[i] = figure(r)
+		all[i] = figure(r)
 	}
-	return harness.Median(values)
+	return all
 }
 
 // newLoadResult computes the medians of a load.
@@ -80,10 +89,14 @@ func newLoadResult(rounds []Round) *LoadResult {
 	r.Starling = Side{of(func(r Round) figures { return r.Starling.Saturated }), of(func(r Round) figures { return r.Starling.Paced })}
 	r.KVStore = Side{of(func(r Round) figures { return r.KVStore.Saturated }), of(func(r Round) figures { return r.KVStore.Paced })}
 	r.StarlingTPS, r.KVStoreTPS = r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS
-	r.Ratio = median(rounds, func(r Round) float64 { return harness.Ratio(r.Starling.Saturated.TPS, r.KVStore.Saturated.TPS) })
-	r.CPURatio = median(rounds, func(r Round) float64 {
-		return harness.Ratio(r.Starling.Saturated.CPUMicros, r.KVStore.Saturated.CPUMicros)
-	})
+	ratio := func(figure func(figures) float64) harness.Interval {
+		return harness.MedianInterval(values(rounds, func(r Round) float64 {
+			return harness.Ratio(figure(r.Starling.Saturated), figure(r.KVStore.Saturated))
+		}))
+	}
+	r.RatioInterval = ratio(func(f figures) float64 { return f.TPS })
+	r.CPURatioInterval = ratio(func(f figures) float64 { return f.CPUMicros })
+	r.Ratio, r.CPURatio = r.RatioInterval.Median, r.CPURatioInterval.Median
 	return r
 }
 

@@ -18,7 +18,8 @@ func (r *Result) Print(out io.Writer) {
 		}
 	}
 	fmt.Fprintf(out, `%s on one machine, started anew each time; %s of %d s for each load, the networks in turn; medians
-×            Starling's figure over kvstore's: the median of the rounds' ratios
+×            Starling's figure over kvstore's: the median of the rounds' ratios, and an interval that covers it at 95 %% (of fewer than 6
+             rounds: all of them)
 tx/s         transactions of %d bytes in blocks while %d are pending at any time, sent to all validators alike (broadcast_tx_sync)
 CPU          time of all validators together, for each transaction in a block meanwhile
 latency      at %d transactions a second: from when a transaction is due until a client hears of its executed block
@@ -40,14 +41,19 @@ config       CometBFT's defaults except timeout_commit %.0f ms and indexer %q; k
 }
 
 func (l *LoadResult) table(out io.Writer, title string) {
-	cells := [][]string{{title, nameStarling, nameKVStore, "×"}}
+	cells := [][]string{{title, nameStarling, nameKVStore, "×", "from", "to"}}
 	row := func(name, format string, a, b, times float64) {
-		cells = append(cells, []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b), fmt.Sprintf("%.3f", times)})
+		cells = append(cells, []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b), fmt.Sprintf("%.3f", times), "", ""})
+	}
+	withInterval := func(name, format string, a, b float64, times harness.Interval) {
+		row(name, format, a, b, times.Median)
+		last := cells[len(cells)-1]
+		last[4], last[5] = fmt.Sprintf("%.3f", times.Low), fmt.Sprintf("%.3f", times.High)
 	}
 	s, k := l.Starling, l.KVStore
 	plain := func(name, format string, a, b float64) { row(name, format, a, b, harness.Ratio(a, b)) }
-	row("tx/s", "%.0f", l.StarlingTPS, l.KVStoreTPS, l.Ratio)
-	row("CPU, µs a transaction", "%.0f", s.Saturated.CPUMicros, k.Saturated.CPUMicros, l.CPURatio)
+	withInterval("tx/s", "%.0f", l.StarlingTPS, l.KVStoreTPS, l.RatioInterval)
+	withInterval("CPU, µs a transaction", "%.0f", s.Saturated.CPUMicros, k.Saturated.CPUMicros, l.CPURatioInterval)
 	plain("between blocks, ms", "%.0f", s.Saturated.IntervalMS, k.Saturated.IntervalMS)
 	plain("latency p50, ms", "%.0f", s.Paced.P50MS, k.Paced.P50MS)
 	plain("latency p99, ms", "%.0f", s.Paced.P99MS, k.Paced.P99MS)

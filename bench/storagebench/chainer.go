@@ -209,6 +209,7 @@ func (c *chainer) commit(n int, paced bool) (answer, error) {
 			return a, err
 		}
 		a.Millis = append(a.Millis, time.Since(from).Seconds()*1e3)
+		a.Reclaim = max(a.Reclaim, c.tree.Reclaimed().Took.Seconds()*1e3)
 	}
 	return a, nil
 }

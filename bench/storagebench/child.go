@@ -184,6 +184,9 @@ func (c *child) settle() (a answer, err error) {
 		last = now
 	}
 	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
+	if zones, is := c.layout.(*starlingLayout); is {
+		a.Zones = zones.zones()
+	}
 	a.Written, a.Counts, a.Disk, a.Plan = readProcIO().written, c.layout.counts(), diskBytes(c.Dir), c.layout.plan()
 	syncDisk()
 	return a, nil

@@ -32,6 +32,18 @@ type counts struct {
 	Compacted int64 `json:"compacted_bytes"`
 }
 
+// zoneCounts are the counts of Starling's zones. Segments are of the block zone, and no part of its
+// other counts.
+type zoneCounts struct {
+	Blocks   counts `json:"blocks"`
+	State    counts `json:"state"`
+	Segments int64  `json:"segment_bytes"`
+}
+
+func (z zoneCounts) minus(y zoneCounts) zoneCounts {
+	return zoneCounts{z.Blocks.minus(y.Blocks), z.State.minus(y.State), z.Segments - y.Segments}
+}
+
 func (c counts) plus(d counts) counts {
 	return counts{c.Log + d.Log, c.Flushed + d.Flushed, c.Compacted + d.Compacted}
 }

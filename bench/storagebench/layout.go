@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -63,7 +64,16 @@ const (
 	nameZones    = "zones"     // a Pebble each for blocks and state, IAVL's nodes
 	nameLeaves   = "leaves"    // leaves in key order, and pages; fixed halves of the cache
 	nameStarling = "starling"  // a node's own packages; no log in the state zone
+
+	// With tunedBudget, so that large memtables do the work of a small budget's compactions.
+	nameMixedTuned    = nameMixed + tuned
+	nameStarlingTuned = nameStarling + tuned
+
+	tuned = ", tuned"
 )
+
+// tunedBudget has memtables of 64 MiB each, for whatever state: memtableShare of it is for two.
+const tunedBudget = 512 << 20
 
 // cacheMode is how the cache of pages and records is divided.
 type cacheMode struct {
@@ -95,7 +105,7 @@ type reading struct {
 
 // openLayout opens a contestant's files; r is nil while it is written to.
 func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, error) {
-	switch name {
+	switch name = strings.TrimSuffix(name, tuned); name {
 	case nameMixed, nameLevel, nameZones:
 		return openNodes(name, dir, spec, budget, r)
 	case nameLeaves:

@@ -134,12 +134,11 @@ func (l *leavesLayout) close() error {
 func (l *leavesLayout) tx(height, tx int, use func(record, part []byte) error) error {
 	return readTx(l.Spec, height, tx, func(db byte, key []byte, use func([]byte) error) error {
 		key = append([]byte{db}, key...)
-		if cached, ok := l.cache.Get(sgc.Blocks, key); ok {
-			return use(cached.([]byte))
+		if cached, ok := l.cache.GetBytes(sgc.Blocks, key, nil); ok {
+			return use(cached)
 		}
 		return l.blocks.get(key, func(value []byte) error {
-			value = bytes.Clone(value)
-			l.cache.Put(sgc.Blocks, key, value, len(value))
+			l.cache.PutBytes(sgc.Blocks, key, value)
 			return use(value)
 		})
 	}, use)

@@ -70,6 +70,7 @@ type answer struct {
 	Written int64      `json:"written,omitempty"` // bytes since the child began
 	Disk    int64      `json:"disk,omitempty"`
 	Counts  counts     `json:"counts,omitzero"` // since the files were opened
+	Zones   zoneCounts `json:"zones,omitzero"`  // Starling: of Counts
 	Plan    memoryPlan `json:"plan,omitzero"`
 
 	Model modelSizes `json:"model,omitzero"`
@@ -79,7 +80,8 @@ type answer struct {
 	Hits      cacheHits `json:"hits,omitzero"`
 	Wrong     int       `json:"wrong,omitempty"` // answers other than what was written
 
-	Millis    []float64 `json:"millis,omitempty"` // of each commit
+	Millis    []float64 `json:"millis,omitempty"`  // of each commit
+	Reclaim   float64   `json:"reclaim,omitempty"` // ms, the longest of a commit
 	Keys      int       `json:"keys,omitempty"`
 	Height    int64     `json:"height,omitempty"`
 	Open      float64   `json:"open,omitempty"` // s of Seconds

@@ -111,6 +111,9 @@ func (o Options) wants(parts ...string) bool {
 // contestants are the peers and, if the breakdown is measured, its steps; Starling is the last.
 func (o Options) contestants() []string {
 	names := slices.Clone(o.Against)
+	if o.wants(PartWrite) && slices.Contains(o.Against, nameMixed) {
+		names = append(names, nameMixedTuned, nameStarlingTuned)
+	}
 	if o.wants(PartWrite, PartReads) {
 		names = append(names, nameZones, nameLeaves)
 	}

@@ -41,7 +41,7 @@ func (r *Result) Print(out io.Writer) {
 func mb[T int64 | int](n T) float64 { return float64(n) / 1e6 }
 
 func (r *Result) printWrites(out io.Writer) {
-	cells := [][]string{{"write", "blocks/s", "×", "MB/s", "written, MB", "amplif.", "of requests", "log, MB", "flushed", "compacted", "then, s", "disk, MB"}}
+	cells := [][]string{{"write", "blocks/s", "×", "of rounds", "from", "to", "MB/s", "written, MB", "amplif.", "of requests", "log, MB", "flushed", "compacted", "then, s", "disk, MB"}}
 	mixed := r.write(nameMixed)
 	for _, c := range r.Writes {
 		times := ""
@@ -53,12 +53,19 @@ func (r *Result) printWrites(out io.Writer) {
 			name = "  " + c.Step
 		}
 		cells = append(cells, []string{
-			name, fmt.Sprintf("%.1f", c.BlocksPerS), times, fmt.Sprintf("%.1f", c.MBPerS), fmt.Sprintf("%.0f", mb(c.WrittenBytes)),
+			name, fmt.Sprintf("%.1f", c.BlocksPerS), times, fmt.Sprintf("%.1f", c.Interval.Median), fmt.Sprintf("%.1f", c.Interval.Low),
+			fmt.Sprintf("%.1f", c.Interval.High), fmt.Sprintf("%.1f", c.MBPerS), fmt.Sprintf("%.0f", mb(c.WrittenBytes)),
 			fmt.Sprintf("%.2f", c.WriteAmplification), fmt.Sprintf("%.2f", c.RequestWriteAmplification), fmt.Sprintf("%.0f", mb(c.Log)),
 			fmt.Sprintf("%.0f", mb(c.Flushed)), fmt.Sprintf("%.0f", mb(c.Compacted)), fmt.Sprintf("%.1f", c.SettleS), fmt.Sprintf("%.0f", mb(c.Space)),
 		})
 	}
 	harness.PrintAligned(out, cells)
+	if c := r.write(nameStarling); c != nil {
+		of := func(n int64) string { return fmt.Sprintf("%.2f", harness.Ratio(float64(n), float64(c.LogicalBytes))) }
+		b, s := c.Zones.Blocks, c.Zones.State
+		fmt.Fprintf(out, "  Starling's bytes, for each logical one: block zone: log %s, flushed %s, compacted %s, segments %s; state zone: flushed %s, compacted %s\n",
+			of(b.Log), of(b.Flushed), of(b.Compacted), of(c.Zones.Segments), of(s.Flushed), of(s.Compacted))
+	}
 	fmt.Fprintln(out)
 }
 
@@ -170,8 +177,9 @@ func (r *Result) printRecovery(out io.Writer) {
 
 func (r *Result) printCommit(out io.Writer) {
 	if c := r.Commit; c != nil {
-		fmt.Fprintf(out, "commit        %s operations, 10 blocks a second: p50 %.2f ms, p99 %.2f ms with durable storage, %.2f and %.2f ms without (× %.3f, × %.3f)\n",
-			harness.Group(c.Operations), c.DurableP50, c.DurableP99, c.MemoryP50, c.MemoryP99, c.RatioP50, c.RatioP99)
+		fmt.Fprintf(out, "commit        %s operations, 10 blocks a second: p50 %.2f ms, p99 %.2f ms with durable storage, %.2f and %.2f ms without (× %.3f, × %.3f);\n"+
+			"              giving up old versions took %.2f ms of a commit at most\n",
+			harness.Group(c.Operations), c.DurableP50, c.DurableP99, c.MemoryP50, c.MemoryP99, c.RatioP50, c.RatioP99, c.ReclaimMax)
 		saturated := "Write never waited: the rate is that of the tree"
 		if c.Saturated {
 			saturated = fmt.Sprintf("Write waited first at block %d and for %.1f s in all: the rate is that of the disk", c.BlocksBeforeWait+1, c.WaitS)
@@ -210,13 +218,15 @@ func (r *Result) printNotes(out io.Writer) {
               + zones: a Pebble for blocks, one for the state; + key order: leaves in key order and heights, read by the page (4 KiB
               at most, package avlstar), verified; its cache has a fixed half each for pages and records; + cache: the space-gaming cache;
               + no log: packages storage and storage/blocks, as a node has them; accounts are read by their keys, unverified
+tuned         mixed and Starling with %.0f MB each in place of the budget, memtables of %.0f; they only write
+of rounds     the median of %d rounds, and an interval that covers it at 95 %%; the last round lasts until all is durable
 block         %.0f KB of block parts, meta, commits, results, index by hash and height, in three synced batches;
               then the state: %.0f requests, %.0f KB as nodes (a synced batch), %.0f requests, %.0f KB as leaves and heights
 MB/s, amplif. logical bytes: the block's data, keys and values of changed accounts; written: everything that reached files by system calls,
               with compactions after the last block ("then"); of requests: for each byte that the layout handed to its databases
 memory        the same for all: memtables and those that wait for a flush, block caches, decoded nodes (%.2g of mixed's caches; "no node cache": 0), pages
               and records, the tree above the pages (%.1f MB of Starling's tree); %.1f MB of state are %.1f times that
-`, r.Chain.Window, mb(s.BlockLogical)*1e3/float64(r.Chain.Blocks),
+`, r.Chain.Window, mb(tunedBudget), mb(tunedBudget*memtableShare/16/2), min(writeRounds, r.Chain.Blocks), mb(s.BlockLogical)*1e3/float64(r.Chain.Blocks),
 		float64(s.NodeOps)/float64(r.Chain.Blocks), mb(s.NodeBytes)*1e3/float64(r.Chain.Blocks),
 		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
 		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))

@@ -8,8 +8,12 @@ type WriteCell struct {
 	Step       string  `json:"step"` // of the breakdown; "" for none
 	BlocksPerS float64 `json:"blocks_per_s"`
 	MBPerS     float64 `json:"logical_mb_per_s"`
-	Seconds    float64 `json:"seconds"`
-	CPUMillis  float64 `json:"cpu_ms_per_block"` // with compactions after the last block
+	// Of the rounds, and their median with an interval.
+	Rates    []float64        `json:"round_blocks_per_s"`
+	Interval harness.Interval `json:"blocks_per_s_interval"`
+
+	Seconds   float64 `json:"seconds"`
+	CPUMillis float64 `json:"cpu_ms_per_block"` // with compactions after the last block
 
 	LogicalBytes int64 `json:"logical_bytes"` // of block data and changed state: the same for all
 	RequestBytes int64 `json:"request_bytes"` // keys and values handed to the databases
@@ -18,7 +22,8 @@ type WriteCell struct {
 	WriteAmplification        float64 `json:"write_amplification"`
 	RequestWriteAmplification float64 `json:"request_write_amplification"`
 	counts
-	SettleS float64    `json:"settle_s"` // compactions after the last block; their bytes count
+	Zones   zoneCounts `json:"zones,omitzero"`
+	SettleS float64    `json:"settle_s"` // until compactions were over; counted
 	Space   int64      `json:"space_bytes"`
 	Plan    memoryPlan `json:"memory_bytes"`
 }
@@ -71,6 +76,7 @@ type Commit struct {
 	DurableP99       float64 `json:"durable_p99_ms"`
 	RatioP50         float64 `json:"ratio_p50"`
 	RatioP99         float64 `json:"ratio_p99"`
+	ReclaimMax       float64 `json:"reclaim_max_ms"` // of one commit
 	UnpacedBlocks    int     `json:"unpaced_blocks"`
 	MemoryRate       float64 `json:"unpaced_memory_blocks_per_s"`
 	DurableRate      float64 `json:"unpaced_durable_blocks_per_s"` // until all are durable
@@ -99,9 +105,12 @@ type Paged struct {
 // Summary is the run in a few figures: ratios to mixed, otherwise Starling's own. They are zero if
 // not measured.
 type Summary struct {
-	WriteRatio   float64 `json:"write_ratio"`
-	ReadRatioAcc float64 `json:"read_ratio_acc"` // 0:10, normal-random
-	ReadRatioTx  float64 `json:"read_ratio_tx"`  // 10:0, normal-random
+	WriteRatio float64 `json:"write_ratio"`
+	// Of both with a budget of tunedBudget, and of Starling with its own over the tuned mixed.
+	WriteRatioTuned   float64 `json:"write_ratio_tuned"`
+	WriteRatioToTuned float64 `json:"write_ratio_to_tuned"`
+	ReadRatioAcc      float64 `json:"read_ratio_acc"` // 0:10, normal-random
+	ReadRatioTx       float64 `json:"read_ratio_tx"`  // 10:0, normal-random
 	// The same by CPU time: mixed's over Starling's.
 	ReadCPURatioAcc    float64 `json:"read_cpu_ratio_acc"`
 	ReadCPURatioTx     float64 `json:"read_cpu_ratio_tx"`
@@ -120,6 +129,8 @@ type Result struct {
 	Commit   *Commit     `json:"commit,omitempty"`
 	Paged    *Paged      `json:"paged,omitempty"`
 	Targets  []Target    `json:"targets,omitempty"`
+	// Of the rounds' ratios, of which the last one includes the wait until all is durable.
+	WriteRatioInterval harness.Interval `json:"write_ratio_interval,omitzero"`
 	// As read_ratio_acc, to mixed with the database's block cache as its only cache.
 	ReadRatioAccPlain float64 `json:"read_ratio_acc_no_node_cache,omitempty"`
 
@@ -182,6 +193,11 @@ func (r *Result) finish() {
 		s.WriteAmplification = ours.WriteAmplification
 		if mixed := r.write(nameMixed); mixed != nil {
 			s.WriteRatio = harness.Ratio(ours.BlocksPerS, mixed.BlocksPerS)
+			r.WriteRatioInterval = harness.MedianInterval(ratios(ours.Rates, mixed.Rates))
+		}
+		if mixed, large := r.write(nameMixedTuned), r.write(nameStarlingTuned); mixed != nil && large != nil {
+			s.WriteRatioTuned = harness.Ratio(large.BlocksPerS, mixed.BlocksPerS)
+			s.WriteRatioToTuned = harness.Ratio(ours.BlocksPerS, mixed.BlocksPerS)
 		}
 	}
 	reads := func(m mix10) (clock, cpu float64) {
@@ -201,6 +217,14 @@ func (r *Result) finish() {
 		s.RecoveryS = r.Recovery.Seconds
 	}
 	r.Targets = r.targets()
+}
+
+// ratios are those of the rounds.
+func ratios(ours, theirs []float64) (all []float64) {
+	for i := range min(len(ours), len(theirs)) {
+		all = append(all, harness.Ratio(ours[i], theirs[i]))
+	}
+	return all
 }
 
 // gain is the game's throughput over that of the best fixed split.

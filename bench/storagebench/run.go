@@ -33,10 +33,11 @@ type runner struct {
 // entrant is a contestant with its measurements.
 type entrant struct {
 	*harness.Process
-	seconds float64 // of the blocks
-	cpu     float64 // the same, with background work after the last block
-	before  answer  // after the load
-	after   answer  // after the blocks
+	seconds float64   // of the blocks
+	rates   []float64 // blocks/s of each round; the last one ends when all are durable
+	cpu     float64   // the same, with background work after the last block
+	before  answer    // after the load
+	after   answer    // after the blocks
 }
 
 // Run measures, and shows on progress how far it is. Its processes have ended when it returns.
@@ -115,7 +116,11 @@ func (r *runner) child(role, dir string, spec Spec) (*harness.Process, error) {
 			return nil, fmt.Errorf("no folder for %s: %w", role, err)
 		}
 	}
-	p, err := harness.Start(r.ctx, ChildCommand, role, begin{Role: role, Spec: spec, Dir: own, Traces: traces, Budget: r.o.budget()}, new(answer))
+	budget := r.o.budget()
+	if strings.HasSuffix(role, tuned) {
+		budget = tunedBudget
+	}
+	p, err := harness.Start(r.ctx, ChildCommand, role, begin{Role: role, Spec: spec, Dir: own, Traces: traces, Budget: budget}, new(answer))
 	if err == nil {
 		r.children = append(r.children, p)
 	}
@@ -204,15 +209,19 @@ func (r *runner) blocks() error {
 		if err != nil {
 			return err
 		}
-		e.seconds, e.cpu = e.seconds+a.Seconds, e.cpu+a.CPU
+		e.cpu += a.CPU
 		r.progress.Add(some)
+		seconds := a.Seconds
+		if round == rounds-1 {
+			if a, err = e.ask(request{Op: opDrain}); err != nil {
+				return err
+			}
+			seconds += a.Seconds
+		}
+		e.seconds, e.rates = e.seconds+seconds, append(e.rates, harness.Ratio(float64(some), seconds))
 		if round < rounds-1 {
 			return nil
 		}
-		if a, err = e.ask(request{Op: opDrain}); err != nil {
-			return err
-		}
-		e.seconds += a.Seconds
 		e.after, err = e.ask(request{Op: opSettle})
 		e.cpu += e.after.CPU
 		return err
@@ -236,16 +245,17 @@ func (r *runner) writeCell(e *entrant) WriteCell {
 	c := WriteCell{
 		Contestant: e.Name, Step: stepOf(e.Name), Seconds: e.seconds, CPUMillis: harness.Ratio(e.cpu*1e3, float64(r.o.Blocks)),
 		LogicalBytes: s.BlockLogical + s.StateLogical, RequestBytes: s.BlockLogical + s.NodeBytes,
-		WrittenBytes: e.after.Written - e.before.Written, counts: e.after.Counts.minus(e.before.Counts),
+		WrittenBytes: e.after.Written - e.before.Written, counts: e.after.Counts.minus(e.before.Counts), Zones: e.after.Zones.minus(e.before.Zones),
 		SettleS: max(0, e.after.Seconds-settleEvery.Seconds()*settleQuiet), Space: e.after.Disk, Plan: e.after.Plan,
 	}
-	if e.Name == nameLeaves || e.Name == nameStarling {
+	if e.Name == nameLeaves || strings.HasPrefix(e.Name, nameStarling) {
 		c.RequestBytes = s.BlockLogical + s.LeafBytes
 	}
 	if c.WrittenBytes == 0 { // without /proc: by the databases' own counts
 		c.WrittenBytes = c.Log + c.Flushed + c.Compacted
 	}
-	c.BlocksPerS = harness.Ratio(float64(r.o.Blocks), c.Seconds)
+	c.BlocksPerS, c.Rates = harness.Ratio(float64(r.o.Blocks), c.Seconds), e.rates
+	c.Interval = harness.MedianInterval(e.rates)
 	c.MBPerS = harness.Ratio(float64(c.LogicalBytes)/1e6, c.Seconds)
 	c.WriteAmplification = harness.Ratio(float64(c.WrittenBytes), float64(c.LogicalBytes))
 	c.RequestWriteAmplification = harness.Ratio(float64(c.WrittenBytes), float64(c.RequestBytes))
@@ -261,6 +271,9 @@ type reader struct {
 
 func (r *runner) readers() (all []reader) {
 	for _, e := range r.entrants {
+		if strings.HasSuffix(e.Name, tuned) {
+			continue // it would have the state in its caches
+		}
 		mode := halves
 		if e.Name == nameStarling {
 			mode = cacheMode{Gaming: true}
@@ -489,20 +502,22 @@ func (r *runner) commits() error {
 		r.progress.Add(a.Done)
 		return a, err
 	}
+	c := &Commit{}
 	err := r.slices(rounds, func(_ int, e *entrant) error {
 		a, err := ask(e, request{Op: opCommit, N: slice, Paced: true})
 		millis[e.Name] = append(millis[e.Name], a.Millis...)
+		if e.Name == roleDurable {
+			c.ReclaimMax = max(c.ReclaimMax, a.Reclaim)
+		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	memory, durable := millis[roleMemory], millis[roleDurable]
-	c := &Commit{
-		Operations: r.o.TxsPerBlock, Blocks: len(durable), UnpacedBlocks: unpaced,
-		MemoryP50: harness.Percentile(memory, 50), MemoryP99: harness.Percentile(memory, 99),
-		DurableP50: harness.Percentile(durable, 50), DurableP99: harness.Percentile(durable, 99),
-	}
+	c.Operations, c.Blocks, c.UnpacedBlocks = r.o.TxsPerBlock, len(durable), unpaced
+	c.MemoryP50, c.MemoryP99 = harness.Percentile(memory, 50), harness.Percentile(memory, 99)
+	c.DurableP50, c.DurableP99 = harness.Percentile(durable, 50), harness.Percentile(durable, 99)
 	c.RatioP50, c.RatioP99 = harness.Ratio(c.DurableP50, c.MemoryP50), harness.Ratio(c.DurableP99, c.MemoryP99)
 	r.result.Commit = c
 	return r.slices(1, func(_ int, e *entrant) error {

@@ -135,11 +135,16 @@ func (l *starlingLayout) drain() error { return l.state.Flush() }
 func (l *starlingLayout) busy() bool { return l.pending.Load() > 0 }
 
 func (l *starlingLayout) counts() counts {
+	z := l.zones()
+	return z.Blocks.plus(z.State).plus(counts{Flushed: z.Segments})
+}
+
+func (l *starlingLayout) zones() zoneCounts {
 	b, s := l.blocks.Metrics(), l.state.Metrics()
-	return counts{
-		Log:       int64(b.LogBytes),
-		Flushed:   int64(b.FlushedBytes + b.SegmentBytes + s.WrittenBytes - s.CompactionBytes),
-		Compacted: int64(b.CompactedBytes + s.CompactionBytes),
+	return zoneCounts{
+		Blocks:   counts{int64(b.LogBytes), int64(b.FlushedBytes), int64(b.CompactedBytes)},
+		State:    counts{Flushed: int64(s.WrittenBytes - s.CompactionBytes), Compacted: int64(s.CompactionBytes)},
+		Segments: int64(b.SegmentBytes),
 	}
 }
 

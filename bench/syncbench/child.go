@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -223,7 +224,11 @@ func (c *child) join(r request) (a answer, err error) {
 		defer cancel()
 	}
 	cpu, from := cpuTime(), time.Now()
-	a.Stats, err = join(ctx, r.Target, dir)
+	var blocks *settlingBlocks
+	if r.Commit {
+		blocks = &settlingBlocks{rng: rand.New(rand.NewPCG(c.Spec.Seed, 0))}
+	}
+	a.Stats, err = join(ctx, r.Target, dir, r.Memory, blocks)
 	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 		return a, nil // Ended is false
@@ -232,6 +237,9 @@ func (c *child) join(r request) (a answer, err error) {
 		return a, err
 	}
 	a.Ended, a.Seconds = true, a.Stats.DurableS // closing files is no part of a join
+	if blocks != nil {
+		a.Nanos, a.Later = blocks.meanwhile, blocks.late
+	}
 	return a, checkLen(uint64(a.Stats.Keys), int(r.Target.Keys))
 }
 

@@ -45,6 +45,13 @@ func (r *Result) goals() (g []Goal) {
 			Figure: mb, Measure: fmt.Sprintf("%.0f MB", mb),
 		})
 	}
+	if p := r.Paged; p != nil {
+		mb := float64(p.BesideBudget) / 1e6
+		g = append(g, Goal{
+			Name: fmt.Sprintf("a paged joiner's anonymous memory beside its budget at most %d MB", besideTreeMB), Met: mb <= besideTreeMB,
+			Figure: mb, Measure: fmt.Sprintf("%.0f MB", mb),
+		})
+	}
 	return g
 }
 

@@ -53,6 +53,8 @@ type request struct {
 	Rate  int64    `json:"rate,omitempty"`  // bytes/s for each peer; 0: no limit
 
 	LimitS float64 `json:"limit_s,omitempty"` // opJoin: give up then; 0: never
+	Memory int64   `json:"memory,omitempty"`  // opJoin: budget of a paged state; 0: it is in memory
+	Commit bool    `json:"commit,omitempty"`  // opJoin: and blocks behind it
 
 	PauseMS   int  `json:"pause_ms,omitempty"`   // opBlocks: between the starts of two blocks
 	ResetPeak bool `json:"reset_peak,omitempty"` // opBlocks: the peak of memory begins anew
@@ -74,7 +76,8 @@ type answer struct {
 	Seconds float64   `json:"seconds,omitempty"` // opJoin, opBlocks
 	Stats   JoinStats `json:"stats,omitzero"`
 	Bytes   int64     `json:"bytes,omitempty"` // importer: records; downloaders: received so far
-	Nanos   []int64   `json:"nanos,omitempty"` // of each block
+	Nanos   []int64   `json:"nanos,omitempty"` // of each block; opJoin: while the state was settled
+	Later   []int64   `json:"later,omitempty"` // opJoin: of as many blocks after it
 
 	// Downloaders, since the last answer: the slowest newcomer, and how many were not answered.
 	StatusMS float64 `json:"status_ms,omitempty"`

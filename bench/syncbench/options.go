@@ -11,6 +11,7 @@ import (
 // Contestants; the peers that Starling can be compared with are last.
 const (
 	nameStarling      = "starling"
+	namePaged         = "paged"        // Starling, whose joiner pages its state
 	nameDefaultChunks = "1 MiB chunks" // Starling, where its own chunks have another limit
 
 	nameSDK     = "sdk"
@@ -35,6 +36,13 @@ type Options struct {
 	Dir        string // for databases; each run makes a folder in it
 	SDK        string // the built program of bench/sdkstore; empty: built from its source
 }
+
+// A paged joiner has a quarter of the state as its memory, or the least that a node takes.
+const (
+	pagedPart  = 4
+	leastPaged = 16 << 20
+	pagedJoins = 3 // at most: it is measured for its memory
+)
 
 // Limits: identities of keys have 32 bits, and so have memiavl's sizes.
 const (

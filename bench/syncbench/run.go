@@ -132,12 +132,30 @@ type entrant struct {
 
 // turns lets the contestants join in turns: noise that lasts seconds hits all.
 func (r *runner) turns(ctx context.Context, program string) error {
-	enter := []func(context.Context) (*entrant, error){func(ctx context.Context) (*entrant, error) {
-		return r.starling(ctx, nameStarling, r.o.ChunkBytes, r.setStarling)
-	}}
+	ours, err := r.serve(ctx, nameStarling, r.o.ChunkBytes)
+	if err != nil {
+		return err
+	}
+	defer ours.End()
+	memory := max(int64(r.o.Keys)*(workload.KeyBytes+workload.ValueBytes)/pagedPart, leastPaged)
+	enter := []func(context.Context) (*entrant, error){
+		func(ctx context.Context) (*entrant, error) {
+			return r.starling(ctx, nameStarling, ours, 0, r.o.Repeat+1, r.setStarling), nil
+		},
+		func(ctx context.Context) (*entrant, error) {
+			set := func(joins []joined) { r.setPaged(memory, joins) }
+			return r.starling(ctx, namePaged, ours, memory, min(pagedJoins, r.o.Repeat), set), nil
+		},
+	}
 	if r.o.ChunkBytes != avlstar.DefaultChunkBytes {
 		enter = append(enter, func(ctx context.Context) (*entrant, error) {
-			return r.starling(ctx, nameDefaultChunks, avlstar.DefaultChunkBytes, r.setDefaultChunks)
+			other, err := r.serve(ctx, nameDefaultChunks, avlstar.DefaultChunkBytes)
+			if err != nil {
+				return nil, err
+			}
+			e := r.starling(ctx, nameDefaultChunks, other, 0, r.o.Repeat+1, r.setDefaultChunks)
+			e.end = other.End
+			return e, nil
 		})
 	}
 	if slices.Contains(r.o.Against, nameMemiavl) {
@@ -157,7 +175,7 @@ func (r *runner) turns(ctx context.Context, program string) error {
 		entrants, total = append(entrants, e), total+e.turns
 	}
 	r.progress.Begin("join", "joins", total)
-	err := harness.InTurns(r.o.Repeat, entrants, func(round int, e *entrant) error {
+	err = harness.InTurns(r.o.Repeat+1, entrants, func(round int, e *entrant) error {
 		if round >= e.turns {
 			return nil
 		}
@@ -174,29 +192,42 @@ func (r *runner) turns(ctx context.Context, program string) error {
 	return nil
 }
 
-// starling joins from one server with a new process each time.
-func (r *runner) starling(ctx context.Context, name string, chunkBytes uint64, set func([]joined)) (*entrant, error) {
-	server, err := r.startLoadedAs(ctx, name, begin{Role: roleServer, ChunkBytes: chunkBytes})
-	if err != nil {
-		return nil, err
+// serving is a server that is stopped except while somebody joins.
+type serving struct {
+	*harness.Process
+	target Target
+}
+
+func (r *runner) serve(ctx context.Context, name string, chunkBytes uint64) (s serving, err error) {
+	if s.Process, err = r.startLoadedAs(ctx, name, begin{Role: roleServer, ChunkBytes: chunkBytes}); err != nil {
+		return s, err
 	}
-	var serving answer
-	if err := server.Ask(request{Op: opServe, Peers: 1}, &serving); err != nil {
-		server.End()
-		return nil, err
+	var a answer
+	if err := s.Ask(request{Op: opServe, Peers: 1}, &a); err != nil {
+		s.End()
+		return s, err
 	}
-	server.Pause()
+	s.target = a.Target
+	s.Pause()
+	return s, nil
+}
+
+// starling joins from a server with a new process each time. memory is a paged joiner's budget; 0:
+// its state is in memory.
+func (r *runner) starling(ctx context.Context, name string, server serving, memory int64, turns int, set func([]joined)) *entrant {
 	var joins []joined
 	return &entrant{
-		name: name, turns: r.o.Repeat, end: server.End, set: func() { set(joins) },
+		name: name, turns: turns, end: func() {}, set: func() { set(joins) },
 		join: func(round int) error {
 			server.Resume()
 			defer server.Pause()
-			j, err := r.join(ctx, server, request{Op: opJoin, Target: serving.Target}, fmt.Sprintf("%s-%d", name, round))
+			// the last one is for the blocks that are made behind it
+			q := request{Op: opJoin, Target: server.target, Memory: memory, Commit: round == r.o.Repeat}
+			j, err := r.join(ctx, server.Process, q, fmt.Sprintf("%s-%d", name, round))
 			joins = append(joins, j)
 			return err
 		},
-	}, nil
+	}
 }
 
 func (r *runner) join(ctx context.Context, server *harness.Process, q request, name string) (j joined, err error) {
@@ -233,8 +264,16 @@ func (r *runner) join(ctx context.Context, server *harness.Process, q request, n
 // together.
 func (r *runner) setStarling(joins []joined) {
 	s := Starling{ChunkBytes: r.o.ChunkBytes}
+	joins, last := joins[:len(joins)-1], joins[len(joins)-1]
+	var settled []float64
 	for _, j := range joins {
-		s.Seconds = append(s.Seconds, j.Seconds)
+		s.Seconds, settled = append(s.Seconds, j.Seconds), append(settled, j.Stats.SettledS)
+	}
+	if n := len(last.Nanos); n > 0 {
+		s.Blocks = &SettlingBlocks{
+			Blocks: n, Keys: settlingKeys, SettledS: last.Stats.SettledS,
+			P99MS: harness.Percentile(millis(last.Nanos), 99), LaterP99MS: harness.Percentile(millis(last.Later), 99),
+		}
 	}
 	median := harness.Median(s.Seconds)
 	m := joins[slices.Index(s.Seconds, median)]
@@ -242,16 +281,32 @@ func (r *runner) setStarling(joins []joined) {
 	s.ServerMemory, s.JoinerMemory = m.serverHad, m.joinerHad
 	s.BesideTree = max(0, m.joinerHad.Anon-m.Stats.TreeBytes)
 	r.result.Starling = s
+	r.result.SettledS = harness.Median(settled)
 	r.result.StarlingS, r.result.CPUS = median, m.serverCPU+m.CPU
 	r.result.Bytes, r.result.RSSBytes = m.Stats.Bytes, m.joinerHad.Peak
 }
 
+// setPaged takes the largest peak: a budget is kept in every join, or it is not.
+func (r *runner) setPaged(memory int64, joins []joined) {
+	p := &Paged{BudgetBytes: memory}
+	for _, j := range joins {
+		p.Seconds = append(p.Seconds, j.Seconds)
+		if j.joinerHad.Anon > p.JoinerMemory.Anon {
+			p.JoinerMemory, p.TreeBytes = j.joinerHad, j.Stats.TreeBytes
+		}
+	}
+	p.StarlingS = harness.Median(p.Seconds)
+	p.BesideBudget = max(0, p.JoinerMemory.Anon-memory)
+	r.result.Paged = p
+}
+
 func (r *runner) setDefaultChunks(joins []joined) {
 	d := &DefaultChunks{}
-	for _, j := range joins {
-		d.Seconds = append(d.Seconds, j.Seconds)
+	var settled []float64
+	for _, j := range joins[:len(joins)-1] {
+		d.Seconds, settled = append(d.Seconds, j.Seconds), append(settled, j.Stats.SettledS)
 	}
-	d.StarlingS = harness.Median(d.Seconds)
+	d.StarlingS, d.SettledS = harness.Median(d.Seconds), harness.Median(settled)
 	r.result.DefaultChunks = d
 }
 

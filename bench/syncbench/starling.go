@@ -39,6 +39,7 @@ type JoinStats struct {
 	ManifestS float64 `json:"manifest_s"` // until the manifest was verified
 	FetchedS  float64 `json:"fetched_s"`  // until the last chunk was verified
 	DurableS  float64 `json:"durable_s"`  // until everything was durable
+	SettledS  float64 `json:"settled_s"`  // until it lay in tables, which are made behind the join
 }
 
 // servedHeight is a multiple of the default snapshot interval.

@@ -20,7 +20,7 @@ import (
 
 func sample() *Result {
 	r := &Result{
-		Keys: 1_000_000, StarlingS: 0.5, SDKRestoreS: 36, SDKCreateS: 26, MemiavlS: 2, CPUS: 0.6, Bytes: 123e6, RSSBytes: 500e6, Seed: 1, Repeat: 3,
+		Keys: 1_000_000, StarlingS: 0.5, SettledS: 0.7, SDKRestoreS: 36, SDKCreateS: 26, MemiavlS: 2, CPUS: 0.6, Bytes: 123e6, RSSBytes: 500e6, Seed: 1, Repeat: 3,
 		Starling: Starling{
 			ChunkBytes: 1 << 20, Seconds: []float64{0.4, 0.5, 0.6}, ServerCPUS: 0.1, JoinerCPUS: 0.5, BesideTree: 60e6,
 			ServerMemory: harness.Memory{Anon: 300e6, Files: 20e6}, JoinerMemory: harness.Memory{Anon: 400e6, Files: 20e6},
@@ -59,6 +59,11 @@ func TestGoals(t *testing.T) {
 		"within 6× of the floor":                                      "met 3.33×",
 		"the joiner's anonymous memory beside its tree at most 64 MB": "met 60 MB",
 	}, got)
+	paged := sample()
+	paged.Paged = &Paged{BudgetBytes: 30e6, BesideBudget: 65e6}
+	require.Contains(t, paged.goals(), Goal{
+		Name: "a paged joiner's anonymous memory beside its budget at most 64 MB", Figure: 65, Measure: "65 MB",
+	})
 	small := sample()
 	small.DefaultChunks = &DefaultChunks{StarlingS: 0.2}
 	require.Contains(t, small.goals(), Goal{Name: "within 2× of the same keys in chunks of 1 MiB", Figure: 2.5, Measure: "2.5×"})
@@ -73,6 +78,13 @@ func TestTable(t *testing.T) {
 	require.Equal(t, []string{"from", "0.400", "2.000", "36.000"}, strings.Fields(lines[2]))
 	require.Equal(t, []string{"×", "1", "4", "72", "0.3"}, strings.Fields(lines[4]))
 	require.Contains(t, out.String(), "\n  met     at least 3× faster than memiavl: 4×\n")
+	require.NotContains(t, out.String(), "paged")
+	paged := sample()
+	paged.Paged = &Paged{StarlingS: 0.7, Seconds: []float64{0.7}, BudgetBytes: 30e6, BesideBudget: 65e6}
+	var second bytes.Buffer
+	paged.Print(&second)
+	require.Equal(t, []string{"keys", "starling", "paged", "memiavl"}, strings.Fields(second.String())[1:5])
+	require.Contains(t, second.String(), "a budget of 30 MB, which counts as its tree; 1 join\n")
 	for _, row := range []string{"anonymous memory, MB", "  joiner", "memory of files, MB", "network", "files synced"} {
 		require.Contains(t, out.String(), "\n"+row+" ")
 	}
@@ -85,7 +97,7 @@ func TestJSONLeavesOutMissingPeers(t *testing.T) {
 	b, err := json.Marshal(r)
 	require.NoError(t, err)
 	require.NotContains(t, string(b), "sdk")
-	require.Contains(t, string(b), `{"keys":1000000,"starling_s":0.5,"memiavl_s":2,"floor_s":0.15,"cpu_s":0.6,"bytes":123000000,"rss_bytes":500000000`)
+	require.Contains(t, string(b), `{"keys":1000000,"starling_s":0.5,"settled_s":0.7,"memiavl_s":2,"floor_s":0.15,"cpu_s":0.6,"bytes":123000000,"rss_bytes":500000000`)
 	var back Result
 	require.NoError(t, json.Unmarshal(b, &back))
 	require.Equal(t, *r, back)

@@ -15,11 +15,13 @@ type column struct {
 	seconds      float64
 	all          []float64 // of each join
 	fetched, cpu float64
+	settled      float64
+	blocks       *SettlingBlocks
 	create       float64
 	bytes        int64
 	memory       harness.Memory // of both sides
 	joiner       harness.Memory // where it is a process of its own
-	beside       int64          // of joiner, beside its tree
+	beside       int64          // of joiner, beside its tree or its budget
 	// What its time contains.
 	network, proved, synced string
 }
@@ -28,11 +30,18 @@ func (r *Result) columns() []column {
 	s := r.Starling
 	columns := []column{{
 		name: nameStarling, seconds: r.StarlingS, all: s.Seconds, fetched: s.Join.FetchedS, cpu: r.CPUS, bytes: r.Bytes,
+		settled: r.SettledS, blocks: s.Blocks,
 		memory: s.ServerMemory.Plus(s.JoinerMemory), joiner: s.JoinerMemory, beside: s.BesideTree,
 		network: "TCP, TLS", proved: "each", synced: "all",
 	}}
+	if p := r.Paged; p != nil {
+		columns = append(columns, column{
+			name: namePaged, seconds: p.StarlingS, all: p.Seconds, joiner: p.JoinerMemory, beside: p.BesideBudget,
+			network: "TCP, TLS", proved: "each", synced: "all",
+		})
+	}
 	if d := r.DefaultChunks; d != nil {
-		columns = append(columns, column{name: nameDefaultChunks, seconds: d.StarlingS, all: d.Seconds, network: "TCP, TLS", proved: "each", synced: "all"})
+		columns = append(columns, column{name: nameDefaultChunks, seconds: d.StarlingS, all: d.Seconds, settled: d.SettledS, network: "TCP, TLS", proved: "each", synced: "all"})
 	}
 	if m := r.Memiavl; m != nil {
 		columns = append(columns, column{
@@ -52,15 +61,20 @@ func (r *Result) columns() []column {
 // Print writes the table, notes on how to read it, and the targets.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{
-		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  from"}, {"  to"}, {"  ×"}, {"  chunks verified after, s"}, {"create before it, s"},
+		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  from"}, {"  to"}, {"  ×"}, {"  chunks verified after, s"}, {"  settled after, s"},
+		{"  blocks meanwhile, p99, ms"}, {"  blocks later, p99, ms"}, {"create before it, s"},
 		{"CPU, s"}, {"bytes, MB"}, {"anonymous memory, MB"}, {"  joiner"}, {"  beside its tree"}, {"memory of files, MB"}, {"network"}, {"chunks proved"}, {"files synced"},
 	}
 	mb := func(n int64) string { return show("%.0f", float64(n)/1e6) }
 	for _, c := range r.columns() {
+		var meanwhile, later float64
+		if c.blocks != nil {
+			meanwhile, later = c.blocks.P99MS, c.blocks.LaterP99MS
+		}
 		interval := harness.MedianInterval(c.all)
 		for i, text := range []string{
 			c.name, show("%.3f", c.seconds), show("%.3f", interval.Low), show("%.3f", interval.High), show("%.3g", harness.Ratio(c.seconds, r.StarlingS)),
-			show("%.3f", c.fetched), show("%.3f", c.create), show("%.2f", c.cpu), show("%.1f", float64(c.bytes)/1e6),
+			show("%.3f", c.fetched), show("%.3f", c.settled), show("%.2f", meanwhile), show("%.2f", later), show("%.3f", c.create), show("%.2f", c.cpu), show("%.1f", float64(c.bytes)/1e6),
 			mb(c.memory.Anon), mb(c.joiner.Anon), mb(c.beside), mb(c.memory.Files), c.network, c.proved, c.synced,
 		} {
 			cells[i] = append(cells[i], text)
@@ -71,10 +85,12 @@ func (r *Result) Print(out io.Writer) {
 	f, s := r.Floor, r.Starling
 	fmt.Fprintf(out, `
 join     the median, and an interval that covers it at 95 %% (of fewer than 6 joins: all of them); others' processes are stopped meanwhile
+settled  the state lies in tables, which are made behind the join (the CPU figure is until then); blocks: of %s keys each, one after
+         another, behind a further join while its state is settled, and as many later
 ×        its figure over Starling's
 starling from connecting to durable, verified state, over loopback, with a known app hash; %s of at most %s bytes; CPU: server %.2f s,
          joiner %.2f s; %s
-memiavl  a fresh process maps a snapshot and pipes its export into an import whose files it syncs; bytes: leaf records
+%smemiavl  a fresh process maps a snapshot and pipes its export into an import whose files it syncs; bytes: leaf records
 sdk-iavl restore until committed, on goleveldb, without loading the state or creating the snapshot; bytes: compressed
 memory   of both sides: Starling's server and joiner, for the others one process that is both; the highest of what was resident every
          10 ms, anonymous and of files (program text, mapped snapshots) each by itself
@@ -82,10 +98,20 @@ proved   before it is used: by the app hash alone. memiavl and the SDK compare t
          the same peer sent
 floor    the largest of loopback %.3f s (%.0f MB/s), hashes %.3f s (%d cores, %s: key %.1f, value %.1f, leaf %.1f, inner %.1f ns)
          and disk %.3f s (%.0f MB/s, synced): %s; not in it: the CPU time of both sides over the cores, %.3f s
-`, harness.Count(s.Join.Chunks, "chunk"), harness.Group(int(s.ChunkBytes)), s.ServerCPUS, s.JoinerCPUS, harness.Count(len(s.Seconds), "join"),
-		f.LoopbackS, f.LoopbackMBPerS, f.HashesS, f.Cores, f.Hash.Kernel, f.Hash.Key, f.Hash.Value, f.Hash.Leaf, f.Hash.Inner,
+`, harness.Group(settlingKeys), harness.Count(s.Join.Chunks, "chunk"), harness.Group(int(s.ChunkBytes)), s.ServerCPUS, s.JoinerCPUS, harness.Count(len(s.Seconds), "join"),
+		r.pagedNote(), f.LoopbackS, f.LoopbackMBPerS, f.HashesS, f.Cores, f.Hash.Kernel, f.Hash.Key, f.Hash.Value, f.Hash.Leaf, f.Hash.Inner,
 		f.DiskS, f.DiskMBPerS, f.By, f.CPUS)
 	printGoals(out, "1,000,000 keys", r.Goals)
+}
+
+// pagedNote says what the column of the paged joiner is.
+func (r *Result) pagedNote() string {
+	p := r.Paged
+	if p == nil {
+		return ""
+	}
+	return fmt.Sprintf("paged    a joiner whose state need not fit into memory, with a budget of %.0f MB, which counts as its tree; %s\n",
+		float64(p.BudgetBytes)/1e6, harness.Count(len(p.Seconds), "join"))
 }
 
 func show(format string, figure float64) string {

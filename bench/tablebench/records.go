@@ -26,14 +26,8 @@ func randomBytes(seed uint64) func(n int) []byte {
 
 var errContent = errors.New("the table is not what was written")
 
-// checkTables reads both tables of a chunk with Pebble.
-func checkTables(leaves, heights string, chunk []record) error {
-	return errors.Join(
-		checkTable(leaves, leafPrefix, chunk, func(r record) []byte { return r.value }),
-		checkTable(heights, heightPrefix, chunk, func(r record) []byte { return []byte{r.height} }))
-}
-
-func checkTable(path string, prefix byte, chunk []record, value func(record) []byte) (err error) {
+// checkTable reads the table of a chunk with Pebble.
+func checkTable(path string, chunk []record) (err error) {
 	file, err := vfs.Default.Open(path)
 	if err != nil {
 		return err
@@ -64,7 +58,7 @@ func checkTable(path string, prefix byte, chunk []record, value func(record) []b
 		if err != nil {
 			return err
 		}
-		if key := kv.K.UserKey; key[0] != prefix || !bytes.Equal(key[1:], r.key) || !bytes.Equal(got, value(r)) {
+		if key := kv.K.UserKey; key[0] != leafPrefix || !bytes.Equal(key[1:], r.key) || !bytes.Equal(got, r.value) {
 			return fmt.Errorf("%s, record %d: %w", path, i, errContent)
 		}
 		kv = it.Next()

@@ -78,7 +78,7 @@ func (r *Result) Print(out io.Writer) {
 		harness.PrintAligned(out, cells)
 		fmt.Fprintln(out)
 	}
-	fmt.Fprintf(out, `CPU      user and system time of the table of leaves and the table of heights of a chunk, written to files, not synced;
+	fmt.Fprintf(out, `CPU      user and system time of the table of a chunk, written to a file, not synced;
          medians of %s with intervals at %.1f %%
 ×        CPU time over rowtable's in the same round
 written  bytes of tables for each byte of keys and values

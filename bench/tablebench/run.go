@@ -33,11 +33,8 @@ func (o Options) Check() error {
 	return nil
 }
 
-// record is a leaf with the height of the inner node before it.
-type record struct {
-	key, value []byte
-	height     byte
-}
+// record is a leaf; its value begins with the height of the inner node before it.
+type record struct{ key, value []byte }
 
 // workload is a size of chunk.
 type workload struct {
@@ -46,11 +43,8 @@ type workload struct {
 	bytes  int // of the keys and values of all chunks
 }
 
-// Prefixes of keys in the state zone (storage).
-const (
-	leafPrefix   = 'l'
-	heightPrefix = 'h'
-)
+// leafPrefix is that of keys in the state zone (storage).
+const leafPrefix = 'k'
 
 // Run measures. It reports its progress, and removes its files in any case.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
@@ -109,7 +103,7 @@ func (r *Result) measure(ctx context.Context, w workload, dir string, rounds int
 
 // write lets a writer write all chunks, and removes the tables when the measurement is over.
 func write(w workload, c writer, dir string, check bool) (s sample, err error) {
-	paths := make([]string, 0, 2*len(w.chunks))
+	paths := make([]string, 0, len(w.chunks))
 	defer func() {
 		for _, path := range paths {
 			err = errors.Join(err, os.Remove(path))
@@ -120,40 +114,32 @@ func write(w workload, c writer, dir string, check bool) (s sample, err error) {
 	runtime.ReadMemStats(&before)
 	cpu := harness.CPUTime()
 	for i, chunk := range w.chunks {
-		for _, prefix := range []byte{leafPrefix, heightPrefix} {
-			path := filepath.Join(dir, fmt.Sprintf("%06d-%c.sst", i, prefix))
-			paths = append(paths, path)
-			size, err := writeTable(path, c, prefix, chunk)
-			if err != nil {
-				return s, err
-			}
-			s.written += size
+		path := filepath.Join(dir, fmt.Sprintf("%06d.sst", i))
+		paths = append(paths, path)
+		size, err := writeTable(path, c, chunk)
+		if err != nil {
+			return s, err
 		}
+		s.written += size
 	}
 	s.cpu = harness.CPUTime().Sub(cpu)
 	runtime.ReadMemStats(&after)
 	s.allocs, s.alloc = after.Mallocs-before.Mallocs, after.TotalAlloc-before.TotalAlloc
 	if check {
-		err = checkTables(paths[0], paths[1], w.chunks[0])
+		err = checkTable(paths[0], w.chunks[0])
 	}
 	return s, err
 }
 
-func writeTable(path string, c writer, prefix byte, chunk []record) (size uint64, err error) {
+func writeTable(path string, c writer, chunk []record) (size uint64, err error) {
 	file, err := os.Create(path)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	w := c.open(file, prefix)
-	var height [1]byte
+	w := c.open(file, leafPrefix)
 	for _, r := range chunk {
-		value := r.value
-		if prefix == heightPrefix {
-			height[0] = r.height
-			value = height[:]
-		}
-		if err := w.add(r.key, value); err != nil {
+		if err := w.add(r.key, r.value); err != nil {
 			return 0, err
 		}
 	}
@@ -186,7 +172,9 @@ func newWorkload(name string, seed uint64, chunks, perChunk, valueBytes int) wor
 	slices.SortFunc(keys, bytes.Compare)
 	records := make([]record, len(keys))
 	for i, key := range keys {
-		records[i] = record{key, random(valueBytes), byte(1 + i%20)}
+		value := random(1 + valueBytes)
+		value[0] = byte(1 + i%20)
+		records[i] = record{key, value}
 	}
 	return workload{name, slices.Collect(slices.Chunk(records, perChunk)), len(records) * (keyBytes + valueBytes)}
 }

@@ -41,7 +41,9 @@ func writers() []writer {
 	snappy := columnar
 	snappy.Compression = sstable.SnappyCompression
 	return []writer{
-		{ours, func(file io.Writer, prefix byte) tableWriter { return own{rowtable.New(file, prefix)} }},
+		{ours, func(file io.Writer, prefix byte) tableWriter {
+			return own{rowtable.New(file, prefix, pebble.DefaultMerger.Name)}
+		}},
 		{"sstable, row", pebbles(row)},
 		{"sstable, row, 32 KiB", pebbles(large(row))},
 		{"sstable, columnar", pebbles(columnar)},
@@ -52,7 +54,7 @@ func writers() []writer {
 
 type own struct{ w *rowtable.Writer }
 
-func (o own) add(key, value []byte) error { return o.w.Add(key, value) }
+func (o own) add(key, value []byte) error { return o.w.Add(key, value[:1], value[1:]) }
 
 func (o own) finish() (uint64, uint32, error) {
 	defer o.w.Recycle()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/starling-kv/starling/bench/contestant"
 	"github.com/starling-kv/starling/bench/harness"
 )
 
@@ -20,6 +21,9 @@ func (r *runner) result() (*Result, error) {
 		}
 		result.set(e.Name, e.figures())
 		r.progress.Add(1)
+	}
+	if i := result.Index; i != nil {
+		result.Starling.IndexGetNS, result.Starling.IndexBytesPerKey = i.GetNS, i.BytesPerKey
 	}
 	if err := sameRoots(r.entrants); err != nil {
 		return nil, err
@@ -87,10 +91,18 @@ func (r *runner) floor() (Floor, error) {
 	return f, nil
 }
 
-// sameRoots compares contestants with the same hashes, those of memiavl and of IAVL v1, over all
-// versions that both made.
+// sameRoots compares contestants with the same hashes, those of memiavl and of IAVL v1, and those
+// of Starling with and without an index, over all versions that both made.
 func sameRoots(entrants []*entrant) error {
-	peers := slices.DeleteFunc(slices.Clone(entrants), func(e *entrant) bool { return e.Name == "starling" })
+	ours := func(e *entrant) bool { return e.Name == "starling" || e.Name == contestant.Indexed }
+	theirs := func(e *entrant) bool { return !ours(e) }
+	if err := equalRoots(slices.DeleteFunc(slices.Clone(entrants), theirs)); err != nil {
+		return err
+	}
+	return equalRoots(slices.DeleteFunc(slices.Clone(entrants), ours))
+}
+
+func equalRoots(peers []*entrant) error {
 	if len(peers) < 2 {
 		return nil
 	}

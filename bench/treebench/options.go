@@ -15,6 +15,7 @@ type Options struct {
 	Versions     int // without an export, and as many beside one
 	IAVLVersions int // the same for IAVL v1, which is slow
 	Against      []string
+	Index        bool // Starling with an index by hash takes part, too
 	Seed         uint64
 	ExportRate   float64 // MB/s of leaf records, the limit of a concurrent export
 	Dir          string  // for databases; each run makes a folder in it
@@ -68,4 +69,10 @@ func (o Options) versions(name string) int {
 }
 
 // contestants are the names of all that take part, Starling first.
-func (o Options) contestants() []string { return append(contestant.Names[:1:1], o.Against...) }
+func (o Options) contestants() []string {
+	names := contestant.Names[:1:1]
+	if o.Index {
+		names = append(names, contestant.Indexed)
+	}
+	return append(names, o.Against...)
+}

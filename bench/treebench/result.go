@@ -18,7 +18,11 @@ type Figures struct {
 	CommitP99DuringExportMS float64 `json:"commit_p99_during_export_ms"`
 
 	// Details.
-	GetManyNS                float64 `json:"get_many_ns,omitempty"` // for each of many keys at once
+	// GetManyNS is for each of many keys at once.
+	GetManyNS float64 `json:"get_many_ns,omitempty"`
+	// With an index by hash: GetNS, BytesPerKey.
+	IndexGetNS               float64 `json:"index_get_ns,omitempty"`
+	IndexBytesPerKey         float64 `json:"index_bytes_per_key,omitempty"`
 	CommitP50DuringExportMS  float64 `json:"commit_p50_during_export_ms"`
 	CommitOneCoreP50MS       float64 `json:"commit_one_core_p50_ms"`
 	Versions                 int     `json:"versions"`           // without an export
@@ -38,6 +42,7 @@ type Figures struct {
 type Result struct {
 	Keys     int      `json:"keys"`
 	Starling *Figures `json:"starling"`
+	Index    *Figures `json:"starling_index,omitempty"` // with an index by hash
 	IAVL     *Figures `json:"iavl,omitempty"`
 	Memiavl  *Figures `json:"memiavl,omitempty"`
 	Mapped   *Figures `json:"memiavl_mapped,omitempty"` // over a mapped snapshot of the loaded tree
@@ -56,6 +61,8 @@ func (r *Result) figures(name string) *Figures {
 	switch name {
 	case "starling":
 		return r.Starling
+	case contestant.Indexed:
+		return r.Index
 	case "memiavl":
 		return r.Memiavl
 	case "iavl":
@@ -70,6 +77,8 @@ func (r *Result) set(name string, f *Figures) {
 	switch name {
 	case "starling":
 		r.Starling = f
+	case contestant.Indexed:
+		r.Index = f
 	case "memiavl":
 		r.Memiavl = f
 	case "iavl":
@@ -81,7 +90,7 @@ func (r *Result) set(name string, f *Figures) {
 
 // peers are the contestants beside Starling that took part, in the order of the table.
 func (r *Result) peers() (names []string) {
-	for _, name := range []string{"memiavl", contestant.Mapped, "iavl"} {
+	for _, name := range []string{contestant.Indexed, "memiavl", contestant.Mapped, "iavl"} {
 		if r.figures(name) != nil {
 			names = append(names, name)
 		}
