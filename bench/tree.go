@@ -31,7 +31,8 @@ With the defaults, a run takes a quarter of an hour or more, most of it for IAVL
 without it (--against memiavl), about six minutes. Peers keep their files in --dir.`,
 		Example: `  go run . tree --against memiavl
   go run . tree --json tree.json
-  go run . tree --keys 100000 --versions 200 --iavl-versions 20`,
+  go run . tree --keys 100000 --versions 200 --iavl-versions 20
+  go run . tree --keys 10000000 --versions 400 --against memiavl --exports 0`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Against = list(against)
@@ -54,6 +55,7 @@ without it (--against memiavl), about six minutes. Peers keep their files in --d
 	flags.StringVar(&file, "json", "", "write the result to this file, too")
 	flags.IntVar(&o.IAVLVersions, "iavl-versions", 200, "--versions for IAVL v1, whose versions take a second; at most --versions are made")
 	flags.Float64Var(&o.ExportRate, "export-rate", 32, "MB/s of leaf records that an export beside commits makes")
+	flags.IntVar(&o.Exports, "exports", 5, "exports and verified imports of each; 0 for none (memiavl's take a minute at ten million keys)")
 	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
 	return cmd
 }

@@ -18,6 +18,7 @@ type Options struct {
 	Index        bool // Starling with an index by hash takes part, too
 	Seed         uint64
 	ExportRate   float64 // MB/s of leaf records, the limit of a concurrent export
+	Exports      int     // exports and verified imports of each
 	Dir          string  // for databases; each run makes a folder in it
 }
 
@@ -27,6 +28,7 @@ const (
 	maxBatch    = 1_000_000
 	maxVersions = 1_000_000
 	maxRate     = 10_000
+	maxExports  = 1_000
 )
 
 // Check returns an error that names the flag that is out of range, and the range.
@@ -42,6 +44,8 @@ func (o Options) Check() error {
 		return fmt.Errorf("--iavl-versions is %d, it must be from 1 to %d", o.IAVLVersions, maxVersions)
 	case !(o.ExportRate > 0 && o.ExportRate <= maxRate):
 		return fmt.Errorf("--export-rate is %v MB/s, it must be above 0 and at most %d", o.ExportRate, maxRate)
+	case o.Exports < 0 || o.Exports > maxExports:
+		return fmt.Errorf("--exports is %d, it must be from 0 to %d", o.Exports, maxExports)
 	}
 	for i, name := range o.Against {
 		peers := contestant.Names[1:]

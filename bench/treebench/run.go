@@ -26,7 +26,6 @@ const (
 	proofSlices  = 10
 	proofsASlice = 2_000
 	iavlProofs   = 200 // a slice
-	exportRounds = 5
 	iavlExports  = 1
 	secondsANano = 1e-9
 	millisANano  = 1e-6
@@ -102,7 +101,7 @@ func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
 		}
 		b := begin{
 			Name: name, Spec: r.o.spec(), ExportRate: r.o.ExportRate, Dir: own,
-			Versions: 2*versions + warmUp + exportRounds + r.rounds()*(3*sliceWarmUp+oneCoreSlice),
+			Versions: 2*versions + warmUp + r.o.Exports + r.rounds()*(3*sliceWarmUp+oneCoreSlice),
 		}
 		p, err := harness.Start(ctx, ChildCommand, name, b, new(answer))
 		if err != nil {
@@ -282,8 +281,8 @@ func (r *runner) proofs() error {
 }
 
 func (r *runner) exports() error {
-	r.progress.Begin("export and import", "exports", exportRounds*len(r.entrants))
-	return r.slices(exportRounds, func(round int, e *entrant) error {
+	r.progress.Begin("export and import", "exports", r.o.Exports*len(r.entrants))
+	return r.slices(r.o.Exports, func(round int, e *entrant) error {
 		if e.Name == "iavl" && round >= iavlExports {
 			r.progress.Add(1)
 			return nil
