@@ -2,6 +2,7 @@ package avlstar
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
@@ -108,6 +109,12 @@ func TestUsedLists(t *testing.T) {
 		fresh, err := newRun(data, limits{chunkBytes: m.ChunkBytes, height: 255})
 		require.NoError(t, err)
 		require.Equal(t, fresh, c.run)
+		at := &c.run.images[0]
+		c.Done()
+		require.Nil(t, c.Bytes())
+		require.Empty(t, slices.Collect(c.Leaves()))
+		c.Done()
+		require.Same(t, at, &spareRuns.take().images[:1][0])
 	}
 	spareRuns.forget()
 	require.Empty(t, spareRuns.runs)

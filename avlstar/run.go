@@ -106,12 +106,17 @@ func (r *run) done() {
 }
 
 // resized returns a list of n elements, in the memory of s if that is enough. The content is
-// arbitrary.
+// arbitrary. A long list, as for a chunk, has room for a few more: chunks are about as long as each
+// other, and the next may be a little longer.
 func resized[T any](s []T, n int) []T {
-	if n > cap(s) {
+	const long = 1 << 10
+	switch {
+	case n <= cap(s):
+		return s[:n]
+	case n < long:
 		return make([]T, n)
 	}
-	return s[:n]
+	return make([]T, n, n+n/8)
 }
 
 // len returns the number of leaves.

@@ -310,6 +310,7 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 	}
 	r.has(k)
 	if r.assembler == nil {
+		c.Done()
 		r.back(data)
 	}
 	return true, nil

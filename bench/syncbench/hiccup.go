@@ -244,11 +244,23 @@ func (r *HiccupResult) judge() {
 		}
 	}
 	for _, row := range r.Starling {
-		if row.Joiners == 4 && r.Starling[0].Joiners == 0 {
-			r.Goals = append(r.Goals, atMost("p99 of a commit with 4 joiners at most 1.5× that without", 1.5, row.P99Ratio))
+		switch {
+		case row.Joiners == 0:
+			r.Goals = append(r.Goals, atMost("p99 of a commit without joiners at most 2.5× the median", 2.5, harness.Ratio(row.P99MS, row.P50MS)))
+		case row.Joiners == 4 && r.Starling[0].Joiners == 0:
+			g := atMost("p99 of a commit with 4 joiners at most 1.5× that without", 1.5, row.P99Ratio)
+			if offered := 4 * r.RateMBPS; row.ServedMBS < fullRate*offered {
+				g.Met = false
+				g.Measure += fmt.Sprintf(", but they got %.1f MB/s, not %.1f", row.ServedMBS, offered)
+			}
+			r.Goals = append(r.Goals, g)
 		}
 	}
 }
+
+// fullRate is the share of what joiners may get that they must get at least: whoever serves less
+// disturbs less.
+const fullRate = 0.9
 
 // Print writes the table, notes on how to read it, and the targets.
 func (r *HiccupResult) Print(out io.Writer) {

@@ -128,12 +128,18 @@ func TestByzantineRows(t *testing.T) {
 
 func TestHiccupRows(t *testing.T) {
 	r := &HiccupResult{Starling: []HiccupRow{hiccupRow([]int64{1e6, 2e6, 4e6}), hiccupRow([]int64{1e6, 5e6})}}
-	r.Starling[1].Joiners = 4
+	r.Starling[1].Joiners, r.Starling[1].ServedMBS, r.RateMBPS = 4, 19, 5
 	r.judge()
 	require.Equal(t, HiccupRow{P50MS: 2, P99MS: 4, MaxMS: 4, P99Ratio: 1, MaxRatio: 1, Blocks: 3}, r.Starling[0])
-	require.Len(t, r.Goals, 1)
+	require.Len(t, r.Goals, 2)
 	require.True(t, r.Goals[0].Met)
-	require.Equal(t, "1.25×", r.Goals[0].Measure)
+	require.Equal(t, "2×", r.Goals[0].Measure)
+	require.True(t, r.Goals[1].Met)
+	require.Equal(t, "1.25×", r.Goals[1].Measure)
+	r.Goals, r.Starling[1].ServedMBS = nil, 5
+	r.judge()
+	require.False(t, r.Goals[1].Met)
+	require.Equal(t, "1.25×, but they got 5.0 MB/s, not 20.0", r.Goals[1].Measure)
 	var out bytes.Buffer
 	r.Print(&out)
 	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")

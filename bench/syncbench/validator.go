@@ -187,7 +187,7 @@ func (d *downloads) do(r request) (a answer, err error) {
 		d.stop = d.stop[:len(d.stop)-1]
 	}
 	for len(d.stop) < r.N {
-		stop, err := d.start(r.Target, r.Probe)
+		stop, err := d.start(r.Target, loopback(downloadFrom+len(d.stop)), r.Probe)
 		if err != nil {
 			return a, err
 		}
@@ -213,10 +213,14 @@ func (d *downloads) do(r request) (a answer, err error) {
 // inFlight is the number of chunks that a downloader requests at a time.
 const inFlight = 4
 
-// start begins a download; stop ends it. One that persists connects again when it is thrown out;
-// another's failure is the next answer's.
-func (d *downloads) start(t Target, persist bool) (stop func(), err error) {
-	dialer, err := newDialer(t)
+// downloadFrom: downloader i has the address 127.0.0.(downloadFrom + i). A server limits what it
+// sends to each host, so that those of one host would share what one of them gets.
+const downloadFrom = 50
+
+// start begins a download from an address of this machine; stop ends it. One that persists connects
+// again when it is thrown out; another's failure is the next answer's.
+func (d *downloads) start(t Target, from string, persist bool) (stop func(), err error) {
+	dialer, err := dialFrom(from, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ type row struct {
 	floor  float64 // 0: no floor
 	plain  bool    // without ratios
 	some   bool    // not all contestants have it
+	none   bool    // none has it
 }
 
 func (r *Result) rows() []row {
@@ -30,8 +31,8 @@ func (r *Result) rows() []row {
 		{name: "  of many at once", format: "%.0f", of: func(f *Figures) float64 { return f.GetManyNS }, plain: true},
 		{name: "ICS-23 proof, µs", format: "%.2f", of: func(f *Figures) float64 { return f.ProofUS }},
 		{name: "  bytes", format: "%.0f", of: func(f *Figures) float64 { return float64(f.ProofBytes) }},
-		{name: "export, s", format: "%.3f", of: func(f *Figures) float64 { return f.ExportS }},
-		{name: "import, verified, s", format: "%.3f", of: func(f *Figures) float64 { return f.ImportS }},
+		{name: "export, s", format: "%.3f", of: func(f *Figures) float64 { return f.ExportS }, none: r.Starling.ExportS == 0},
+		{name: "import, verified, s", format: "%.3f", of: func(f *Figures) float64 { return f.ImportS }, none: r.Starling.ImportS == 0},
 		{name: "memory, bytes/key", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKey }},
 		{name: "  and of files", format: "%.0f", of: func(f *Figures) float64 { return f.FileBytesPerKey }, plain: true},
 		{name: "  after the versions", format: "%.0f", of: func(f *Figures) float64 { return f.BytesPerKeyAfterVersions }},
@@ -50,6 +51,9 @@ func (r *Result) Print(out io.Writer) {
 	}
 	cells[0] = append(cells[0], "floor", "×")
 	for _, m := range r.rows() {
+		if m.none {
+			continue
+		}
 		ours := m.of(r.Starling)
 		line := []string{m.name, fmt.Sprintf(m.format, ours)}
 		for _, name := range r.peers() {

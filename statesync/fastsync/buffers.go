@@ -9,6 +9,9 @@ import (
 const (
 	maxSpare      = 16
 	maxSpareBytes = 16 << 20
+	// step is what the length of a long buffer is a multiple of: the next chunk may be a little
+	// longer than this one.
+	step = 64 << 10
 )
 
 // buffers keeps what answers landed in for other answers: most are about as long as each other, and
@@ -32,7 +35,10 @@ func (b *buffers) take(n int) []byte {
 		b.bytes -= cap(data)
 		return data[:n]
 	}
-	return make([]byte, n)
+	if n <= step {
+		return make([]byte, n)
+	}
+	return make([]byte, n, (n+step-1)/step*step)
 }
 
 // give takes a buffer back that nothing refers to. If there are too many, the shortest are dropped.

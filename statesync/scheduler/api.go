@@ -39,6 +39,9 @@ const (
 	maxBackOff = time.Minute
 	// horizon is how far ahead a proven peer is given work at least, however short its round trip.
 	horizon = 50 * time.Millisecond
+	// atHand and atHandBytes are how many answers that wait to be verified are enough: while there
+	// are more, in both measures, nobody is asked for anything.
+	atHand, atHandBytes = 4, 8 << 20
 )
 
 // limits of a Scheduler. Zero means the default. Only tests change any but the memory.

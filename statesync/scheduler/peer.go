@@ -165,13 +165,17 @@ func (s *Scheduler) ban(p *peer, reason string) {
 // room reports whether a peer is to be asked for more.
 func (s *Scheduler) room(p *peer) bool {
 	switch {
-	case !p.connected || p.late > 0 || s.now < p.until:
+	case !p.connected || p.late > 0 || s.now < p.until || s.behind():
 		return false
 	case len(p.flying) == 0 && (p.proven || p.verifying == 0):
 		return true
 	}
 	return p.trusted() && len(p.flying) < s.limits.perPeer && p.remaining < p.speed.window() && !s.overdue(p.flying[0])
 }
+
+// behind reports whether answers come faster than they are verified and written: what is asked for
+// then would only take memory until its turn.
+func (s *Scheduler) behind() bool { return s.verifying > atHand && s.unverified > atHandBytes }
 
 // overdue reports that a request of a proven peer takes much longer than what the peer did before:
 // its line has become worse, or it withholds the answer.

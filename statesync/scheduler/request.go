@@ -67,6 +67,7 @@ func (s *Scheduler) end(r *request, wasted bool) {
 	case verifying:
 		r.peer.verifying--
 		s.verifying--
+		s.unverified -= charge(r.item)
 	}
 	r.phase = ended
 	if wasted {
@@ -131,6 +132,7 @@ func (s *Scheduler) received(r *request, n uint64) {
 	r.phase = verifying
 	r.peer.verifying++
 	s.verifying++
+	s.unverified += charge(r.item)
 	s.place(r.item)
 	s.do(Verify{r.id})
 }

@@ -33,6 +33,7 @@ type Scheduler struct {
 	added, done                int
 	addedBytes, doneBytes      uint64
 	inFlight, verifying        int
+	unverified                 uint64 // bytes of what is being verified
 	asked, refetched, rejected int
 	wasted                     uint64
 
