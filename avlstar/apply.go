@@ -20,7 +20,8 @@ var ErrInvalidChange = errors.New("invalid change")
 // any order, but each key only once; they are made in ascending key order. To delete an absent key,
 // or to put the value that is there, changes nothing. If nothing changes at all, the result is v
 // itself with one more reference (with Paging perhaps another version of the same state). Keys and
-// values are copied. With Paging, Apply fails with a *PageError if a page cannot be read.
+// values are copied. With Paging, Apply fails with a *PageError if a page cannot be read; a Partial
+// that lacks something, with a *MissingNodeError that names all it is known to lack.
 //
 // History is linear: later versions of the tree must have been released, and are dropped; otherwise
 // the error is ErrNotLatest. One Apply of a tree runs at a time, and others wait for it; readers
@@ -48,6 +49,10 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	base := t.evict(v)
 	t.bring(base, ops, changes, g)
 	next, err := t.apply(base, ops, changes, c)
+	var missing *MissingNodeError
+	if errors.As(err, &missing) {
+		missing.see(v, ops, changes)
+	}
 	switch {
 	case base == v:
 	case next == nil && err == nil: // pages that were evicted stay so

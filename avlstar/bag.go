@@ -48,10 +48,18 @@ type Below struct {
 //	             stub   (u)
 //	            [m,s)  ┌─┴─┐
 //	                 stub  u=2
+//
+// Its lists are those of all trees together, so that few allocations make it, and all its nodes are
+// hashed together (bag_tree.go).
 type Bag struct {
-	trees []*bagTree
-	roots map[Hash]bagNode
-	keys  [][]byte // least keys of items, ascending: each node has one in its range
+	data    []byte
+	at      []uint32 // where each item begins in data
+	keys    []uint32 // items that have a key, in its order: each node has one in its range
+	links   []link
+	images  []image
+	trees   []bagTree
+	leaves  int
+	eighths int // eighths of pages that its records take in a tree's memory, at most
 }
 
 var (
@@ -71,15 +79,11 @@ func (b *Bag) Roots() []Stub {
 }
 
 // Leaves returns how many leaves the bag has.
-func (b *Bag) Leaves() (n int) {
-	for _, t := range b.trees {
-		n += t.leaves
-	}
-	return n
-}
+func (b *Bag) Leaves() int { return b.leaves }
 
 // Bag returns the encoding of the bag that opens wants below what the receiver has. It is empty,
-// one byte, where the receiver has all of it. The error is that of a page that cannot be read.
+// one byte, where the receiver has all of it. The error is that of a page that cannot be read, or
+// of a way of which v itself lacks a part; what v lacks beside the ways stays a stub.
 func (v *Version) Bag(wants []Want, below Below) ([]byte, error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -105,7 +109,7 @@ func (v *Version) Upper(depth int) ([]byte, error) {
 	if v.top == emptyStub || depth <= 0 {
 		return p.out, nil
 	}
-	if err := p.begin(&v.view, Subtree{Stub: v.top}, v.root, []Want{{Range: true}}); err != nil {
+	if err := p.begin(func() error { return p.open(&v.view, Subtree{Stub: v.top}, v.root, 0, 0, []Want{{Range: true}}) }); err != nil {
 		return nil, fmt.Errorf("avlstar: upper tree: %w", err)
 	}
 	return p.out, nil
@@ -184,39 +188,90 @@ func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error
 	if err != nil {
 		return err
 	}
-	_, held := p.below.Held[s.Hash]
 	switch {
-	case held || depth >= p.below.Depth:
-		return p.begin(w, s, n, wants)
+	case p.has(s, depth):
+		return p.begin(func() error { return p.open(w, s, n, 0, 0, wants) })
 	case n.isLeaf():
 		return nil
 	}
-	l, r := splitAt(w, s, n)
-	lw, rw := splitWants(wants, r.First)
-	if err := p.find(w, l, w.link(n).child[left], depth+1, lw); err != nil {
-		return err
+	sides := [2]Subtree{}
+	sides[left], sides[right] = splitAt(w, s, n)
+	var of [2][]Want
+	of[left], of[right] = splitWants(wants, sides[right].First)
+	for side, child := range sides {
+		c := w.link(n).child[side]
+		var err error
+		if len(of[side]) == 0 && child.Height > sides[1-side].Height && slices.ContainsFunc(wants, isDeleted) {
+			err = p.findSibling(w, child, c, depth+1, side)
+		} else {
+			err = p.find(w, child, c, depth+1, of[side])
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return p.find(w, r, w.link(n).child[right], depth+1, rw)
+	return nil
 }
 
-// begin makes the subtree s a tree of the bag.
-func (p *packing) begin(w nodes, s Subtree, n ref, wants []Want) error {
+// findSibling looks for such places in what a deletion on the other side may rotate: in the subtree
+// s, the higher child of its parent on one side, and in its inner child (see sibling).
+func (p *packing) findSibling(w nodes, s Subtree, n ref, depth, side int) error {
+	if p.isFull() {
+		return ErrBagTooLarge
+	}
+	if p.lacks(n) {
+		return nil
+	}
+	w, n, err := p.enter(w, s, n)
+	if err != nil {
+		return err
+	}
+	if p.has(s, depth) {
+		return p.begin(func() error { return p.sibling(w, s, n, 0, side) })
+	}
+	sides := [2]Subtree{}
+	sides[left], sides[right] = splitAt(w, s, n)
+	inner, c := sides[1-side], w.link(n).child[1-side]
+	if inner.Height > sides[side].Height && p.has(inner, depth+1) && !p.lacks(c) {
+		return p.begin(func() error { return p.root(w, inner, c, 0) })
+	}
+	return nil
+}
+
+// lacks reports whether node n of v is a stub that cannot be read. Where no want leads to it, it is
+// a stub in the bag, and no tree begins there: who has a part of a tree can serve that part.
+func (p *packing) lacks(n ref) bool { return n == 0 && p.v.tree.paging == nil }
+
+// has reports whether a tree of the bag begins at the subtree s, where it is met.
+func (p *packing) has(s Subtree, depth int) bool {
+	_, held := p.below.Held[s.Hash]
+	return held || depth >= p.below.Depth
+}
+
+// begin makes what open appends a tree of the bag.
+func (p *packing) begin(open func() error) error {
 	p.tree, p.items = p.tree[:0], 0
-	if err := p.open(w, s, n, 0, 0, wants); err != nil {
+	if err := open(); err != nil {
 		return err
 	}
 	p.out = appendTree(p.out, p.items, p.tree)
 	return nil
 }
 
+// isFull reports whether the bag has more bytes than are allowed.
+func (p *packing) isFull() bool {
+	limit := p.below.MaxBytes
+	return limit > 0 && len(p.out)+len(p.tree) > limit
+}
+
 // open appends the items of the subtree s, which has depth inner nodes of the tree above it. bound
 // is the height of the inner node that has its least key.
 func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants []Want) error {
-	if len(wants) == 0 || p.upper > 0 && depth == p.upper {
+	if len(wants) == 0 || p.upper > 0 && (depth == p.upper || depth > 0 && p.lacks(n)) {
 		p.stub(s, bound)
 		return nil
 	}
-	if limit := p.below.MaxBytes; limit > 0 && len(p.out)+len(p.tree) > limit {
+	if p.isFull() {
 		return ErrBagTooLarge
 	}
 	w, n, err := p.enter(w, s, n)
@@ -254,6 +309,10 @@ func isDeleted(w Want) bool { return w.Deleted }
 // sibling appends the subtree s, the higher child of its parent on one side, as a deletion on the
 // other side may rotate it: its root is open, and its inner child's, if that one is higher.
 func (p *packing) sibling(w nodes, s Subtree, n ref, bound uint8, side int) error {
+	if p.lacks(n) {
+		p.stub(s, bound)
+		return nil
+	}
 	w, n, err := p.enter(w, s, n)
 	if err != nil {
 		return err
@@ -266,14 +325,26 @@ func (p *packing) sibling(w nodes, s Subtree, n ref, bound uint8, side int) erro
 			p.stub(child, bound)
 			continue
 		}
-		w, c, err := p.enter(w, child, w.link(n).child[at])
-		if err != nil {
+		if err := p.root(w, child, w.link(n).child[at], bound); err != nil {
 			return err
 		}
-		l, r := splitAt(w, child, c)
-		p.stub(l, bound)
-		p.stub(r, child.Height)
 	}
+	return nil
+}
+
+// root appends the subtree s, of which only the root, an inner node, is open.
+func (p *packing) root(w nodes, s Subtree, n ref, bound uint8) error {
+	if p.lacks(n) {
+		p.stub(s, bound)
+		return nil
+	}
+	w, n, err := p.enter(w, s, n)
+	if err != nil {
+		return err
+	}
+	l, r := splitAt(w, s, n)
+	p.stub(l, bound)
+	p.stub(r, s.Height)
 	return nil
 }
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
+	"sort"
 )
 
 // Grafted says what Graft did with a bag.
@@ -28,9 +28,11 @@ type Grafted struct {
 //	        (o')  stub u   o=1 stub stub u=2                      (o')  (u)
 //	       o=3 …                                                 o=3 …  stub u=2
 //
-// If nothing can be grafted, the result is v itself with one more reference. History is linear, as
-// for Apply: ErrNotLatest. The version must be of a tree that has stubs, so the receiver of bags.
-func (v *Version) Graft(b *Bag) (*Version, Grafted, error) {
+// Several bags are grafted one after the other, but into one version: what they have in common
+// above is copied once. If nothing can be grafted, the result is v itself with one more reference.
+// History is linear, as for Apply: ErrNotLatest. The version must be of a tree that has stubs, so
+// the receiver of bags.
+func (v *Version) Graft(bags ...*Bag) (*Version, Grafted, error) {
 	t := v.tree
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,17 +41,20 @@ func (v *Version) Graft(b *Bag) (*Version, Grafted, error) {
 	if err := t.rewind(v); err != nil {
 		return nil, Grafted{}, fmt.Errorf("avlstar: graft: %w", err)
 	}
-	if err := t.roomFor(b, v); err != nil {
+	if err := t.roomFor(bags, v); err != nil {
 		return nil, Grafted{}, fmt.Errorf("avlstar: graft: %w", err)
 	}
-	if !v.partial || v.epoch+1 >= freed || len(b.keys) == 0 {
+	if !v.partial || v.epoch+1 >= freed {
 		v.Retain()
 		return v, Grafted{}, nil
 	}
 	next := t.sameState(v)
 	a := newAllocator(&t.mu.memory, false)
-	g := grafting{edit: t.newEdit(v, next, nil, nil, &a), bag: b}
-	next.root = g.walk(v.root, v.top, b.keys).n
+	g := grafting{edit: t.newEdit(v, next, nil, nil, &a)}
+	for _, b := range bags {
+		g.bag, g.at = b, 0
+		next.root = g.walk(next.root, v.top, b.keys).n
+	}
 	if !t.keep(g.edit, next, g.done.Inner+g.done.Leaves > 0) {
 		v.Retain()
 		return v, g.done, nil
@@ -67,33 +72,27 @@ func (t *tree) tidy(made int) {
 	t.account()
 }
 
-// roomFor returns an error if what b opens, and the ways to it in v, might not fit into the memory.
-func (t *tree) roomFor(b *Bag, v *Version) error {
-	var changes []Change
-	for _, bt := range b.trees {
-		for i := range bt.items {
-			changes = append(changes, Change{bt.items[i].key, bt.items[i].value})
-		}
+// roomFor returns an error if what bags open, and the ways to it in v, might not fit into the
+// memory.
+func (t *tree) roomFor(bags []*Bag, v *Version) error {
+	items, eighths := 0, 0
+	for _, b := range bags {
+		items, eighths = items+len(b.at), eighths+b.eighths
 	}
-	if t.room(changes, v) == nil {
+	nodes, pages := needsOf(items, eighths, v)
+	if t.roomOf(nodes, pages) == nil {
 		return nil
 	}
 	t.reclaim(math.MaxInt, new(Reclaimed))
-	return t.room(changes, v)
+	return t.roomOf(nodes, pages)
 }
 
 // grafting makes a version with the nodes of a bag.
 type grafting struct {
 	*edit
-	bag  *Bag
 	done Grafted
-	all  map[Hash]bagNode // the nodes of the bag; nil: not needed yet
-}
-
-type bagNode struct {
-	tree *bagTree
-	n    ref
-	stub Stub
+	bag  *Bag
+	at   int // the tree of the bag to which the walk has come
 }
 
 // grown is the result for a subtree.
@@ -103,22 +102,21 @@ type grown struct {
 	least ref  // its least leaf, if that was grafted
 }
 
-// walk grafts below the subtree n. keys lead to all that the bag has there.
-func (g *grafting) walk(n ref, stub Stub, keys [][]byte) grown {
+// walk grafts below the subtree n. keys are the items that lead to all that the bag has there.
+func (g *grafting) walk(n ref, stub Stub, keys []uint32) grown {
 	switch {
 	case len(keys) == 0 || n.isLeaf() || stub == emptyStub:
 		return grown{n: n}
 	case n == 0:
-		from, ok := g.find(stub)
+		from, ok := g.find(stub, keys[0])
 		if !ok {
 			g.done.Stale++
 			return grown{}
 		}
-		c, least := g.copy(from.tree, from.n)
+		c, least := g.copy(from)
 		return grown{n: c, other: true, least: least}
 	}
-	key := g.keyOf(n)
-	split, _ := slices.BinarySearchFunc(keys, key, bytes.Compare)
+	split := g.split(n, keys)
 	l := g.walk(g.link(n).child[left], g.image(n).stub(left), keys[:split])
 	r := g.walk(g.link(n).child[right], g.image(n).stub(right), keys[split:])
 	if !l.other && !r.other {
@@ -133,64 +131,61 @@ func (g *grafting) walk(n ref, stub Stub, keys [][]byte) grown {
 	return grown{n: c, other: true, least: l.least}
 }
 
-// find returns the node of the bag that has this commitment: mostly the root of a tree. All others
-// are listed when the first stub is none.
-func (g *grafting) find(stub Stub) (bagNode, bool) {
-	at, ok := g.bag.roots[stub.Hash]
-	if !ok {
-		if g.all == nil {
-			g.all = g.bag.nodes()
+// split returns how many of keys are below that of inner node n.
+func (g *grafting) split(n ref, keys []uint32) int {
+	prefix := g.link(n).prefix
+	return sort.Search(len(keys), func(i int) bool {
+		if own := g.bag.links[keys[i]].prefix; own != prefix {
+			return own > prefix
 		}
-		at, ok = g.all[stub.Hash]
-	}
-	return at, ok && at.stub == stub
+		return bytes.Compare(g.bag.item(int(keys[i])).key, g.keyOf(n)) >= 0
+	})
 }
 
-// nodes lists the nodes of all trees.
-func (b *Bag) nodes() map[Hash]bagNode {
-	all := make(map[Hash]bagNode, len(b.keys))
-	for _, t := range b.trees {
-		t.list(t.root, all)
+// find returns the node of the bag that has this commitment. Item k is the first in the stub's
+// range: so if the bag has the node, it is on the way to k, mostly at its beginning.
+func (g *grafting) find(stub Stub, k uint32) (ref, bool) {
+	b := g.bag
+	for b.trees[g.at].to <= k {
+		g.at++
 	}
-	return all
-}
-
-func (t *bagTree) list(s sub, all map[Hash]bagNode) {
-	if s.n == 0 {
-		return
-	}
-	all[s.Hash] = bagNode{t, s.n, s.Stub}
-	if s.n.isInner() {
-		for side, c := range t.links[s.n].child {
-			t.list(sub{t.images[s.n].stub(side), c}, all)
+	at := b.trees[g.at].root
+	for at.Stub != stub && at.n.isInner() {
+		side := right
+		if k < uint32(at.n) { // items are in the order of their keys
+			side = left
 		}
+		at = sub{b.images[at.n].stub(side), b.links[at.n].child[side]}
 	}
+	return at.n, at.n != 0 && at.Stub == stub
 }
 
-// copy copies node n of a tree, with what is open below it, and returns its least leaf if that is
+// copy copies node n of the bag, with what is open below it, and returns its least leaf if that is
 // part of it.
-func (g *grafting) copy(t *bagTree, n ref) (c, least ref) {
+func (g *grafting) copy(n ref) (c, least ref) {
 	if n.isLeaf() {
-		it := &t.items[n&^leafBit]
+		it := g.bag.item(int(n &^ leafBit))
 		g.done.Leaves++
 		c = g.newRecord(it.key, it.value)
 		return c, c
 	}
 	g.done.Inner++
 	c = g.newInner()
-	*g.image(c) = t.images[n]
-	g.image(c).clearFlags()
-	g.image(c).setEpoch(g.epoch)
-	*g.link(c) = link{prefix: t.links[n].prefix}
+	l := &g.bag.links[n]
+	i := g.image(c)
+	*i = g.bag.images[n]
+	i.clearFlags()
+	i.setEpoch(g.epoch)
+	*g.link(c) = link{prefix: l.prefix}
 	var bearer ref // the leaf with the key
-	if l := t.links[n].child[left]; l != 0 {
-		g.link(c).child[left], least = g.copy(t, l)
+	if l.child[left] != 0 {
+		g.link(c).child[left], least = g.copy(l.child[left])
 	}
-	if r := t.links[n].child[right]; r != 0 {
-		g.link(c).child[right], bearer = g.copy(t, r)
+	if l.child[right] != 0 {
+		g.link(c).child[right], bearer = g.copy(l.child[right])
 	}
 	if bearer == 0 {
-		bearer = g.newRecord(t.items[n].key, nil) // a stand-in
+		bearer = g.newRecord(g.bag.item(int(n)).key, nil) // a stand-in
 	}
 	g.image(c).setLeaf(bearer)
 	return c, least

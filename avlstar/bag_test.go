@@ -78,8 +78,8 @@ func (r *bagReceiver) least() int {
 	return below(r.p.v.root, r.p.v.top)
 }
 
-func (r *bagReceiver) graft(t require.TestingT, b *Bag) Grafted {
-	next, done, err := r.p.Graft(b)
+func (r *bagReceiver) graft(t require.TestingT, bags ...*Bag) Grafted {
+	next, done, err := r.p.Graft(bags...)
 	require.NoError(t, err)
 	require.Equal(t, r.p.Commitment(), next.Commitment())
 	r.p.Release()
@@ -111,9 +111,11 @@ func (r *bagReceiver) apply(t require.TestingT, v *Version, block []Change) {
 		}
 		r.start(t, v)
 	}
-	for _, k := range r.kept { // bags of other blocks
-		r.stale += r.graft(t, k.b).Stale
+	var others []*Bag // of other blocks
+	for _, k := range r.kept {
+		others = append(others, k.b)
 	}
+	r.stale += r.graft(t, others...).Stale
 	below := Below{Depth: r.least()} // rotations raise stubs
 	if r.rnd.IntN(2) == 0 {
 		below = Below{Depth: math.MaxInt, Held: r.held()}
@@ -145,8 +147,7 @@ func (r *bagReceiver) apply(t require.TestingT, v *Version, block []Change) {
 
 // ask grafts what was missing when block was applied; v is the state before it.
 func (r *bagReceiver) ask(t require.TestingT, v *Version, missing *MissingNodeError, block []Change) {
-	held := map[Hash]struct{}{missing.Node.Hash: {}}
-	b, err := v.Bag(missing.Wants(block), Below{Depth: math.MaxInt, Held: held})
+	b, err := v.Bag(missing.Wants(block), Below{Depth: math.MaxInt, Held: missing.Held()})
 	done := r.graft(t, mustDecodeBag(t, b, err))
 	require.Positive(t, done.Inner+done.Leaves, "asked without success: %v", missing)
 }
@@ -374,32 +375,6 @@ func TestDamagedBag(t *testing.T) {
 	}
 }
 
-// TestGraftTwice: what is in memory stays, and nothing is grafted twice.
-func TestGraftTwice(t *testing.T) {
-	v := stateOf(t, 50, 40)
-	r := bagReceiver{depth: 1}
-	r.start(t, v)
-	b, err := v.Bag([]Want{{Key: []byte("k30")}}, Below{Depth: 1})
-	bag := mustDecodeBag(t, b, err)
-	first := r.graft(t, bag)
-	require.Positive(t, first.Inner)
-	require.Equal(t, 1, first.Leaves)
-	before := r.p.v.Memory()
-	require.Zero(t, r.graft(t, bag).Inner)
-	require.Equal(t, before.InnerNodes, r.p.v.Memory().InnerNodes)
-	b, err = v.Bag([]Want{{Key: []byte("k30")}, {Key: []byte("k34")}}, Below{Depth: 1})
-	both := mustDecodeBag(t, b, err)
-	merged := r.graft(t, both)
-	fresh := bagReceiver{depth: 1}
-	fresh.start(t, v)
-	require.Equal(t, fresh.graft(t, both).Inner, first.Inner+merged.Inner, "bags of one subtree merge")
-	for _, key := range []string{"k30", "k34"} {
-		_, ok, err := r.p.Get([]byte(key))
-		require.NoError(t, err)
-		require.True(t, ok)
-	}
-}
-
 // TestBagIsLimited: a bag has at most the bytes that were allowed, and one item more.
 func TestBagIsLimited(t *testing.T) {
 	v := stateOf(t, 50, 40)
@@ -428,20 +403,4 @@ func TestRangesAreJoined(t *testing.T) {
 	got, err := v.Bag(wants, Below{})
 	require.NoError(t, err)
 	require.Equal(t, want, got)
-}
-
-// TestGraftsAlone: a tree that only gets bags and sheds does not keep what it gave up.
-func TestGraftsAlone(t *testing.T) {
-	rnd := seeds.Rand(t)
-	v := randomState(t, rnd, 2000)
-	r := bagReceiver{depth: 3}
-	r.start(t, v)
-	r.p.EnableRetention(Retention{Depth: 3, Window: 1})
-	for range 300 {
-		b, err := v.Bag(wantsOf(randomBlock(rnd, 5, 4000, 0, false)), Below{})
-		r.graft(t, mustDecodeBag(t, b, err))
-		r.shed(t)
-	}
-	require.LessOrEqual(t, r.p.v.Memory().Versions, 4)
-	require.Less(t, r.p.v.Memory().InnerNodes, uint64(2000))
 }

@@ -1,98 +1,112 @@
 package avlstar
 
 import (
-	"errors"
+	"fmt"
 	"math"
 )
 
-// bagTree is a subtree of a bag. Its nodes are numbered as those of a run: inner node k has the key
-// of item k.
+// bagTree is a subtree of a bag: the items [from, to), and the nodes between them. They are
+// numbered through all trees as those of a run are: inner node k has the key of item k, and is in
+// links[k] and images[k]. The first item of a tree has no node; its image is above the root.
 //
-//	item       0   1   2   3        a leaf or a stub
-//	inner          1   2   3        links[k], images[k]; a child that is a stub is 0
+//	item       0   1   2   3 │ 4   5        a leaf or a stub
+//	inner          1   2   3 │     5        links[k], images[k]; a child that is a stub is 0
+//	above      0             │ 4            images[k] has the root's hash as that of its left child
 type bagTree struct {
-	items  []bagItem
-	links  []link
-	images []image // images[0] is above the root
-	root   sub
-	leaves int
+	from, to uint32
+	root     sub
 }
 
 // bagItem is a leaf, or a stub.
 type bagItem struct {
 	boundary   uint8
 	key, value []byte // key: the least of a stub, nil before the first; value: nil in a stub
-	stub       Stub
+	stub       Stub   // of a leaf only its bytes
 }
 
-// build makes the nodes with their hashes. It refuses everything that is not an AVL tree.
-func (t *bagTree) build() error {
-	n := len(t.items)
-	t.links, t.images = make([]link, n), make([]image, n)
+// build makes the nodes of all trees with their hashes. It refuses everything that is not an AVL
+// tree.
+func (b *Bag) build() error {
+	n := len(b.at)
+	if n == 0 {
+		return nil
+	}
+	b.links, b.images = make([]link, n), make([]image, n)
 	s := getScratch(n)
 	defer putScratch(s)
+	err := b.shape(s)
+	s.bulk.flush() // in any case: it refers to the bag
+	if err == nil {
+		b.hash(s)
+	}
+	return err
+}
+
+// shape makes the nodes without the hashes of leaves and nodes. Those of keys and values are under
+// way.
+func (b *Bag) shape(s *scratch) error {
+	clear(s.heights.heights) // 0 for what is no node
+	var base uint32          // the first item of the tree under way
 	child := func(c *sub, k uint32, side int) ref {
 		if c.n == 0 { // a stub, whose hash is known
-			*t.images[k].hash(side) = c.Hash
+			*b.images[k].hash(side) = c.Hash
 			return 0
 		}
 		s.parent(c.n, k, side)
 		return c.n
 	}
-	b := builder{chunkBytes: math.MaxUint64, join: func(k uint32, stat Stat, l, r *sub) (ref, Hash) {
-		i := &t.images[k]
+	trees := builder{chunkBytes: math.MaxUint64, join: func(k uint32, stat Stat, l, r *sub) (ref, Hash) {
+		k += base
+		i := &b.images[k]
 		i[0] = 0x01
 		i.setStat(left, l.Stat)
 		i.setStat(right, r.Stat)
 		i.setLeaf(leafBit | ref(k))
-		t.links[k].child = [2]ref{child(l, k, left), child(r, k, right)}
+		b.links[k].child = [2]ref{child(l, k, left), child(r, k, right)}
 		s.heights.heights[k] = stat.Height
 		return ref(k), Hash{} // later
 	}}
-	for k := range t.items {
-		it := &t.items[k]
-		at := sub{Stub: it.stub}
-		if it.value != nil {
-			at.n = leafBit | ref(k)
-			t.leaves++
+	for i := range b.trees {
+		t := &b.trees[i]
+		base, trees.added = t.from, 0
+		for k := t.from; k < t.to; k++ {
+			it := b.item(int(k))
+			at := sub{Stub: it.stub}
+			if it.value != nil {
+				at.n = leafBit | ref(k)
+				s.bulk.add(it.value, &s.values[k])
+			}
+			if it.key != nil {
+				s.bulk.add(it.key, b.images[k].keyHash())
+			}
+			b.links[k].prefix = prefixOf(it.key)
+			if err := trees.add(it.boundary, &at); err != nil {
+				return fmt.Errorf("tree %d: %w", i, err)
+			}
 		}
-		t.links[k].prefix = prefixOf(it.key)
-		if err := b.add(it.boundary, &at); err != nil {
-			return err
+		root, err := trees.root()
+		if err != nil {
+			return fmt.Errorf("tree %d: %w", i, err)
 		}
+		t.root = *root
+		s.parent(root.n, t.from, left)
 	}
-	root, err := b.root()
-	if err != nil {
-		return err
-	}
-	if root.n == 0 {
-		return errors.New("a tree of one stub")
-	}
-	t.root = *root
-	s.parent(root.n, 0, left)
-	t.hash(s)
 	return nil
 }
 
-// hash computes the hashes as run.hash does, but for those of stubs.
-func (t *bagTree) hash(s *scratch) {
-	for k := range t.items {
-		it := &t.items[k]
-		if it.key != nil {
-			s.bulk.add(it.key, t.images[k].keyHash())
-		}
-		if it.value != nil {
-			s.bulk.add(it.value, &s.values[k])
-		}
-	}
-	s.bulk.flush()
+// hash computes the hashes as run.hash does, but for those of stubs. Nodes of all trees that have
+// the same height are hashed together.
+func (b *Bag) hash(s *scratch) {
 	var leaves leafImages
-	for k := range t.items {
-		if t.items[k].value != nil {
-			leaves.add(t.images[k].keyHash(), &s.values[k], s.to(t.images, leafBit|ref(k)))
+	for k := range b.at {
+		if b.isLeaf(k) {
+			leaves.add(b.images[k].keyHash(), &s.values[k], s.to(b.images, leafBit|ref(k)))
 		}
 	}
 	leaves.flush()
-	s.hashInner(t.images)
-	t.root.Hash = *t.images[0].hash(left)
+	s.hashInner(b.images)
+	for i := range b.trees {
+		t := &b.trees[i]
+		t.root.Hash = *b.images[t.from].hash(left)
+	}
 }

@@ -153,14 +153,15 @@ func (b *Bag) encode() []byte {
 	out := []byte{bagVersion}
 	for _, t := range b.trees {
 		var items []byte
-		for _, it := range t.items {
+		for k := t.from; k < t.to; k++ {
+			it := b.item(int(k))
 			if it.value != nil {
 				items = appendLeafItem(items, Leaf{Key: it.key, Value: it.value, Height: it.boundary})
 			} else {
 				items = appendStubItem(items, it.boundary, it.key, it.stub)
 			}
 		}
-		out = appendTree(out, len(t.items), items)
+		out = appendTree(out, int(t.to-t.from), items)
 	}
 	return out
 }

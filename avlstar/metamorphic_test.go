@@ -71,6 +71,11 @@ func (s *story) compareAll(t *testing.T) {
 		t.Run(fmt.Sprint("bags below ", depth), func(t *testing.T) {
 			s.requireRun(t, want, config{bags: true, depth: depth})
 			s.requireRun(t, want, config{bags: true, depth: depth, pins: pinSome, reload: reloadSometimes})
+			usual := tune
+			defer func() { tune = usual }()
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+			tune.minChanges, tune.minTask, tune.minTaskHeight, tune.maxBackoff = 4, 2, 2, 0
+			s.requireRun(t, want, config{bags: true, depth: depth})
 		})
 	}
 	for _, n := range []uint64{1, 300, 3000} {

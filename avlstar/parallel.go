@@ -2,9 +2,11 @@ package avlstar
 
 import (
 	"crypto/sha256"
+	"errors"
 	"math/bits"
 	"slices"
 	"sort"
+	"sync/atomic"
 )
 
 // Changes in different subtrees do not affect each other unless something above these subtrees
@@ -28,6 +30,9 @@ type plan struct {
 	forks    []*fork
 	given    []*task     // made again as part of another
 	openings []allocator // to be closed
+	// lacks: a change needs what is not in memory. Then the block is made in order, which finds the
+	// first such change; rotations have nothing to do with it.
+	lacks atomic.Bool
 }
 
 // part is what forks and tasks have in common: a subtree and the changes in it.
@@ -91,14 +96,14 @@ const maxMends = 16
 
 // inParallel makes next with several goroutines and reports whether it did.
 func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew) bool {
-	if c.workers() == 1 || v.top.Height < tune.minTaskHeight+2 || v.partial && t.paging == nil {
+	if c.workers() == 1 || v.top.Height < tune.minTaskHeight+2 {
 		return false
 	}
 	if t.mu.backoff > 0 {
 		t.mu.backoff--
 		return false
 	}
-	p := plan{tree: t, v: v, next: next, changes: changes, want: min(max(len(ops)/(16*c.workers()), tune.minTask), maxTask)}
+	p := &plan{tree: t, v: v, next: next, changes: changes, want: min(max(len(ops)/(16*c.workers()), tune.minTask), maxTask)}
 	root := p.cut(v.root, part{ops: ops, was: v.top.Height})
 	if root == nil || len(p.tasks) < 2*c.workers() {
 		return false
@@ -114,7 +119,10 @@ func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew)
 	for _, task := range p.tasks {
 		p.release(task, done)
 	}
-	if !done {
+	switch {
+	case p.lacks.Load():
+		return false
+	case !done:
 		t.mu.failures = min(2*t.mu.failures+1, tune.maxBackoff)
 		t.mu.backoff = t.mu.failures
 		return false
@@ -219,7 +227,13 @@ func (p *plan) release(t *task, done bool) {
 func (p *plan) do(g *group, a *allocator, tasks []*task) {
 	for _, t := range tasks {
 		t.edit.allocator = a
+		if t.failed = p.lacks.Load(); t.failed {
+			continue
+		}
 		t.run()
+		if t.edit.err != nil && errors.As(t.edit.err, new(*MissingNodeError)) {
+			p.lacks.Store(true)
+		}
 	}
 	g.reset(&a.view, p.v.chunkBytes)
 	for _, t := range tasks {
@@ -267,6 +281,9 @@ func (t *task) run() {
 func (p *plan) mend() bool {
 	again, mends := 0, 0
 	for {
+		if p.lacks.Load() {
+			return false
+		}
 		f := p.unbalanced()
 		if f == nil {
 			return true

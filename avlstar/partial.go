@@ -26,45 +26,6 @@ type Subtree struct {
 	First, After []byte
 }
 
-// MissingNodeError names the subtree that an operation needs, and of which there is only a stub.
-type MissingNodeError struct {
-	Node Stub   // the stub
-	Key  []byte // the key on whose way it lies
-	// Beside: it lies beside that way, where a deletion needs it to rotate.
-	Beside bool
-	// First is its least key, if Apply needs it: changes before may have brought it to that way.
-	// nil: all that is left before it was deleted by them.
-	First []byte
-}
-
-// Wants returns what to ask a node that has all of the version to which changes were applied (nil:
-// which was read), with Node.Hash as Below.Held and nothing above Below.Depth.
-func (e *MissingNodeError) Wants(changes []Change) []Want {
-	var wants []Want
-	if !e.Beside {
-		wants = append(wants, Want{Key: e.Key})
-	}
-	switch {
-	case len(changes) == 0:
-		return wants
-	case e.First != nil:
-		return append(wants, Want{Key: e.First})
-	}
-	// It begins with the least key, or with that behind one that was deleted.
-	wants = append(wants, Want{})
-	for _, c := range changes {
-		if c.Value == nil {
-			wants = append(wants, Want{Key: c.Key, Next: true})
-		}
-	}
-	return wants
-}
-
-func (e *MissingNodeError) Error() string {
-	return fmt.Sprintf("the node %s of height %d and %d bytes on the way to key %s is missing",
-		e.Node.Hash, e.Node.Height, e.Node.Bytes, abbreviate(e.Key))
-}
-
 // NewPartial returns the state that c commits to, of which only the root's stub is there. Graft
 // adds to it. c must be trusted.
 func NewPartial(c Commitment) (*Partial, error) {
@@ -193,8 +154,8 @@ func (p *Partial) AppHash() Hash { return p.v.AppHash() }
 func (p *Partial) Len() (n uint64, ok bool) { return p.v.Len(), !p.v.uncounted }
 
 // Graft is that of Version.
-func (p *Partial) Graft(b *Bag) (*Partial, Grafted, error) {
-	v, done, err := p.v.Graft(b)
+func (p *Partial) Graft(bags ...*Bag) (*Partial, Grafted, error) {
+	v, done, err := p.v.Graft(bags...)
 	if err != nil {
 		return nil, done, err
 	}

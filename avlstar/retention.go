@@ -46,8 +46,14 @@ func (p *Partial) EnableRetention(r Retention) {
 	t.retention = &retention{Retention: r, window: r.Window}
 }
 
-// minVisits is how many nodes a sweep visits at least.
-const minVisits = 4096
+const (
+	// minVisits is how many nodes a sweep visits at least.
+	minVisits = 4096
+	// lapsOfWindow is how many times in a window the sweeps come to each node. More of them visit
+	// more nodes that are too young, which is most of what a sweep costs; with fewer, what has aged
+	// stays longer.
+	lapsOfWindow = 2
+)
 
 // Shed ends a block, so it is to be called once for each, whether it changed anything or not, but
 // not again for the same one: Window counts calls. It returns a version like p, the state after the
@@ -75,8 +81,10 @@ func (t *tree) shed(v *Version) *Version {
 	if r == nil || v.epoch+1 >= freed {
 		return v
 	}
+	laps := lapsOfWindow
 	if r.Budget != nil && t.resident() > r.Budget() {
 		r.window /= 2
+		laps *= 2
 	} else {
 		r.window = min(r.window+1, r.Window)
 	}
@@ -91,8 +99,8 @@ func (t *tree) shed(v *Version) *Version {
 	next := t.sameState(v)
 	a := newAllocator(&t.mu.memory, false)
 	s := shedding{sweep: sweep{edit: t.newEdit(v, next, nil, nil, &a), from: r.cursor, newest: r.blocks[at]}, Retention: r.Retention}
-	s.stubs, s.left = true, minVisits+4*int(t.mu.nodes+t.mu.leaves)/(r.Window+1)
-	next.root = s.walk(v.root, Subtree{Stub: v.top}, 0).n
+	s.stubs, s.left = true, minVisits+laps*int(t.mu.nodes+t.mu.leaves)/(r.Window+1)
+	next.root = s.walk(between{n: v.root, edge: r.cursor != nil}, 0).n
 	r.cursor = bytes.Clone(s.to)
 	if !t.keep(s.edit, next, s.pages > 0) {
 		return v
@@ -108,21 +116,42 @@ type shedding struct {
 	left int // nodes that it may still visit
 }
 
-// walk sweeps the subtree n, which is at, with depth inner nodes above it.
-func (s *shedding) walk(n ref, at Subtree, depth int) swept {
+// between is a subtree and the inner nodes that have the keys at its ends; 0: it is open.
+type between struct {
+	n, first, after ref
+	edge            bool // keys below the cursor may be in it
+}
+
+// keyAt returns the key of inner node n, nil for 0.
+func (s *shedding) keyAt(n ref) []byte {
+	if n == 0 {
+		return nil
+	}
+	return s.keyOf(n)
+}
+
+// keeps reports whether the subtree is to be kept whatever its age.
+func (s *shedding) keeps(at between) bool {
+	return s.Keep != nil && s.Keep(s.keyAt(at.first), s.keyAt(at.after))
+}
+
+// walk sweeps a subtree, which has depth inner nodes above it. Of most nodes it reads link and
+// epoch only: keys are compared along the cursor alone.
+func (s *shedding) walk(at between, depth int) swept {
+	n := at.n
 	kept := swept{n: n}
 	switch {
-	case n == 0 || s.from != nil && at.After != nil && bytes.Compare(at.After, s.from) <= 0:
+	case n == 0:
 		return kept
 	case s.left <= 0:
 		if s.to == nil {
-			s.to = at.First
+			s.to = s.keyAt(at.first)
 		}
 		return kept
 	}
 	s.left--
 	// A node is as new as its newest descendant.
-	if depth >= s.Depth && s.epochOf(n) <= s.newest && (s.Keep == nil || !s.Keep(at.First, at.After)) {
+	if depth >= s.Depth && s.epochOf(n) <= s.newest && !s.keeps(at) {
 		s.drop(n)
 		s.pages++
 		return swept{other: true, least: true}
@@ -130,8 +159,24 @@ func (s *shedding) walk(n ref, at Subtree, depth int) swept {
 	if n.isLeaf() {
 		return kept
 	}
-	la, ra := splitAt(&s.view, at, n)
-	l := s.walk(s.link(n).child[left], la, depth+1)
-	r := s.walk(s.link(n).child[right], ra, depth+1)
+	c := s.link(n).child
+	s.prefetch(c[right])
+	l, onRight := swept{n: c[left]}, false
+	if at.edge && bytes.Compare(s.keyOf(n), s.from) <= 0 { // the left side was swept before
+		onRight = true
+	} else {
+		l = s.walk(between{c[left], at.first, n, at.edge}, depth+1)
+	}
+	r := s.walk(between{c[right], n, at.after, onRight}, depth+1)
 	return s.join(n, l, r)
+}
+
+// prefetch fetches what walk reads of a node.
+func (s *shedding) prefetch(n ref) {
+	switch {
+	case n.isLeaf():
+		prefetchRecord(&s.record(n)[0])
+	case n != 0:
+		prefetchNode(s.link(n), s.image(n))
+	}
 }

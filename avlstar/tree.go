@@ -395,8 +395,10 @@ func (t *tree) account() {
 }
 
 // room returns an error if changes, whatever they turn out to do, might not fit into the memory.
-func (t *tree) room(changes []Change, v *Version) error {
-	nodes, pages := needs(changes, v)
+func (t *tree) room(changes []Change, v *Version) error { return t.roomOf(needs(changes, v)) }
+
+// roomOf is room for so many nodes and pages.
+func (t *tree) roomOf(nodes, pages int) error {
 	pages += (maxWorkers + maxMends) * len(classBytes) // each allocator may have one of every class
 	if t.mu.nodes+uint64(nodes) > (maxSlabs-maxWorkers-maxMends)*slabNodes || len(t.mu.pages)-len(t.mu.freePages)+pages >= maxPages {
 		return fmt.Errorf("%w: %d inner nodes and %d pages of records are in memory", ErrTooLarge, t.mu.nodes, len(t.mu.pages))
@@ -408,14 +410,20 @@ func (t *tree) room(changes []Change, v *Version) error {
 // of new nodes, two more for each rotation on it, and a record. With stubs, the leaf that it
 // replaces may be copied too, and a stand-in for each of the nodes.
 func needs(changes []Change, v *Version) (nodes, pages int) {
-	height, eighths := v.top.Height, 0
-	if v.partial { // most of these trees are small; otherwise the lists grow
-		eighths = len(changes) * (16 + 3*(int(height)+2)) / 16
-	}
+	eighths := 0
 	for _, c := range changes {
 		eighths += pageEighths(int(RecordBytes(len(c.Key), len(c.Value))))
 	}
-	return len(changes) * 3 * (int(height) + 2), eighths/8 + 1
+	return needsOf(len(changes), eighths, v)
+}
+
+// needsOf is needs for n changes, whose records take at most that many eighths of pages.
+func needsOf(n, eighths int, v *Version) (nodes, pages int) {
+	height := int(v.top.Height)
+	if v.partial { // most of these trees are small; otherwise the lists grow
+		eighths += n * (16 + 3*(height+2)) / 16
+	}
+	return n * 3 * (height + 2), eighths/8 + 1
 }
 
 // pageEighths returns how many eighths of a page a record of n bytes, as in a chunk, takes at most.
