@@ -45,6 +45,9 @@ var arrows = map[string]struct {
 	"transport":                {nil, "messages and chunks between nodes, whatever is in them"},
 	"transport/tcp":            {[]string{"transport"}, "an implementation knows its interface only"},
 	"transport/transporttest":  {[]string{"transport"}, "one suite for every implementation"},
+	"dsm":                      {nil, "messages and ranges of a sharded state, whatever the tree and the network are"},
+	"dsm/ask":                  {[]string{"dsm", "hedge"}, "it decides whom to ask, and knows neither clock nor network nor tree"},
+	"dsm/feed":                 {[]string{"dsm"}, "it decides whom to send to, and knows neither clock nor network nor tree"},
 	"dsm/storagenode":          {[]string{"avlstar", "avlstar/record"}, "it keeps updates and leaves, whoever sends them"},
 	"dsm/storagenode/disktest": {[]string{"avlstar", "dsm/storagenode", "internal/seeds"}, "one suite for every implementation"},
 	"health":                   {nil, "it judges facts, whoever collects them"},
@@ -161,6 +164,9 @@ func TestForbiddenDependencies(t *testing.T) {
 		{"lightclient", "github.com/cockroachdb/pebble", "the verification is pure"},
 		{"transport", "github.com/cometbft/cometbft", "a transport does not know the chain"},
 		{"statesync/scheduler", "github.com/cometbft/cometbft", "the scheduler is pure"},
+		{"dsm", "github.com/cometbft/cometbft", "messages of a sharded state do not know the chain"},
+		{"dsm/ask", "github.com/cometbft/cometbft", "whom to ask is decided by pure code"},
+		{"dsm/feed", "github.com/cometbft/cometbft", "whom to send to is decided by pure code"},
 	}
 	for _, f := range forbidden {
 		for _, p := range listPackages(t, "./"+f.from) {

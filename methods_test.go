@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/statesync/fastsync"
@@ -23,7 +25,12 @@ func TestMethodNumbers(t *testing.T) {
 		"chunk": fastsync.MethodChunk, "sub-manifest": fastsync.MethodSubManifest, "peers": fastsync.MethodPeers, "genesis": fastsync.MethodGenesis,
 		"light block": lightblocks.MethodLightBlock, "consensus parameters": lightblocks.MethodConsensusParams,
 		"evidence": lightblocks.MethodEvidence, "headers": lightblocks.MethodHeaders,
+		"ranges": transport.Method(dsm.MethodRanges), "witness": transport.Method(dsm.MethodWitness),
+		"upper": transport.Method(dsm.MethodUpper), "update": transport.Method(dsm.MethodUpdate),
 	}
+	// Of a sharded state, which no program serves yet: whoever writes a handler takes its method
+	// off.
+	unserved := []string{"ranges", "witness", "upper", "update"}
 	spec, err := os.ReadFile("docs/spec/transport.md")
 	require.NoError(t, err)
 	listed := map[string]transport.Method{}
@@ -46,7 +53,7 @@ func TestMethodNumbers(t *testing.T) {
 		}
 	}
 	for name, n := range named {
-		require.True(t, handled[n], "method %d, %s, has no handler", n, name)
+		require.Equal(t, !slices.Contains(unserved, name), handled[n], "whether method %d, %s, has a handler", n, name)
 		delete(handled, n)
 	}
 	require.Empty(t, handled, "methods that docs/spec/transport.md#methods does not list")

@@ -1,0 +1,397 @@
+package feed
+
+import (
+	"container/heap"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/dsm"
+)
+
+var (
+	seedFlag   = flag.Uint64("seed", 0, "run only the world of this seed, and log its events")
+	worldsFlag = flag.Uint64("worlds", 100, "how many random worlds to run")
+)
+
+// TestRandomWorlds runs chains whose validators feed simulated replicas, in virtual time. Replicas
+// crash, lose what they have not logged, are down for a while or for good, and catch up by chunks;
+// some validators send nothing. watch checks every step of every validator. Moreover, once the
+// faults have ended, blocks are made, and each replica that is up follows the head.
+func TestRandomWorlds(t *testing.T) {
+	if *seedFlag != 0 {
+		require.NoError(t, newWorld(*seedFlag).run(t.Logf))
+		return
+	}
+	sum := map[string]int{}
+	for seed := uint64(1); seed <= *worldsFlag; seed++ {
+		w := newWorld(seed)
+		if err := w.run(func(string, ...any) {}); err != nil {
+			t.Fatalf("seed %d: %v\nto repeat: go test ./dsm/feed -run TestRandomWorlds -v -seed %d", seed, err, seed)
+		}
+		for what, n := range w.seen {
+			sum[what] += n
+		}
+	}
+	t.Logf("%d worlds: %v", *worldsFlag, sum)
+	for _, what := range []string{"Left", "Back", "blocked", "probe that found all", "crash", "chunks"} {
+		require.NotZero(t, sum[what], what)
+	}
+}
+
+// TestSameEventsSameActions runs worlds twice: nothing depends on the order of a map.
+func TestSameEventsSameActions(t *testing.T) {
+	for seed := uint64(1); seed <= 10; seed++ {
+		var first, second []string
+		require.NoError(t, newWorld(seed).run(func(f string, args ...any) { first = append(first, fmt.Sprintf(f, args...)) }))
+		require.NoError(t, newWorld(seed).run(func(f string, args ...any) { second = append(second, fmt.Sprintf(f, args...)) }))
+		require.Equal(t, first, second, "seed %d", seed)
+	}
+}
+
+// TestNothingIsSentTwice: without faults every update goes to every replica once, and a probe or
+// two beside it.
+func TestNothingIsSentTwice(t *testing.T) {
+	for seed := uint64(1); seed <= 20; seed++ {
+		w := newWorld(seed)
+		w.calm()
+		require.NoError(t, w.run(func(string, ...any) {}), "seed %d", seed)
+		replicas := 0
+		for i := range w.ranges.Len() {
+			replicas += len(w.ranges.Shard(i).Replicas)
+		}
+		least := int(w.head) * replicas
+		require.GreaterOrEqual(t, w.seen["update"], least, "seed %d", seed)
+		require.LessOrEqual(t, w.seen["update"], least+least/10, "seed %d: updates sent in whole", seed)
+		require.Zero(t, w.seen["Left"], "seed %d", seed)
+	}
+}
+
+const (
+	blockTime = 200 * time.Millisecond
+	faultsEnd = 20 * time.Second
+	worldEnd  = 60 * time.Second
+)
+
+// world is a chain in virtual time: validators, of which some send, and replicas.
+type world struct {
+	ranges     *dsm.Ranges
+	policy     Policy
+	validators []*watch // those that are honest
+	count      int      // of validators
+	replicas   map[place]*simReplica
+	down       map[dsm.Node]bool
+	broken     map[dsm.Node]bool // for good
+	rng        *rand.Rand
+	now        time.Duration
+	head       int64
+	events     events
+	order      int
+	latency    time.Duration
+	faults     bool
+	seen       map[string]int
+	err        error // the first that a watch found
+}
+
+// simReplica has all updates up to durable, and those that it holds.
+type simReplica struct {
+	durable int64
+	holds   map[int64]bool
+	stuck   time.Duration // since when it waits for the same update, while the chain is far ahead
+}
+
+func (r *simReplica) needs() int64 {
+	h := r.durable + 1
+	for r.holds[h] {
+		h++
+	}
+	return h
+}
+
+type timed struct {
+	at    time.Duration
+	order int
+	do    func()
+}
+
+type events []timed
+
+func (q events) Len() int { return len(q) }
+func (q events) Less(i, j int) bool {
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].order < q[j].order
+}
+func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *events) Push(x any)   { *q = append(*q, x.(timed)) }
+func (q *events) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
+
+func newWorld(seed uint64) *world {
+	rng := rand.New(rand.NewPCG(seed, 44))
+	w := &world{rng: rng, count: 1 + rng.IntN(5), replicas: map[place]*simReplica{}, down: map[dsm.Node]bool{}, broken: map[dsm.Node]bool{},
+		latency: time.Duration(1+rng.IntN(60)) * time.Millisecond, faults: true, seen: map[string]int{}}
+	w.policy = testPolicy()
+	w.policy.MaxLagBlocks, w.policy.Senders, w.policy.MinAcks = int64(4+rng.IntN(20)), 1+rng.IntN(3), 1+rng.IntN(2)
+	w.policy.MaxLagBytes = uint64(2000 * (4 + rng.IntN(20)))
+	w.policy.KeepBlocks, w.policy.KeepBytes = int64(15+rng.IntN(10)), 100_000
+	var shards []dsm.Shard
+	for i, first := range []string{"", "h", "p"}[:1+rng.IntN(3)] {
+		s := dsm.Shard{Range: dsm.Range{First: []byte(first)}}
+		for _, n := range rng.Perm(4)[:w.policy.MinAcks+rng.IntN(2)] {
+			s.Replicas = append(s.Replicas, dsm.Node(fmt.Sprintf("node%d", n)))
+		}
+		if i > 0 {
+			shards[i-1].Range.After = s.Range.First
+		}
+		shards = append(shards, s)
+	}
+	var err error
+	if w.ranges, err = dsm.NewRanges(shards); err != nil {
+		panic(err)
+	}
+	for i, s := range shards {
+		for _, n := range s.Replicas {
+			w.replicas[place{n, i}] = &simReplica{holds: map[int64]bool{}}
+		}
+	}
+	for i := range 1 + rng.IntN(w.count) { // the others send nothing
+		m, err := New(w.ranges, w.policy, 0)
+		if err != nil {
+			panic(err)
+		}
+		w.validators = append(w.validators, newWatch(m))
+		w.after(0, func() { w.tell(i, Validators{w.count, i}) })
+	}
+	w.after(blockTime, w.block)
+	for range rng.IntN(8) {
+		w.after(time.Duration(rng.Int64N(int64(faultsEnd))), w.fault)
+	}
+	return w
+}
+
+// calm leaves the faults out, and makes all validators honest.
+func (w *world) calm() {
+	w.faults, w.count = false, len(w.validators)
+}
+
+func (w *world) after(d time.Duration, do func()) {
+	w.order++
+	heap.Push(&w.events, timed{w.now + d, w.order, do})
+}
+
+// block makes a block, if no validator waits.
+func (w *world) block() {
+	if w.now < worldEnd-5*time.Second { // then all is to come to rest
+		w.after(blockTime, w.block)
+	}
+	w.sync()
+	for _, v := range w.validators {
+		if len(v.Blocked()) > 0 {
+			w.seen["blocked"]++
+			return
+		}
+	}
+	w.head++
+	bytes := make([]uint64, w.ranges.Len())
+	for i := range bytes {
+		bytes[i] = uint64(100 + w.rng.IntN(1900))
+	}
+	for i := range w.validators {
+		w.tell(i, Committed{w.head, bytes})
+	}
+	w.sync()
+}
+
+// sync lets replicas log what a header has proved, and those that lag much fetch chunks.
+func (w *world) sync() {
+	for i := range w.ranges.Len() {
+		for _, n := range w.ranges.Shard(i).Replicas {
+			r := w.replicas[place{n, i}]
+			if w.down[n] {
+				continue
+			}
+			for r.durable+1 < w.head && r.holds[r.durable+1] {
+				r.durable++
+				delete(r.holds, r.durable)
+				r.stuck = w.now
+			}
+			if w.now-r.stuck > 4*time.Second && r.durable+2 < w.head {
+				w.seen["chunks"]++
+				r.durable = w.head - 2
+				r.stuck = w.now
+			}
+		}
+	}
+}
+
+// fault takes a node down, for a while or for good. What is not logged is lost.
+func (w *world) fault() {
+	nodes := w.ranges.Nodes()
+	n := nodes[w.rng.IntN(len(nodes))]
+	if !w.faults || w.down[n] {
+		return
+	}
+	w.seen["crash"]++
+	w.down[n] = true
+	lost := w.rng.IntN(4) == 0
+	for i := range w.ranges.Len() {
+		if r := w.replicas[place{n, i}]; r != nil {
+			clear(r.holds)
+			if lost { // its disk, too
+				r.durable = 0
+			}
+		}
+	}
+	if w.rng.IntN(3) == 0 && w.spare(n) {
+		w.broken[n] = true
+		return
+	}
+	w.after(time.Duration(w.rng.Int64N(int64(faultsEnd))), func() {
+		w.down[n] = false
+		for i := range w.ranges.Len() {
+			if r := w.replicas[place{n, i}]; r != nil {
+				r.stuck = w.now
+			}
+		}
+		if w.rng.IntN(2) == 0 {
+			for i := range w.validators {
+				w.tell(i, Up{n})
+			}
+		}
+	})
+}
+
+// spare reports whether blocks can be made without a node.
+func (w *world) spare(n dsm.Node) bool {
+	for _, i := range w.ranges.Of(n) {
+		left := 0
+		for _, other := range w.ranges.Shard(i).Replicas {
+			if other != n && !w.broken[other] {
+				left++
+			}
+		}
+		if left < w.policy.MinAcks {
+			return false
+		}
+	}
+	return true
+}
+
+// tell steps a validator, and performs what follows.
+func (w *world) tell(i int, e Event) {
+	v := w.validators[i]
+	actions, err := v.step(w.now, e)
+	if err != nil && w.err == nil {
+		w.err = fmt.Errorf("at %v, validator %d after %T%+v: %w", w.now, i, e, e, err)
+	}
+	for _, a := range actions {
+		switch a := a.(type) {
+		case Send:
+			w.after(w.wait(), func() { w.send(i, a) })
+		case Poll:
+			w.after(w.wait(), func() { w.poll(i, a) })
+		case Left:
+			w.seen["Left"]++
+		case Back:
+			w.seen["Back"]++
+		}
+	}
+}
+
+func (w *world) wait() time.Duration {
+	return w.latency/2 + time.Duration(w.rng.Int64N(int64(w.latency)))
+}
+
+func (w *world) send(i int, a Send) {
+	r := w.replicas[place{a.Node, a.Shard}]
+	if w.down[a.Node] {
+		w.after(w.wait(), func() { w.tell(i, NotSent{a.Node, a.Shard}) })
+		return
+	}
+	has := a.Height <= r.durable || r.holds[a.Height]
+	complete := true
+	switch {
+	case has && a.Probe:
+		w.seen["probe that found all"]++
+	case !has && a.Height > r.needs()+30: // it has no memory for that
+		complete = false
+	default:
+		w.seen["update"]++
+		if !has {
+			r.holds[a.Height] = true
+		}
+	}
+	w.sync()
+	answer := Sent{a.Node, a.Shard, dsm.UpdateAnswer{Durable: r.durable, Needs: r.needs()}, complete}
+	w.after(w.wait(), func() { w.tell(i, answer) })
+}
+
+func (w *world) poll(i int, a Poll) {
+	if w.down[a.Node] {
+		w.after(w.wait(), func() { w.tell(i, NotPolled{a.Node}) })
+		return
+	}
+	answer := Claimed{Node: a.Node}
+	for _, s := range w.ranges.Of(a.Node) {
+		r := w.replicas[place{a.Node, s}]
+		answer.Claims = append(answer.Claims, dsm.Claim{Range: w.ranges.Shard(s).Range, Durable: r.durable, Needs: r.needs()})
+	}
+	w.after(w.wait(), func() { w.tell(i, answer) })
+}
+
+func (w *world) run(trace func(string, ...any)) error {
+
+	for steps := 0; w.now < worldEnd; steps++ {
+		next, who := worldEnd, -1
+		for i, v := range w.validators {
+			if at, has := v.Next(); has && at < next {
+				next, who = at, i
+			}
+		}
+		if len(w.events) > 0 && w.events[0].at <= next {
+			e := heap.Pop(&w.events).(timed)
+			w.now = max(w.now, e.at)
+			e.do()
+		} else if w.now = max(w.now, next); who >= 0 {
+			w.tell(who, Tick{})
+		}
+		trace("%v: head %d", w.now, w.head)
+		if w.err != nil {
+			return w.err
+		}
+		if steps > 2_000_000 {
+			return fmt.Errorf("at %v: too many steps", w.now)
+		}
+	}
+	return w.rest()
+}
+
+// rest checks the world after a while without faults.
+func (w *world) rest() error {
+	if least := int64((worldEnd - 2*faultsEnd - 10*time.Second) / blockTime / 2); w.head < least {
+		return fmt.Errorf("only %d blocks", w.head)
+	}
+	for i, v := range w.validators {
+		for s := range w.ranges.Len() {
+			for _, l := range v.Lags(s) {
+				r := w.replicas[place{l.Node, s}]
+				if w.broken[l.Node] {
+					if l.Within {
+						return fmt.Errorf("validator %d thinks that %s, which is down, is in step: %+v", i, l.Node, l)
+					}
+					continue
+				}
+				if l.State != InStep || r.durable < w.head-1 {
+					return fmt.Errorf("range %d, head %d, %s durable at %d, waiting for %d; validator %d says %+v", s, w.head, l.Node, r.durable, r.needs(), i, l)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package dsm
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Want is what a witness is to open, with the fields of avlstar.Want: the way to a key, to the
+// least key above it, or to all keys of a range.
+type Want struct {
+	Key   []byte
+	Range bool   // all keys in [Key, After)
+	After []byte // nil: open
+	// Next: the way to the least key above Key, of those that the answering node has. Where it has
+	// none, the way to Key itself is opened: that shows where the next key is to be looked for.
+	Next bool
+	// Deleted: the keys will be deleted, which touches nodes beside the ways too.
+	Deleted bool
+}
+
+const (
+	wantRange = 1 << iota
+	wantNext
+	wantDeleted
+
+	wantFlags = wantRange | wantNext | wantDeleted
+)
+
+var errWant = errors.New("a want is one of: a key, the next key, a range with keys")
+
+func (w Want) check() error {
+	if len(w.Key) > MaxKeyBytes || len(w.After) > MaxKeyBytes {
+		return fmt.Errorf("a key has more than %d bytes", MaxKeyBytes)
+	}
+	if w.Range && w.Next || !w.Range && w.After != nil || w.After != nil && bytes.Compare(w.Key, w.After) >= 0 {
+		return fmt.Errorf("key %s: %w", nameKey(w.Key), errWant)
+	}
+	return nil
+}
+
+func (w Want) flags() (f byte) {
+	if w.Range {
+		f |= wantRange
+	}
+	if w.Next {
+		f |= wantNext
+	}
+	if w.Deleted {
+		f |= wantDeleted
+	}
+	return f
+}
+
+// compare orders wants as they are encoded.
+func (w Want) compare(other Want) int {
+	return cmp.Or(bytes.Compare(w.Key, other.Key), cmp.Compare(w.flags(), other.flags()), bytes.Compare(w.After, other.After))
+}
+
+// Equal reports whether two wants are the same.
+func (w Want) Equal(other Want) bool { return w.compare(other) == 0 }
+
+// EncodedBytes returns the length of the want in a witness request: what a request can hold is
+// bounded by MaxBodyBytes.
+func (w Want) EncodedBytes() int {
+	n := 1 + 2 + len(w.Key)
+	if w.Range {
+		n += 2 + len(w.After)
+	}
+	return n
+}
+
+// Normal returns wants in the order in which they are encoded, each once. wants stays as it is.
+func Normal(wants []Want) []Want {
+	sorted := slices.Clone(wants)
+	slices.SortFunc(sorted, Want.compare)
+	return slices.CompactFunc(sorted, func(a, b Want) bool { return a.compare(b) == 0 })
+}
