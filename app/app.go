@@ -77,6 +77,13 @@ type Options struct {
 	// rehearsed before there is one.
 	NewestVersion uint64
 	Metrics       *Metrics // default: none
+	// Source brings what the tree lacks: then it need not have all of the state. nil: it has.
+	Source Source
+	// Retention says what of such a tree stays in memory; what KeepRecords names always does.
+	Retention avlstar.Retention
+	// WitnessTimeout limits the time that a proposal waits for the Source, times the number of
+	// proposals seen at its height; default DefaultWitnessTimeout.
+	WitnessTimeout time.Duration
 	// ProposalTime limits the time that a proposer spends on executing what it proposes, default
 	// DefaultProposalTime.
 	ProposalTime time.Duration
@@ -99,6 +106,10 @@ type App struct {
 	published atomic.Pointer[published]
 	check     checker
 	passed    passedOver
+	ahead     ahead
+	queries   chan struct{}      // has an element for each query that waits for the Source
+	life      context.Context    //nolint:containedctx // ends with Stop
+	end       context.CancelFunc // of life
 
 	// block is the state machine, which advances block by block.
 	block struct {
@@ -111,6 +122,7 @@ type App struct {
 		pending  *pending // finalized and not yet committed: see giveUp
 		failures error    // a commit failed: nothing is executed any more
 	}
+	patience patience // guarded by block's lock
 }
 
 var _ abci.Application = (*App)(nil)
@@ -150,7 +162,11 @@ func New(options Options) (*App, error) {
 	if options.Metrics == nil {
 		options.Metrics = NopMetrics()
 	}
-	a := &App{options: options, logger: options.Logger}
+	if options.WitnessTimeout == 0 {
+		options.WitnessTimeout = DefaultWitnessTimeout
+	}
+	a := &App{options: options, logger: options.Logger, queries: make(chan struct{}, maxWaitingQueries)}
+	a.life, a.end = context.WithCancel(context.Background())
 	a.published.Store(&published{})
 	height, v, err := options.Store.Load()
 	if err != nil {
@@ -163,8 +179,16 @@ func New(options Options) (*App, error) {
 	if err := a.adopt(height, v); err != nil {
 		return nil, err
 	}
-	a.logger.Info("loaded the state", "height", height, "app_hash", v.AppHash(), "keys", v.Len(), "chunks", v.NumChunks())
+	a.logger.Info("loaded the state", "height", height, "app_hash", v.AppHash(), "keys", keysOf(v), "chunks", v.NumChunks())
 	return a, nil
+}
+
+// keysOf returns the number of keys of v for a log.
+func keysOf(v *avlstar.Version) any {
+	if n, ok := v.Count(); ok {
+		return n
+	}
+	return "unknown"
 }
 
 // adopt makes a state of the store the current one, and retains it.
@@ -172,6 +196,11 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 	if height < 1 || v == nil {
 		return fmt.Errorf("a state at height %d cannot be resumed", height)
 	}
+	v, err := a.begin(height, v)
+	if err != nil {
+		return err
+	}
+	defer v.Release()
 	params, err := ReadParams(v)
 	if err != nil {
 		return err
@@ -189,6 +218,7 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 		return fmt.Errorf("there is a state already, at height %d", a.block.height)
 	}
 	v.Retain()
+	a.limitMemory(v)
 	a.replace(height, v, &params)
 	a.publish(nil, false)
 	return nil
@@ -218,6 +248,7 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
 	}
 	a.check.reset(v, a.block.params, rewritten, sameRights)
 	a.options.Metrics.committed(height, v)
+	a.options.Metrics.Witness.Unchecked.Set(0) // a recheck counts them again
 	a.options.Metrics.OldestHeight.Set(float64(a.Oldest()))
 }
 
@@ -269,7 +300,7 @@ func (a *App) Restored(height int64, v *avlstar.Version) error {
 	if err := a.adopt(height, v); err != nil {
 		return fmt.Errorf("restored state: %w", err)
 	}
-	a.logger.Info("restored the state", "height", height, "app_hash", v.AppHash(), "keys", v.Len(), "chunks", v.NumChunks())
+	a.logger.Info("restored the state", "height", height, "app_hash", v.AppHash(), "keys", keysOf(v), "chunks", v.NumChunks())
 	return nil
 }
 

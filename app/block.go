@@ -14,14 +14,24 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
+// block is what decides about the result of an execution, besides the state before it.
+type block struct {
+	height int64
+	txs    [][]byte
+	signed [][]byte // see lastSigners
+}
+
 // pending is a block that was executed and waits for its commit.
 type pending struct {
-	height int64
+	block
 	// Holds a reference, until commit passes it to App.block or giveUp releases it.
-	version   *avlstar.Version
+	version *avlstar.Version
+	// What Apply returned, if version is another one of the same state that has more in memory; it
+	// holds a reference then.
+	applied   *avlstar.Version
 	params    *Params          // of version
 	changes   []avlstar.Change // they refer to the transactions' bytes, not to a version
-	results   []*abci.ExecTxResult
+	res       *abci.ResponseFinalizeBlock
 	rewritten map[[sha256.Size]byte]struct{}
 }
 
@@ -30,44 +40,79 @@ var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain f
 // FinalizeBlock executes a block on the committed state and computes the next state, which Commit
 // saves and publishes. It may be called again before that, with the same block or another. The
 // result depends on nothing but the committed state, the transactions and who signed the last
-// block.
-func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
+// block. With Options.Source it waits for what the tree lacks until ctx or Stop ends it: see
+// App.witnessed.
+func (a *App) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	a.block.Lock()
 	defer a.block.Unlock()
-	if a.block.failures != nil {
-		return nil, a.block.failures
-	}
-	if a.block.version == nil {
-		return nil, errNoGenesis
-	}
-	next := a.block.height + 1
-	if a.block.height == 0 {
-		next = a.block.initial
-	}
-	if req.Height != next {
-		return nil, fmt.Errorf("block %d does not follow the state, which waits for block %d", req.Height, next)
-	}
-
-	if err := a.mayExecute(a.block.version, a.block.params); err != nil {
+	if err := a.mayFinalize(req.Height); err != nil {
 		return nil, err
 	}
+	b := block{req.Height, req.Txs, lastSigners(req.DecidedLastCommit)}
+	if a.options.Source != nil {
+		return a.finalizeWitnessed(ctx, b)
+	}
+	txs := a.decoder.decodeAll(b.txs, a.block.params.ChainId)
+	done, err := execute(a.block.version, a.block.params, b, txs, nil)
+	if err != nil {
+		return nil, fmt.Errorf("block %d: %w", b.height, err)
+	}
+	if err := a.apply(done); err != nil {
+		return nil, fmt.Errorf("block %d: %w", b.height, err)
+	}
+	return done.res, nil
+}
 
-	x := newExecutor(newOverlay(a.block.version), a.block.params, req.Height)
-	x.signed = lastSigners(req.DecidedLastCommit)
-	done := &pending{height: req.Height, params: a.block.params, rewritten: make(map[[sha256.Size]byte]struct{})}
-	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(req.Txs))}
-	txs := a.decoder.decodeAll(req.Txs, a.block.params.ChainId)
-	x.ahead = lookahead{base: a.block.version, txs: txs}
-	defer a.block.version.ForgetAhead()
+// mayFinalize returns an error unless the block at height is the next one, and this program can
+// execute it. The caller holds block's lock.
+func (a *App) mayFinalize(height int64) error {
+	if a.block.failures != nil {
+		return a.block.failures
+	}
+	if a.block.version == nil {
+		return errNoGenesis
+	}
+	if next := a.nextHeight(); height != next {
+		return fmt.Errorf("block %d does not follow the state, which waits for block %d", height, next)
+	}
+	return a.mayExecute(a.block.version, a.block.params)
+}
+
+// nextHeight returns the height of the next block. The caller holds block's lock.
+func (a *App) nextHeight() int64 {
+	if a.block.height == 0 {
+		return a.block.initial
+	}
+	return a.block.height + 1
+}
+
+// execute executes a block on v, whose parameters are params; txs are its transactions. The result
+// has no version yet: see apply. If v lacks nodes, needs takes what was found to be lacking, and
+// unless that is nothing there is no result.
+func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *needs) (*pending, error) {
+	x := newExecutor(newOverlay(v), params, b.height)
+	x.signed, x.needs = b.signed, needs
+	done := &pending{block: b, params: params, rewritten: make(map[[sha256.Size]byte]struct{})}
+	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(txs))}
+	x.ahead = lookahead{base: v, txs: txs}
+	defer v.ForgetAhead()
 	for i, t := range txs {
 		x.ahead.tx = i
 		if t.err != nil {
 			res.TxResults[i] = execResult(outcome{err: t.err})
 			continue
 		}
+		counted := x.validators
 		ran, err := x.run(t.tx)
-		if err != nil {
-			return nil, fmt.Errorf("block %d: %w", req.Height, err)
+		switch {
+		case x.lacks(err):
+			x.validators = counted
+			x.explore(t.tx)
+			continue
+		case err != nil:
+			return nil, err
+		case needs.lost():
+			x.name(t.tx) // it may take another way when it is run again
 		}
 		res.TxResults[i] = execResult(ran)
 		x.keep(0)
@@ -76,25 +121,35 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 		}
 	}
 
-	params, err := x.beginUpgrade()
-	if err != nil {
-		return nil, fmt.Errorf("block %d: %w", req.Height, err)
+	next, err := x.beginUpgrade()
+	if err != nil && !x.lacks(err) {
+		return nil, err
 	}
-	if params != nil {
-		done.params = params
-		res.ConsensusParamUpdates = versionUpdate(params.AppVersion)
+	if needs.lost() {
+		return nil, nil
+	}
+	if next != nil {
+		done.params = next
+		res.ConsensusParamUpdates = versionUpdate(next.AppVersion)
 	}
 	done.changes = x.changes()
-	a.giveUp() // only the latest version of a tree can be changed
-	if done.version, err = a.block.version.Apply(done.changes); err != nil {
-		return nil, fmt.Errorf("block %d: %w", req.Height, err)
-	}
-	hash := done.version.AppHash()
-	res.AppHash = hash[:]
 	res.ValidatorUpdates = x.validatorUpdates()
-	done.results = res.TxResults
+	done.res = res
+	return done, nil
+}
+
+// apply makes the version of an executed block, which then waits for its commit in the place of
+// what waited before. The caller holds block's lock.
+func (a *App) apply(done *pending) error {
+	a.giveUp() // only the latest version of a tree can be changed
+	v, err := a.block.version.Apply(done.changes)
+	if err != nil {
+		return err
+	}
+	hash := v.AppHash()
+	done.version, done.res.AppHash = v, hash[:]
 	a.block.pending = done
-	return res, nil
+	return nil
 }
 
 // giveUp releases the finalized block that waits for its commit, if there is one. The caller holds
@@ -102,8 +157,19 @@ func (a *App) FinalizeBlock(_ context.Context, req *abci.RequestFinalizeBlock) (
 func (a *App) giveUp() {
 	if p := a.block.pending; p != nil {
 		p.version.Release()
+		if p.applied != nil {
+			p.applied.Release()
+		}
 		a.block.pending = nil
 	}
+}
+
+// made returns the version that Apply returned.
+func (p *pending) made() *avlstar.Version {
+	if p.applied != nil {
+		return p.applied
+	}
+	return p.version
 }
 
 func execResult(o outcome) *abci.ExecTxResult {
@@ -161,11 +227,11 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	base, changes := a.block.version, p.changes
 	if a.block.height == 0 {
 		base = nil
-		changes, err = everything(p.version)
+		changes, err = everything(p.made())
 	}
 	start := time.Now()
 	if err == nil {
-		err = a.options.Store.Commit(p.height, p.version, base, changes)
+		err = a.options.Store.Commit(p.height, p.made(), base, changes)
 	}
 	if err != nil {
 		a.block.failures = fmt.Errorf("save the state of block %d: %w (nothing is lost: once the cause is mended, start the node again)", p.height, err)
@@ -173,7 +239,14 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 		return 0, nil, a.block.failures
 	}
 	a.options.Metrics.CommitSeconds.Observe(time.Since(start).Seconds())
-	a.options.Metrics.executed(p.results)
+	a.options.Metrics.executed(p.res.TxResults)
+	if a.options.Source != nil {
+		if err := a.shed(p); err != nil {
+			a.block.failures = fmt.Errorf("the state of block %d: %w", p.height, err)
+			a.giveUp()
+			return 0, nil, a.block.failures
+		}
+	}
 	a.block.pending = nil // its reference passes to replace
 	if p.params.AppVersion != a.block.params.AppVersion {
 		a.logger.Info("the blocks from here on are of another app version", "after", p.height, "version", p.params.AppVersion)
@@ -203,7 +276,8 @@ func changeRights(changes []avlstar.Change) bool {
 // everything lists a whole state as changes. Keys and values are v's own memory: valid until v is
 // released.
 func everything(v *avlstar.Version) ([]avlstar.Change, error) {
-	changes := make([]avlstar.Change, 0, v.Len())
+	n, _ := v.Count()
+	changes := make([]avlstar.Change, 0, n)
 	for kv, err := range v.Ascend(nil, nil) {
 		if err != nil {
 			return nil, err

@@ -40,8 +40,9 @@ func TestOnlyQueriesAndChecksReadByKey(t *testing.T) {
 			r := &countedRecords{state: state.full}
 			a.block.version.SetRecords(r)
 			require.Equal(t, want, read(a))
-			// The other transactions have neither nonce nor admin.
-			signed := strings.HasPrefix(name, "CheckTx") && name <= "CheckTx 7"
+			// The other transactions have neither nonce nor admin: what they look for is found by
+			// its prefix, in a page.
+			signed := strings.HasPrefix(name, "CheckTx") && len(name) == len("CheckTx 7") && name <= "CheckTx 7"
 			if signed || name == "Query key" || name == "Query nonce" {
 				require.NotZero(t, r.reads.Load())
 				r.fails.Store(true)

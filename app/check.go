@@ -29,6 +29,10 @@ type checker struct {
 		admitted, earlier map[[sha256.Size]byte]sender
 		order             [][sha256.Size]byte // of admitted; a ring where it is full
 		oldest            int                 // in order
+
+		// Transactions that were let in since the last commit although nodes of the tree were
+		// missing that it takes to check them.
+		unchecked map[[sha256.Size]byte]struct{}
 	}
 }
 
@@ -43,6 +47,10 @@ type sender struct {
 // maxAdmitted limits the transactions that are remembered: CheckTx never learns whether the mempool
 // kept one. The oldest are forgotten first.
 const maxAdmitted = 1 << 16
+
+// maxUnchecked limits the transactions that wait for a block unchecked. A signature and a nonce are
+// all that they cost their senders.
+const maxUnchecked = 1 << 12
 
 // reset starts again on a committed state, which it retains. sameRights: no block since the last
 // reset has altered what an account is allowed to do.
@@ -62,6 +70,19 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 	}
 	c.mu.version, c.mu.params, c.mu.rewritten = v, params, rewritten
 	c.mu.waiting = make(map[[AccountBytes]byte]uint64)
+	c.mu.unchecked = nil
+}
+
+// refresh puts a version of the same state, which it retains, in the place of the one that is
+// checked against.
+func (c *checker) refresh(v *avlstar.Version) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.version != nil {
+		v.Retain()
+		c.mu.version.Release()
+		c.mu.version = v
+	}
 }
 
 // state returns the state that CheckTx checks against, nil if there is none yet. The caller
@@ -75,8 +96,10 @@ func (c *checker) state() (*avlstar.Version, *Params) {
 	return c.mu.version, c.mu.params
 }
 
-// admit counts the transaction with hash id if its nonce is the account's next one.
-func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
+// admit counts the transaction with hash id if its nonce is the account's next one. It need not be
+// checked again unless a right changes, if whole is set; otherwise, and where the account's nonce
+// is missing, it is one of those that wait unchecked.
+func (c *checker) admit(id [sha256.Size]byte, from sender, whole bool) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.version == nil { // forgotten meanwhile, see App.Forget
@@ -84,7 +107,8 @@ func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 	}
 	waiting := c.mu.waiting[from.account]
 	committed, err := committedNonce(c.mu.version, from.account[:])
-	if err != nil {
+	known := !isMissing(err)
+	if err != nil && known {
 		return refusal(err, tx.CodeUnreadable)
 	}
 	if _, ok := c.mu.admitted[id]; ok {
@@ -92,10 +116,25 @@ func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 		// If it has it, it drops the second copy.
 		return nil
 	}
-	next := committed + waiting
-	if err := checkNonce(from.account[:], from.nonce, next); err != nil {
-		err.Reason += waitingNote(waiting)
-		return err
+	if known {
+		next := committed + waiting
+		if err := checkNonce(from.account[:], from.nonce, next); err != nil {
+			if _, ok := c.mu.unchecked[id]; ok {
+				return nil // as above
+			}
+			err.Reason += waitingNote(waiting)
+			return err
+		}
+	}
+	if !known || !whole {
+		before := len(c.mu.unchecked)
+		if err := c.leaveUnchecked(id); err != nil {
+			return err
+		}
+		if len(c.mu.unchecked) > before {
+			c.mu.waiting[from.account] = waiting + 1
+		}
+		return nil
 	}
 	c.mu.waiting[from.account] = waiting + 1
 	if len(c.mu.order) < maxAdmitted {
@@ -107,6 +146,29 @@ func (c *checker) admit(id [sha256.Size]byte, from sender) *tx.Error {
 	}
 	c.mu.admitted[id] = from
 	return nil
+}
+
+// leaveUnchecked lets the transaction with hash id in as one that could not be checked, unless
+// there are too many. The caller holds the lock.
+func (c *checker) leaveUnchecked(id [sha256.Size]byte) *tx.Error {
+	if _, ok := c.mu.unchecked[id]; ok {
+		return nil
+	}
+	if len(c.mu.unchecked) >= maxUnchecked {
+		return tx.Errorf(tx.CodeBusy, "%d transactions wait for parts of the state that this node lacks, send it again later or to another node", maxUnchecked)
+	}
+	if c.mu.unchecked == nil {
+		c.mu.unchecked = make(map[[sha256.Size]byte]struct{})
+	}
+	c.mu.unchecked[id] = struct{}{}
+	return nil
+}
+
+// leaveTextUnchecked is leaveUnchecked for a text, which has no nonce.
+func (c *checker) leaveTextUnchecked(id [sha256.Size]byte) *tx.Error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leaveUnchecked(id)
 }
 
 // admittedEarlier returns a transaction that was admitted before the last commit, of which only the
@@ -126,19 +188,36 @@ func waitingNote(waiting uint64) string {
 }
 
 // nextNonce returns the account's next nonce, counting transactions that wait for a block.
-func (c *checker) nextNonce(account []byte) (uint64, *tx.Error) {
+func (c *checker) nextNonce(account []byte) (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.version == nil {
 		return 0, tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
 	committed, err := committedNonce(c.mu.version, account)
-	return committed + c.mu.waiting[[AccountBytes]byte(account)], refusal(err, tx.CodeUnreadable)
+	if err != nil {
+		return 0, err
+	}
+	return committed + c.mu.waiting[[AccountBytes]byte(account)], nil
+}
+
+// waitingOf returns the number of the account's transactions that wait for a block.
+func (c *checker) waitingOf(account []byte) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.waiting[[AccountBytes]byte(account)]
 }
 
 func committedNonce(v *avlstar.Version, account []byte) (uint64, error) {
 	value, _, err := v.ByKey().View(NonceKey(account))
 	return decodeUint64(value), err
+}
+
+// numUnchecked returns the number of transactions that were let in unchecked since the last commit.
+func (c *checker) numUnchecked() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.mu.unchecked)
 }
 
 func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
@@ -151,6 +230,9 @@ func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
 // CheckTx keeps out of the mempool what a block would refuse without a trace, and what lacks a
 // right in the committed state, whichever of its operations does. It executes nothing. It admits
 // what may succeed or fail depending on the order of transactions (comparisons, quotas).
+//
+// It never waits for Options.Source. Where nodes are missing, it asks for them, and lets the
+// transaction in: the recheck after the next block checks it.
 func (a *App) CheckTx(_ context.Context, req *abci.RequestCheckTx) (*abci.ResponseCheckTx, error) {
 	if err := a.checkTx(req); err != nil {
 		return &abci.ResponseCheckTx{Code: uint32(err.Code), Codespace: tx.Codespace, Log: err.Reason}, nil //nolint:nilerr // a refusal is an answer
@@ -171,12 +253,14 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestCheckTx) *tx.Error {
 	id, again := sha256.Sum256(req.Tx), req.Type == abci.CheckTxType_Recheck
 	if from, ok := a.check.admittedEarlier(id); ok && again {
+		var err error
 		if from.newcomer { // others may have taken the room
-			if _, err := newExecutor(newCheckOverlay(v), params, 0).mayBegin(from.account[:]); err != nil {
-				return refusal(err, tx.CodeUnreadable)
-			}
+			_, err = newExecutor(newCheckOverlay(v), params, 0).mayBegin(from.account[:])
 		}
-		return a.check.admit(id, from)
+		if err != nil && !isMissing(err) {
+			return refusal(err, tx.CodeUnreadable)
+		}
+		return a.check.admit(id, from, err == nil)
 	}
 	t, refused := a.decoder.decode(id, req.Tx, params.ChainId)
 	if refused != nil {
@@ -188,24 +272,56 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	if n, most := cost(t), rulesOf(params.AppVersion).maxCost; n > most {
 		return tx.Errorf(tx.CodeTooLarge, "the transaction names %d keys, a block may name %d: split it", n, most)
 	}
-	newcomer, err := mayRun(v, params, t)
-	if err != nil {
+	var needs *needs
+	if a.options.Source != nil {
+		needs = newNeeds()
+	}
+	newcomer, err := mayRun(v, params, t, needs)
+	unchecked := needs.lost() && isMissing(err)
+	if err != nil && !unchecked {
 		return refusal(err, tx.CodeUnreadable)
 	}
-	if t.Body != nil {
-		return a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce, newcomer})
+	switch {
+	case t.Body != nil:
+		refused = a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce, newcomer}, !unchecked)
+	case unchecked:
+		refused = a.check.leaveTextUnchecked(id)
 	}
+	if needs != nil && refused == nil {
+		return a.askFor(v, params, t, needs, unchecked)
+	}
+	return refused
+}
+
+// askFor asks for what it takes to execute a transaction or, if it is unchecked, to check it: so
+// nobody without a right has anything fetched but the records of his account. needs has what a
+// check lacked.
+func (a *App) askFor(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs, unchecked bool) *tx.Error {
+	switch {
+	case !unchecked:
+		nameKeys(needs, t)
+	case t.Body != nil:
+		o := newCheckOverlay(v)
+		o.needs = needs
+		if err := newExecutor(o, params, 0).exploreRights(t); err != nil {
+			return refusal(err, tx.CodeUnreadable)
+		}
+	}
+	a.ask(v, needs.wants)
+	a.options.Metrics.Witness.Unchecked.Set(float64(a.check.numUnchecked()))
 	return nil
 }
 
 // mayRun returns a *tx.Error if an operation lacks a right in the state v, as the grants and admins
 // of the operations before it change it. No right depends on a height, or on a value of a client:
-// none is read. newcomer: it would be a stranger's first transaction.
-func mayRun(v *avlstar.Version, params *Params, t *tx.Tx) (newcomer bool, err error) {
+// none is read. newcomer: it would be a stranger's first transaction. needs takes what v lacks.
+func mayRun(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs) (newcomer bool, err error) {
+	o := newCheckOverlay(v)
+	o.needs = needs
 	if t.Text != nil {
-		return false, newCheckOverlay(v).mayWriteText(params, t.Text)
+		return false, o.mayWriteText(params, t.Text)
 	}
-	x := newExecutor(newCheckOverlay(v), params, 0)
+	x := newExecutor(o, params, 0)
 	if newcomer, err = x.mayBegin(t.Body.Account); err != nil {
 		return false, err
 	}

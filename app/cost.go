@@ -53,11 +53,18 @@ func (l *lookahead) reach(op int) {
 	l.done = at
 	switch {
 	case l.base.ReadAhead(l.keys()): // a page can be missing
-	case l.base.Len() < minUncached:
+	case l.isCached():
 		l.txs = nil
 	default:
 		l.cache()
 	}
+}
+
+// isCached reports whether the tree's links fit a core's cache. A tree that does not know its size
+// is a large one.
+func (l *lookahead) isCached() bool {
+	n, counted := l.base.Count()
+	return counted && n < minUncached
 }
 
 // cache looks for keys side by side, which takes a fraction of the time of one walk after another.

@@ -240,13 +240,13 @@ func TestAdmittedIsBounded(t *testing.T) {
 	from := sender{account: [32]byte(account("alice"))}
 	for n := range uint64(maxAdmitted + 10) {
 		from.nonce = n
-		require.Nil(t, a.check.admit(id(n), from))
+		require.Nil(t, a.check.admit(id(n), from, true))
 	}
 	require.Len(t, a.check.mu.admitted, maxAdmitted)
 	from.nonce = maxAdmitted + 9
-	require.Nil(t, a.check.admit(id(from.nonce), from))
+	require.Nil(t, a.check.admit(id(from.nonce), from, true))
 	from.nonce = 0
-	require.Equal(t, tx.CodeBadNonce, a.check.admit(id(0), from).Code)
+	require.Equal(t, tx.CodeBadNonce, a.check.admit(id(0), from, true).Code)
 }
 
 // Anybody can make keys. Without a bound, each leaves a nonce record of 47 bytes for ever, under no

@@ -13,8 +13,8 @@
 //
 // One goroutine executes blocks. Queries, CheckTx and snapshot calls read only what is published
 // and never wait for it. The whole state, bookkeeping included, is one tree (docs/spec/records.md).
-// How it reaches the disk and how snapshots travel is hidden behind the interfaces Store and
-// Snapshots.
+// How it reaches the disk, how snapshots travel, and how what a sharded validator's tree lacks
+// comes from others is hidden behind the interfaces Store, Snapshots and Source.
 //
 // Versions are counted references: every field that keeps one says so, and every reader holds one
 // of its own until it is done. What reads the state returns an error if a part of it cannot be

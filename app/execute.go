@@ -392,7 +392,7 @@ func (x *executor) setAdmin(account []byte, op *tx.SetAdmin) (bool, *abci.Event,
 func (x *executor) lastAdmin() (bool, error) {
 	start := record(tagAdmin)
 	end := prefixEnd(start)
-	sum, err := x.base.RangeBytes(start, end)
+	sum, err := x.baseBytes(start, end)
 	if err != nil {
 		return false, err
 	}

@@ -38,15 +38,18 @@ func TestFloorOverDeletedRuns(t *testing.T) {
 				mark := o.mark()
 				must(o.set(name(i), []byte("z")))
 				must(o.set(name(rng.IntN(keys)), nil))
-				_, _, err := o.floor(name(rng.IntN(keys)))
+				_, _, err := o.nearest(name(rng.IntN(keys)), false)
 				require.NoError(t, err)
 				o.undo(mark)
 			default:
-				want := i
+				want, below := i, rng.IntN(2) == 0
+				if below {
+					want--
+				}
 				for want >= 0 && !there[want] {
 					want--
 				}
-				got, _, err := o.floor(name(i))
+				got, _, err := o.nearest(name(i), below)
 				require.NoError(t, err)
 				if want < 0 {
 					require.Nil(t, got, "seed %d", seed)

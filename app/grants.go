@@ -15,7 +15,7 @@ type grant struct {
 func (o *overlay) longestPrefix(head, key []byte) (prefix, value []byte, ok bool, err error) {
 	probe := append(bytes.Clone(head), key[:min(len(key), MaxPrefixBytes)]...)
 	for {
-		k, v, err := o.floor(probe)
+		k, v, err := o.nearest(probe, false)
 		if err != nil || k == nil || !bytes.HasPrefix(k, head) {
 			return nil, nil, false, err
 		}
@@ -55,8 +55,7 @@ func (o *overlay) grantFor(account, key []byte) (g grant, ok bool, err error) {
 
 // anyUnder reports whether there is a record whose key starts with head.
 func (o *overlay) anyUnder(head []byte) (bool, error) {
-	end := prefixEnd(head) // never nil: head starts with 0x00
-	k, _, err := o.floor(predecessor(end))
+	k, _, err := o.nearest(prefixEnd(head), true) // not nil: head starts with 0x00
 	return k != nil && bytes.HasPrefix(k, head), err
 }
 

@@ -20,6 +20,15 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	if err != nil {
 		return nil, err
 	}
+	if a.options.Source != nil { // its nodes can leave memory, as those of later states
+		p, err := v.Prune(func(avlstar.Subtree) bool { return false })
+		v.Release()
+		if err != nil {
+			return nil, err
+		}
+		v = p.Version()
+		a.limitMemory(v)
+	}
 	writable, err := canWrite(v)
 	if err != nil {
 		v.Release()
@@ -45,7 +54,7 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	if !params.Open && !writable {
 		a.logger.Error("nobody can ever write on this chain: genesis is not open and names neither admins nor grants")
 	}
-	a.logger.Info("genesis state", "chain_id", params.ChainId, "app_hash", hash, "keys", v.Len())
+	a.logger.Info("genesis state", "chain_id", params.ChainId, "app_hash", hash, "keys", keysOf(v))
 	return res, nil
 }
 

@@ -19,6 +19,14 @@ type Metrics struct {
 	Memory        MemoryMetrics          // of the tree
 	CommitSeconds prometheus.Histogram   // until the store has taken the state
 	Transactions  *prometheus.CounterVec // executed in blocks, by code
+	Witness       WitnessMetrics         // of a state that is sharded
+}
+
+// WitnessMetrics are about what a tree lacked, and a Source was asked for.
+type WitnessMetrics struct {
+	Rounds    *prometheus.CounterVec // requests, by call
+	Missing   *prometheus.CounterVec // stubs below which something was asked for, by call
+	Unchecked prometheus.Gauge       // transactions that CheckTx took unchecked
 }
 
 // MemoryMetrics are the memory of the tree and of the older versions that queries and snapshots
@@ -33,7 +41,7 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	m := NopMetrics()
 	t := m.Memory
 	registerer.MustRegister(m.Height, m.OldestHeight, m.Keys, m.Bytes, m.Chunks, t.InnerNodes, t.Leaves, t.Held, t.HeldBytes, t.NodeBytes, t.LeafBytes, t.Versions,
-		m.CommitSeconds, m.Transactions)
+		m.CommitSeconds, m.Transactions, m.Witness.Rounds, m.Witness.Missing, m.Witness.Unchecked)
 	return m
 }
 
@@ -43,7 +51,7 @@ func NopMetrics() *Metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help})
 	}
-	return &Metrics{
+	m := &Metrics{
 		Height:       gauge("height", "Height of the last committed block."),
 		OldestHeight: gauge("oldest_height", "Height of the oldest state that answers queries."),
 		Keys:         gauge("keys", "Keys in the tree, bookkeeping records included."),
@@ -62,12 +70,27 @@ func NopMetrics() *Metrics {
 			Help: "Time to hand a block's state to the store, waiting included where the disk falls behind.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}),
 		Transactions: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "transactions_total",
 			Help: "Transactions executed in blocks, by code (0: done)."}, []string{"code"}),
+		Witness: WitnessMetrics{
+			Rounds: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_rounds_total",
+				Help: "Requests for nodes of the state that the tree of a sharded validator lacked, by what needed them."}, []string{"call"}),
+			Missing: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_missing_total",
+				Help: "Subtrees that were missing when they were needed, by what needed them."}, []string{"call"}),
+			Unchecked: gauge("witness_unchecked", "Transactions in the mempool whose rights could not be checked yet, since nodes of the state are missing."),
+		},
 	}
+	// What has not happened is 0.
+	for _, call := range []string{forBlock, forProposal, forLater, forQuery, forStart} {
+		m.Witness.Rounds.WithLabelValues(call)
+		m.Witness.Missing.WithLabelValues(call)
+	}
+	return m
 }
 
 func (m *Metrics) committed(height int64, v *avlstar.Version) {
 	m.Height.Set(float64(height))
-	m.Keys.Set(float64(v.Len()))
+	if n, ok := v.Count(); ok {
+		m.Keys.Set(float64(n))
+	}
 	m.Bytes.Set(float64(v.Root().Bytes))
 	m.Chunks.Set(float64(v.NumChunks()))
 	tree := v.Memory()

@@ -12,16 +12,17 @@ import (
 // committed version.
 //
 //	get ────────► entries (btree) ─► base
-//	floor ──────► added, and base without what entries delete
+//	nearest ────► added, and base without what entries delete
 //	set ────────► entries, and the value before into the journal
 //	undo(mark) ─► the journal backwards
 //
-// Methods that read base return an error if base cannot be read. The overlay must not be used after
-// that, and no block made of it.
+// Methods that read base return an error if base cannot be read. No block must be made of the
+// overlay after that. What base lacks (needs is not nil) is noted, and the overlay can be used
+// further, to find what else is lacking, once what the failed call changed was undone.
 //
 // Values are never empty (they have at least 1 byte), so nil is an absent key throughout. The
-// overlay keeps the slices it is given. What get, set and floor return may be base's own memory, so
-// whoever made the overlay holds a reference to base for as long as these are in use.
+// overlay keeps the slices it is given. What get, set and nearest return may be base's own memory,
+// so whoever made the overlay holds a reference to base for as long as these are in use.
 type overlay struct {
 	base    *avlstar.Version // without a reference of its own
 	byKey   bool             // base's values are read so, see newCheckOverlay
@@ -33,6 +34,8 @@ type overlay struct {
 	revived uint64
 	// The sum of the quotas of the grants to everyone; nil: not known.
 	everyone *uint64
+	needs    *needs       // nil: base lacks nothing
+	probe    overlayEntry // what a search compares entries with
 }
 
 // overlayEntry is a key that was written in this block. Its value may again be the one before.
@@ -70,8 +73,14 @@ func newCheckOverlay(base *avlstar.Version) *overlay {
 	return o
 }
 
+// entry returns the entry of key.
+func (o *overlay) entry(key []byte) (*overlayEntry, bool) {
+	o.probe.key = key
+	return o.entries.Get(&o.probe)
+}
+
 func (o *overlay) get(key []byte) ([]byte, error) {
-	if e, ok := o.entries.Get(&overlayEntry{key: key}); ok {
+	if e, ok := o.entry(key); ok {
 		return e.value, nil
 	}
 	return o.inBase(key)
@@ -80,17 +89,24 @@ func (o *overlay) get(key []byte) ([]byte, error) {
 // inBase returns the value of key in base, without a copy: if a block overwrites many large values,
 // copies could be as large as the whole state.
 func (o *overlay) inBase(key []byte) ([]byte, error) {
+	var (
+		value []byte
+		err   error
+	)
 	if o.byKey {
-		value, _, err := o.base.ByKey().View(key)
-		return value, err
+		value, _, err = o.base.ByKey().View(key)
+	} else {
+		value, _, err = o.base.View(key)
 	}
-	value, _, err := o.base.View(key)
-	return value, err
+	if err != nil {
+		return nil, o.lacked(err, avlstar.Want{Key: key})
+	}
+	return value, nil
 }
 
 // set writes value at key (nil: deletes it) and returns the previous value.
 func (o *overlay) set(key, value []byte) (old []byte, err error) {
-	e, ok := o.entries.Get(&overlayEntry{key: key})
+	e, ok := o.entry(key)
 	if !ok {
 		before, err := o.inBase(key)
 		if err != nil {
@@ -139,76 +155,57 @@ func (o *overlay) keep(mark int) {
 	o.journal = o.journal[:mark]
 }
 
-// floor returns the greatest key ≤ key that is present, nil if there is none.
-func (o *overlay) floor(key []byte) (k, value []byte, err error) {
-	if key == nil {
-		return nil, nil, nil
-	}
-	k, err = o.baseFloor(key)
-	if err != nil {
+// nearest returns the greatest key ≤ key that is present or, if below is set, the greatest key <
+// key; nil if there is none.
+func (o *overlay) nearest(key []byte, below bool) (k, value []byte, err error) {
+	if k, value, err = o.baseNearest(key, below); err != nil {
 		return nil, nil, err
 	}
-	o.added.DescendLessOrEqual(&overlayEntry{key: key}, func(e *overlayEntry) bool {
-		if bytes.Compare(e.key, k) > 0 {
-			k = e.key
-		}
-		return false
-	})
-	if k == nil {
-		return nil, nil, nil
+	if o.added.Len() > 0 {
+		o.probe.key = key
+		o.added.DescendLessOrEqual(&o.probe, func(e *overlayEntry) bool {
+			if below && bytes.Equal(e.key, key) {
+				return true
+			}
+			if bytes.Compare(e.key, k) > 0 {
+				k, value = e.key, e.value
+			}
+			return false
+		})
 	}
-	value, err = o.get(k)
-	return k, value, err
+	return k, value, nil
 }
 
-// baseFloor returns the greatest key ≤ key of base that is not deleted, nil if there is none. The
+// baseNearest is nearest for the keys of base that are not deleted, with their present values. The
 // result is stored in the entries of all deleted keys that the search passed, so that a block that
 // deletes many records does not pass them again in every later search.
-func (o *overlay) baseFloor(key []byte) ([]byte, error) {
+func (o *overlay) baseNearest(key []byte, below bool) (k, value []byte, err error) {
 	var run []*overlayEntry
 	for key != nil {
-		k, _, ok, err := o.base.Floor(key)
-		if err != nil {
-			return nil, err
+		var ok bool
+		if k, value, ok, err = o.base.ViewFloor(key, below); err != nil {
+			return nil, nil, o.lacked(err)
 		}
 		if !ok {
-			key = nil
 			break
 		}
-		e, written := o.entries.Get(&overlayEntry{key: k})
-		if !written || e.value != nil {
-			key = k
+		e, written := o.entry(k)
+		if !written {
+			break
+		}
+		if value = e.value; value != nil {
 			break
 		}
 		run = append(run, e)
-		if e.gapAt == o.revived {
-			key = e.gap // present, or deleted since
-		} else {
-			key = predecessor(k)
+		if key, below = k, true; e.gapAt == o.revived {
+			key, below = e.gap, false // present, or deleted since
 		}
+		k = nil
 	}
 	for _, e := range run {
-		e.gap, e.gapAt = key, o.revived
+		e.gap, e.gapAt = k, o.revived
 	}
-	return key, nil
-}
-
-// predecessor returns the greatest possible key below key, nil if there is none.
-func predecessor(key []byte) []byte {
-	last := len(key) - 1
-	if last < 0 || last == 0 && key[0] == 0 {
-		return nil
-	}
-	if key[last] == 0 {
-		return key[:last]
-	}
-	p := make([]byte, 0, avlstar.MaxKeyBytes)
-	p = append(p, key...)
-	p[last]--
-	for len(p) < avlstar.MaxKeyBytes {
-		p = append(p, 0xff)
-	}
-	return p
+	return k, value, nil
 }
 
 // ascend visits the keys in [start, end) that were written in this block, in order; end nil is

@@ -69,15 +69,15 @@ func TestOverlayIsAMap(t *testing.T) {
 				k := shortKeys.Draw(t, "key")
 				require.Equal(t, get(model, k), must(o.get([]byte(k))))
 			},
-			"floor": func(t *rapid.T) {
-				k := shortKeys.Draw(t, "key")
+			"nearest": func(t *rapid.T) {
+				k, below := shortKeys.Draw(t, "key"), rapid.Bool().Draw(t, "below")
 				var want []byte
 				for have := range model {
-					if have <= k && (want == nil || have > string(want)) {
+					if (have < k || have == k && !below) && (want == nil || have > string(want)) {
 						want = []byte(have)
 					}
 				}
-				got, v, err := o.floor([]byte(k))
+				got, v, err := o.nearest([]byte(k), below)
 				require.NoError(t, err)
 				require.Equal(t, want, got)
 				require.Equal(t, get(model, string(want)), v)
@@ -167,13 +167,7 @@ func TestLongestPrefix(t *testing.T) {
 	})
 }
 
-func TestPredecessorAndPrefixEnd(t *testing.T) {
-	require.Nil(t, predecessor(nil))
-	require.Nil(t, predecessor([]byte{0}))
-	require.Equal(t, []byte{0}, predecessor([]byte{0, 0}))
-	require.Equal(t, append([]byte{0}, bytes.Repeat([]byte{0xff}, avlstar.MaxKeyBytes-1)...), predecessor([]byte{1}))
-	longest := bytes.Repeat([]byte{7}, avlstar.MaxKeyBytes)
-	require.Equal(t, append(bytes.Repeat([]byte{7}, avlstar.MaxKeyBytes-1), 6), predecessor(longest))
+func TestPrefixEnd(t *testing.T) {
 	require.Nil(t, prefixEnd(nil))
 	require.Nil(t, prefixEnd([]byte{0xff, 0xff}))
 	require.Equal(t, []byte{2}, prefixEnd([]byte{1, 0xff}))

@@ -47,6 +47,9 @@ func (p *passedOver) add(height int64, id [sha256.Size]byte) {
 // exceed the block's budget wait for the next block. What it tries, proposed or not, costs no more
 // than a block may, and takes Options.ProposalTime at most: the rest waits too. Transactions that
 // only write are not executed, unless one that reads or administers comes after them.
+//
+// With Options.Source, all are executed, since nothing has to be read from a disk; those that lack
+// a node are left out.
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
 	deadline := time.Now().Add(a.options.ProposalTime)
 	a.block.Lock()
@@ -64,6 +67,10 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	p := proposer{
 		executor: newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
 		passed: a.passed.of(req.Height),
+	}
+	if a.options.Source != nil {
+		p.needs = newNeeds()
+		defer func() { a.ask(v, p.needs.wants) }() // for the next height
 	}
 	p.deadline, p.signed = deadline, proposedSigners(req.LocalLastCommit)
 	p.ahead = lookahead{base: v, txs: a.decoder.decodeAll(req.Txs, params.ChainId)}
@@ -122,8 +129,14 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	if late, err := p.executeWrites(t.tx); err != nil || late {
 		return false, err
 	}
-	mark, before := p.mark(), p.reads
+	mark, before, counted := p.mark(), p.reads, p.validators
 	done, err := p.run(i, t.tx)
+	if p.lacks(err) || err == nil && !p.deletable(t) {
+		p.undo(mark)
+		p.reads, p.validators = before, counted
+		p.name(t.tx)
+		return false, nil
+	}
 	if err != nil || !done.trace {
 		return false, err
 	}
@@ -150,7 +163,7 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 // decides whether it leaves a trace, and no other nonce or text depends on what it writes. So
 // 10,000 deletes, each in a page of its own, take no time of a proposal.
 func (p *proposer) run(i int, t *tx.Tx) (outcome, error) {
-	if onlyWrites(t) {
+	if p.needs == nil && onlyWrites(t) {
 		var refused *tx.Error
 		if err := p.spendNonce(t.Body); errors.As(err, &refused) {
 			return outcome{err: refused}, nil
@@ -166,7 +179,7 @@ func (p *proposer) run(i int, t *tx.Tx) (outcome, error) {
 
 // executeWrites executes the operations that wait, if t may depend on them. late: the time is over.
 func (p *proposer) executeWrites(t *tx.Tx) (late bool, err error) {
-	if t.Body == nil || onlyWrites(t) {
+	if len(p.writes) == 0 || t.Body == nil || onlyWrites(t) {
 		return false, nil
 	}
 	for ; len(p.writes) > 0; p.writes = p.writes[1:] {
@@ -194,7 +207,12 @@ func onlyWrites(t *tx.Tx) bool {
 // ProcessProposal rejects a block only for what no honest proposer can have proposed, whatever the
 // state: a transaction that does not decode, or a cost above the limit. FinalizeBlock executes the
 // others, or refuses their transactions one by one.
-func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
+//
+// With Options.Source it also rejects a block for which nodes of the tree are missing that do not
+// come within Options.WitnessTimeout, times the number of proposals seen at the height: see
+// docs/decisions/0045-execution-on-witnesses.md for why this may depend on more than block and
+// state.
+func (a *App) ProcessProposal(ctx context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
 	v, params := a.check.state()
 	if v == nil {
 		return nil, errNoGenesis
@@ -204,7 +222,8 @@ func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposa
 		return nil, err
 	}
 	sum, most := 0, rulesOf(params.AppVersion).maxCost
-	for i, t := range a.decoder.decodeAll(req.Txs, params.ChainId) {
+	txs := a.decoder.decodeAll(req.Txs, params.ChainId)
+	for i, t := range txs {
 		err := t.err
 		if err == nil {
 			if sum += cost(t.tx); sum > most {
@@ -215,6 +234,9 @@ func (a *App) ProcessProposal(_ context.Context, req *abci.RequestProcessProposa
 			a.logger.Info("rejected a proposal", "height", req.Height, "proposer", req.ProposerAddress, "tx", i, "err", err)
 			return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_REJECT}, nil //nolint:nilerr // a refusal is an answer
 		}
+	}
+	if a.options.Source != nil && !a.processWitnessed(ctx, req, txs) {
+		return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_REJECT}, nil
 	}
 	return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_ACCEPT}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/proto/tendermint/crypto"
@@ -45,18 +46,18 @@ type HeightsInfo struct {
 }
 
 // Query answers from a committed state, by default the latest.
-func (a *App) Query(_ context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
+func (a *App) Query(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
 	var (
 		res *abci.ResponseQuery
 		err *tx.Error
 	)
 	switch req.Path {
 	case PathKey, "": // as CometBFT's kvstore is queried
-		res, err = a.queryKey(req)
+		res, err = a.queryKey(ctx, req)
 	case PathRange:
-		res, err = a.queryRange(req)
+		res, err = a.queryRange(ctx, req)
 	case PathNonce:
-		res, err = a.queryNonce(req)
+		res, err = a.queryNonce(ctx, req)
 	case PathSnapshots:
 		res, err = a.querySnapshots()
 	case PathHeights:
@@ -87,7 +88,7 @@ func (p *published) at(height int64) (committed, *tx.Error) {
 	return p.recent[height-oldest], nil
 }
 
-func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
+func (a *App) queryKey(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
 	if len(req.Data) < 1 || len(req.Data) > avlstar.MaxKeyBytes {
 		return nil, tx.Errorf(tx.CodeBadRequest, "a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(req.Data))
 	}
@@ -96,23 +97,40 @@ func (a *App) queryKey(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) 
 		return nil, refused
 	}
 	defer at.version.Release()
-	get := at.version.ByKey().Get
-	if req.Prove { // the proof reads the page
-		get = at.version.Get
-	}
-	value, ok, err := get(req.Data)
+	var res *abci.ResponseQuery
+	err := a.reading(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
+		res, err = readKey(v, req, needs)
+		return err
+	})
 	if err != nil {
 		return nil, refusal(err, tx.CodeUnreadable)
 	}
-	res := &abci.ResponseQuery{Key: req.Data, Value: value, Height: at.height, Log: "exists"}
+	res.Height = at.height
+	return res, nil
+}
+
+// readKey answers from v. needs takes what v lacks.
+func readKey(v *avlstar.Version, req *abci.RequestQuery, needs *needs) (*abci.ResponseQuery, error) {
+	get := v.ByKey().Get
+	if req.Prove { // the proof reads the page
+		get = v.Get
+	}
+	value, ok, err := get(req.Data)
+	if err != nil {
+		needs.note(err, avlstar.Want{Key: req.Data})
+		return nil, err
+	}
+	res := &abci.ResponseQuery{Key: req.Data, Value: value, Log: "exists"}
 	if !ok {
 		res.Log = "does not exist"
 	}
 	if req.Prove {
-		proof, err := at.version.Prove(req.Data)
+		proof, err := v.Prove(req.Data)
 		if err != nil {
+			// A proof of absence shows both neighbours.
+			needs.note(err, avlstar.Want{Key: req.Data}, avlstar.Want{Key: req.Data, Next: true})
 			// The request was checked before: only reading can fail.
-			return nil, tx.Errorf(tx.CodeUnreadable, "no proof: %v", err)
+			return nil, fmt.Errorf("no proof: %w", err)
 		}
 		res.ProofOps = proofOps(avlstar.OpState, req.Data, proof.State, proof.Map)
 	}
@@ -129,7 +147,7 @@ func proofOps(kind string, key, state, simpleMap []byte) *crypto.ProofOps {
 	return ops
 }
 
-func (a *App) queryRange(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
+func (a *App) queryRange(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
 	r, refused := decodeRange(req.Data)
 	if refused != nil {
 		return nil, refused
@@ -139,18 +157,34 @@ func (a *App) queryRange(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error
 		return nil, refused
 	}
 	defer at.version.Release()
-	answer, err := readRange(at.version, r)
+	var res *abci.ResponseQuery
+	err := a.reading(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
+		res, err = answerRange(v, r, req, needs)
+		return err
+	})
 	if err != nil {
 		return nil, refusal(err, tx.CodeUnreadable)
 	}
-	res := &abci.ResponseQuery{Key: req.Data, Height: at.height}
+	res.Height = at.height
+	return res, nil
+}
+
+// answerRange answers from v. needs takes what v lacks.
+func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, needs *needs) (*abci.ResponseQuery, error) {
+	answer, err := readRange(v, r)
+	if err != nil {
+		needs.addRange(v, r, err)
+		return nil, err
+	}
+	res := &abci.ResponseQuery{Key: req.Data}
 	if req.Prove {
 		// The answer may have fewer entries than the request allows: what is proved is the answer.
 		limit := max(len(answer.Entries), 1)
-		entries, next, proof, err := at.version.ProveRange(r.Start, r.End, limit)
+		entries, next, proof, err := v.ProveRange(r.Start, r.End, limit)
 		if err != nil {
 			// The request was checked before: only reading can fail.
-			return nil, tx.Errorf(tx.CodeUnreadable, "no proof: %v", err)
+			needs.note(err)
+			return nil, fmt.Errorf("no proof: %w", err)
 		}
 		if len(entries) != len(answer.Entries) || string(next) != string(answer.Next) {
 			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: the proved range differs from the one read")
@@ -208,16 +242,19 @@ func readRange(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
 	return res, nil
 }
 
-func (a *App) queryNonce(req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
+func (a *App) queryNonce(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
 	if len(req.Data) != AccountBytes {
 		return nil, tx.Errorf(tx.CodeBadRequest, "an account has %d bytes, this one has %d", AccountBytes, len(req.Data))
 	}
 	if req.Height != 0 || req.Prove {
 		return nil, tx.Errorf(tx.CodeBadRequest, "the next nonce counts waiting transactions, so it has neither height nor proof: query the record 0x00 'n' ‖ account by %s", PathKey)
 	}
-	next, refused := a.check.nextNonce(req.Data)
-	if refused != nil {
-		return nil, refused
+	next, err := a.check.nextNonce(req.Data)
+	if isMissing(err) {
+		next, err = a.fetchNonce(ctx, req.Data)
+	}
+	if err != nil {
+		return nil, refusal(err, tx.CodeUnreadable)
 	}
 	return &abci.ResponseQuery{Key: req.Data, Value: encodeUint64(next), Height: a.published.Load().height}, nil
 }

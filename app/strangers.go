@@ -81,9 +81,9 @@ func (o *overlay) quotaOfEveryone() (uint64, error) {
 	end := prefixEnd(start)
 	for kv, err := range o.base.Ascend(start, end) {
 		if err != nil {
-			return 0, err
+			return 0, o.lacked(err, avlstar.Want{Range: true, Key: start, After: end})
 		}
-		if _, written := o.entries.Get(&overlayEntry{key: kv.Key}); !written {
+		if _, written := o.entry(kv.Key); !written {
 			add(kv.Value)
 		}
 	}

@@ -1,6 +1,10 @@
 package app
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/starling-kv/starling/avlstar"
+)
 
 // usages counts the bytes of all leaf records under the prefixes whose quota was checked in this
 // block. Each prefix is summed up once; later writes, and their undoing, are added. So a block with
@@ -37,7 +41,7 @@ func (o *overlay) usage(prefix []byte) (uint64, error) {
 	if len(start) == 0 {
 		start = []byte{reserved + 1}
 	}
-	sum, err := o.base.RangeBytes(start, end)
+	sum, err := o.baseBytes(start, end)
 	if err != nil {
 		return 0, err
 	}
@@ -47,6 +51,19 @@ func (o *overlay) usage(prefix []byte) (uint64, error) {
 	o.quotas.bytes[string(prefix)] = &sum
 	if at, found := slices.BinarySearch(o.quotas.lengths, len(prefix)); !found {
 		o.quotas.lengths = slices.Insert(o.quotas.lengths, at, len(prefix))
+	}
+	return sum, nil
+}
+
+// baseBytes is RangeBytes of base.
+func (o *overlay) baseBytes(start, end []byte) (uint64, error) {
+	sum, err := o.base.RangeBytes(start, end)
+	if err != nil {
+		wants := []avlstar.Want{{Key: start}} // it follows the ways to both ends
+		if end != nil {
+			wants = append(wants, avlstar.Want{Key: end})
+		}
+		return 0, o.lacked(err, wants...)
 	}
 	return sum, nil
 }

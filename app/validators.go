@@ -8,6 +8,7 @@ import (
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	cmttypes "github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -60,7 +61,7 @@ func (x *executor) countValidators() (*validators, error) {
 	v := &validators{}
 	for kv, err := range x.base.Ascend(start, end) {
 		if err != nil {
-			return nil, err
+			return nil, x.lacked(err, avlstar.Want{Range: true, Key: start, After: end})
 		}
 		signs, err := x.signs(kv.Key[len(start):])
 		if err != nil {

@@ -58,7 +58,9 @@ func (v *Version) Chunk(k uint32) ([]byte, error) {
 	if k >= v.NumChunks() {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}
-	v.upperTree()
+	if err := v.upperTree(); err != nil {
+		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, err)
+	}
 	b, err := v.encode(v.chunks[k])
 	if err != nil {
 		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, err)

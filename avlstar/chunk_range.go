@@ -19,7 +19,9 @@ func (v *Version) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 	if k >= v.NumChunks() {
 		return nil, fmt.Errorf("avlstar: no chunk %d, the version has %d", k, v.NumChunks())
 	}
-	v.upperTree()
+	if err := v.upperTree(); err != nil {
+		return nil, fmt.Errorf("avlstar: chunk %d: %w", k, err)
+	}
 	c := v.chunks[k]
 	if from > to || to > c.Bytes {
 		return nil, fmt.Errorf("avlstar: no range [%d, %d) of chunk %d, which has %d bytes", from, to, k, c.Bytes)

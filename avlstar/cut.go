@@ -34,8 +34,10 @@ func (v *Version) Cut(limit uint64) (*Cut, error) {
 		return nil, err
 	}
 	c.version = v
-	if v.root != 0 {
-		walkUpper(&v.view, c.manifest, &c.roots, chunkRoot{sub: sub{v.top, v.root}}, 0, nil)
+	if v.top != emptyStub {
+		if err := v.walkUpper(c.manifest, &c.roots, chunkRoot{sub: sub{v.top, v.root}}); err != nil {
+			return nil, fmt.Errorf("avlstar: cut: %w", err)
+		}
 	}
 	return c.index(), nil
 }
@@ -51,9 +53,13 @@ func (v *Version) CutChunk(k uint32, limit uint64) (*Cut, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.upperTree()
+	if err := v.upperTree(); err != nil {
+		return nil, fmt.Errorf("avlstar: cut of chunk %d: %w", k, err)
+	}
 	c.version = v
-	walkUpper(&v.view, c.manifest, &c.roots, v.chunks[k], 0, nil)
+	if err := v.walkUpper(c.manifest, &c.roots, v.chunks[k]); err != nil {
+		return nil, fmt.Errorf("avlstar: cut of chunk %d: %w", k, err)
+	}
 	return c.index(), nil
 }
 

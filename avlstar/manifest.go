@@ -36,23 +36,36 @@ type Entry struct {
 }
 
 // Manifest returns the manifest of v, which must not be modified. The first call makes it, in a
-// walk over the upper tree.
+// walk over the upper tree. It panics if a node of that is missing, which only a tree of a Partial
+// can lack: see TryManifest.
 func (v *Version) Manifest() *Manifest {
-	v.upperTree()
+	if err := v.upperTree(); err != nil {
+		panic(fmt.Sprintf("avlstar: the manifest of a partial tree: %v", err))
+	}
 	return v.man
 }
 
-// upperTree walks the upper tree once and keeps the roots of the chunks and the manifest.
-func (v *Version) upperTree() {
+// upperTree walks the upper tree once and keeps the roots of the chunks and the manifest, or the
+// error for what is missing.
+func (v *Version) upperTree() error {
 	v.inUse()
 	defer runtime.KeepAlive(v)
 	v.once.Do(func() {
 		v.man = &Manifest{ChunkBytes: v.chunkBytes, Entries: make([]Entry, 0, v.NumChunks())}
 		v.chunks = make([]chunkRoot, 0, v.NumChunks())
-		if v.root != 0 {
-			walkUpper(&v.view, v.man, &v.chunks, chunkRoot{sub: sub{v.top, v.root}}, 0, nil)
+		if v.top != emptyStub {
+			v.upperErr = v.walkUpper(v.man, &v.chunks, chunkRoot{sub: sub{v.top, v.root}})
 		}
 	})
+	return v.upperErr
+}
+
+// walkUpper is walkUpper for a subtree of v: the error is a *MissingNodeError.
+func (v *Version) walkUpper(m *Manifest, roots *[]chunkRoot, s chunkRoot) error {
+	if missing, ok := walkUpper(&v.view, m, roots, s, 0, nil); !ok {
+		return v.missingStub(missing)
+	}
+	return nil
 }
 
 // chunkRoot is the root of a chunk, the child of a node on one side.
@@ -64,12 +77,17 @@ type chunkRoot struct {
 
 // walkUpper appends the chunks of s to m and roots. h is the height of the inner node whose key is
 // the least key of s, and keyHash the place of that key's hash; nil if there is no such node
-// because it is the least key of all.
-func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, keyHash *Hash) {
+// because it is the least key of all. ok is false if a subtree that is larger than a chunk is a
+// stub: missing.
+func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, keyHash *Hash) (missing Stub, ok bool) {
 	if !isSmall(s.Stat, m.ChunkBytes) {
-		walkUpper(w, m, roots, chunkRoot{childOf(w, s.n, left), s.n, left}, h, keyHash)
-		walkUpper(w, m, roots, chunkRoot{childOf(w, s.n, right), s.n, right}, s.Height, w.image(s.n).keyHash())
-		return
+		if s.n == 0 {
+			return s.Stub, false
+		}
+		if missing, ok = walkUpper(w, m, roots, chunkRoot{childOf(w, s.n, left), s.n, left}, h, keyHash); !ok {
+			return missing, false
+		}
+		return walkUpper(w, m, roots, chunkRoot{childOf(w, s.n, right), s.n, right}, s.Height, w.image(s.n).keyHash())
 	}
 	e := Entry{BoundaryHeight: h, Root: s.Stub}
 	if keyHash != nil {
@@ -77,6 +95,7 @@ func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, k
 	}
 	*roots = append(*roots, s)
 	m.Entries = append(m.Entries, e)
+	return Stub{}, true
 }
 
 // Encode returns the manifest's only encoding (docs/spec/chunks.md#manifest):

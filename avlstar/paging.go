@@ -129,10 +129,16 @@ func (v *Version) pageOn(key []byte) (*Page, error) {
 }
 
 // pageBelow reads the page that is the child of inner node n on one side, of which only a stub is
-// in memory.
+// in memory; n 0: the root.
 func (v *Version) pageBelow(n ref, side int) (*Page, error) {
+	if n == 0 {
+		return v.page(Subtree{Stub: v.top}, nil)
+	}
 	key := v.keyOf(n)
 	s, _ := v.locate(key, side == left)
+	if side == left {
+		key = s.First // the way to the node's own key leads to the right
+	}
 	return v.page(s, key)
 }
 

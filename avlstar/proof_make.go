@@ -191,7 +191,7 @@ func (v *Version) below(key []byte) ([]byte, error) {
 			return k, nil
 		}
 	case s.Stub != emptyStub:
-		p, err := v.page(s, key)
+		p, err := v.page(s, justBelow(key)) // the way to key may lead elsewhere
 		if err != nil {
 			return nil, err
 		}

@@ -18,6 +18,7 @@ var needsNoPage = map[string]string{
 	"Warm": "reads nothing", "Graft": "reads nothing",
 	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
 	"Root": "in the version", "Commitment": "in the version", "AppHash": "in the version",
+	"Partial": "a conversion", "Count": "in the version", "Lacks": "names stubs and reads nothing below them", "TryManifest": "as Manifest",
 	"NewInner": "new nodes are not stored yet, so in memory",
 	"Manifest": "chunks begin above pages", "Cut": "pieces begin above pages, Piece reads them", "CutChunk": "as Cut",
 }
@@ -31,6 +32,13 @@ var readsOf = map[string]func(v *Version, key []byte) error{
 	},
 	"Has":   func(v *Version, key []byte) error { _, err := v.Has(key); return err },
 	"Floor": func(v *Version, key []byte) error { _, _, _, err := v.Floor(key); return err },
+	"ViewFloor": func(v *Version, key []byte) error {
+		if _, _, _, err := v.ViewFloor(key, true); err != nil {
+			_, _, _, err = v.ViewFloor(key, false)
+			return err
+		}
+		return nil
+	},
 	"Ascend": func(v *Version, key []byte) error {
 		if err := lastError(v.Ascend(key, nil)); err != nil {
 			return lastError(v.Ascend(nil, nil))

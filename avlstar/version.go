@@ -41,9 +41,10 @@ type Version struct {
 
 	hashedInner, hashedLeaves uint64
 
-	once   sync.Once   // guards chunks and man, see upperTree
-	chunks []chunkRoot // in key order
-	man    *Manifest
+	once     sync.Once   // guards chunks, man and upperErr, see upperTree
+	chunks   []chunkRoot // in key order
+	man      *Manifest
+	upperErr error // *MissingNodeError
 
 	mapOnce  sync.Once // guards mapProof
 	mapProof []byte
@@ -162,21 +163,8 @@ func (v *Version) Has(key []byte) (bool, error) {
 // false if there is none.
 func (v *Version) Floor(key []byte) (k, value []byte, ok bool, err error) {
 	defer runtime.KeepAlive(v)
-	if n := v.find(key); n != 0 {
-		k, value = v.leaf(n)
-	} else {
-		p, err := v.pageOn(key)
-		if p == nil {
-			return nil, nil, false, err
-		}
-		l := p.find(key)
-		k, value = l.Key, l.Value
-	}
-	// It is the least leaf: no inner node on the way has a key up to key.
-	if bytes.Compare(k, key) > 0 {
-		return nil, nil, false, nil
-	}
-	return bytes.Clone(k), bytes.Clone(value), true, nil
+	k, value, ok, err = v.ViewFloor(key, false)
+	return bytes.Clone(k), bytes.Clone(value), ok, err
 }
 
 // Ascend yields the keys in [start, end) and their values in key order; nil is open.

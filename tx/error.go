@@ -25,6 +25,9 @@ const (
 	CodeReadBudget    Code = 12 // the block's budget of read values is used up
 	CodeUnconfirmed   Code = 13 // a third of the power would lie with unknown validators
 
+	// Of CheckTx and queries: nothing is wrong with the request.
+	CodeBusy Code = 24 // too many wait for parts of the state that this node lacks
+
 	// Codes of queries.
 	CodeUnknownPath   Code = 20
 	CodeUnknownHeight Code = 21
@@ -50,6 +53,7 @@ var codeNames = map[Code]string{
 	CodeUnknownPath:   "unknown query path",
 	CodeUnknownHeight: "unknown height",
 	CodeBadRequest:    "bad request",
+	CodeBusy:          "busy",
 }
 
 func (c Code) String() string {

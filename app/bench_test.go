@@ -1,0 +1,119 @@
+package app
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// transfers are blocks of signed transfers, two compare-and-puts each, by accounts with grants of
+// their own, as RainBlock's generator makes them (section 7: most are among a tenth of the
+// accounts).
+type transfers struct {
+	b       *testing.B
+	rnd     *rand.Rand
+	names   []string
+	nonces  []uint64
+	balance []uint64
+}
+
+func transferKey(i int) string { return fmt.Sprintf("acct/%05d/balance", i) }
+
+func transferValue(n uint64) string {
+	return string(binary.BigEndian.AppendUint64(make([]byte, 0, 100), n)) + string(make([]byte, 92))
+}
+
+// newTransfers starts a chain with n accounts.
+func newTransfers(b *testing.B, n int) (*transfers, *App) {
+	b.Helper()
+	f := &transfers{b: b, rnd: rand.New(rand.NewPCG(1, 2)), nonces: make([]uint64, n), balance: make([]uint64, n)}
+	a := startChain(b, &memoryStore{}, `{"admins": ["@root"]}`)
+	var grants []tx.Operation
+	for i := range n {
+		f.names = append(f.names, fmt.Sprint("account ", i))
+		grants = append(grants, grantOp(account(f.names[i]), "acct/", 0))
+	}
+	runBlock(b, a, sign(b, "root", 0, grants...))
+	var puts [][]byte
+	for i := range n {
+		puts = append(puts, sign(b, f.names[i], 0, put(transferKey(i), transferValue(0))))
+		f.nonces[i]++
+	}
+	runBlock(b, a, puts...)
+	return f, a
+}
+
+func (f *transfers) pick() int {
+	if f.rnd.IntN(10) > 0 {
+		return f.rnd.IntN(len(f.names) / 10)
+	}
+	return f.rnd.IntN(len(f.names))
+}
+
+// block returns n transfers.
+func (f *transfers) block(n int) (txs [][]byte) {
+	for range n {
+		from, to := f.pick(), f.pick()
+		if from == to {
+			to = (to + 1) % len(f.names)
+		}
+		move := func(i int, by uint64) tx.Operation {
+			before := f.balance[i]
+			f.balance[i] += by
+			return cas(transferKey(i), transferValue(before), transferValue(f.balance[i]))
+		}
+		txs = append(txs, sign(f.b, f.names[from], f.nonces[from], move(from, ^uint64(0)), move(to, 1)))
+		f.nonces[from]++
+	}
+	return txs
+}
+
+// BenchmarkFinalizeBlock executes blocks of 1,000 transfers that were checked before.
+func BenchmarkFinalizeBlock(b *testing.B) {
+	f, a := newTransfers(b, 5_000)
+	const size = 1_000
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		txs := f.block(size)
+		a.decoder.decodeAll(txs, testChain)
+		height := a.Height() + 1
+		b.StartTimer()
+		res, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: height, Txs: txs})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		for _, r := range res.TxResults {
+			require.Zero(b, r.Code, r.Log)
+		}
+		_, err = a.Commit(ctx, &abci.RequestCommit{})
+		require.NoError(b, err)
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*size), "µs/tx")
+}
+
+// BenchmarkStanding looks up what an account is, before its operations are looked at.
+func BenchmarkStanding(b *testing.B) {
+	f, a := newTransfers(b, 5_000)
+	_, v := a.Latest()
+	defer v.Release()
+	accounts := make([][]byte, len(f.names))
+	for i, name := range f.names {
+		accounts[i] = account(name)
+	}
+	o := newOverlay(v)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if _, err := o.standingOf(accounts[i%len(accounts)]); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

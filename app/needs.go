@@ -1,0 +1,190 @@
+package app
+
+import (
+	"errors"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// What an execution reads is found by running it (docs/decisions/0045-execution-on-witnesses.md).
+// Where the tree lacks a node, the read fails, and what it was for is noted. The rest of the block
+// is run for what else it lacks, and its results are dropped:
+//
+//	tx 0   done
+//	tx 1   lacks a ──► undone, its nonce spent; each of its operations is tried alone; all keys it names are noted
+//	tx 2   lacks b     (as if tx 1 had done nothing)
+//	  …
+//	──► fetch a, b and what was noted ──► run again
+
+// needs are what a run lacked, each once. A nil *needs takes nothing, and nothing was lost.
+type needs struct {
+	wants []avlstar.Want
+	index map[string]int // in wants, by form and key
+	// The stubs that reads came upon.
+	met map[avlstar.Hash]struct{}
+	// If it is not nil, wants are to be asked for below these stubs, which lie beside the ways to
+	// them: what Apply reported.
+	held map[avlstar.Hash]struct{}
+}
+
+// maxNeeds limits what one run may lack. A block names maxCost keys, and a few records for each.
+const maxNeeds = 4 * maxCost
+
+func newNeeds() *needs {
+	return &needs{index: make(map[string]int), met: make(map[avlstar.Hash]struct{})}
+}
+
+// add notes a want, whose keys must not be modified afterwards.
+func (n *needs) add(w avlstar.Want) {
+	if n == nil {
+		return
+	}
+	form := byte('k')
+	switch {
+	case w.Range:
+		form = 'r'
+	case w.Next:
+		form = 'n'
+	}
+	id := string(append(append([]byte{form}, w.Key...), w.After...))
+	if i, ok := n.index[id]; ok {
+		n.wants[i].Deleted = n.wants[i].Deleted || w.Deleted
+		return
+	}
+	if len(n.wants) < maxNeeds {
+		n.index[id] = len(n.wants)
+		n.wants = append(n.wants, w)
+	}
+}
+
+// note notes wants, by default the way to the missing node, if err is that a node is missing.
+func (n *needs) note(err error, wants ...avlstar.Want) {
+	var missing *avlstar.MissingNodeError
+	if n == nil || !errors.As(err, &missing) {
+		return
+	}
+	n.met[missing.Node.Hash] = struct{}{}
+	if len(wants) == 0 {
+		n.add(avlstar.Want{Key: missing.Key})
+	}
+	for _, w := range wants {
+		n.add(w)
+	}
+}
+
+// lost reports whether something is lacking, so that what the run did is of no use.
+func (n *needs) lost() bool { return n != nil && len(n.wants) > 0 }
+
+// isMissing reports whether a node of the tree is missing, which a Source may bring.
+func isMissing(err error) bool {
+	var missing *avlstar.MissingNodeError
+	return errors.As(err, &missing)
+}
+
+// lacked returns err. If it is that base lacks a node, it notes wants, by default the way to that
+// node.
+func (o *overlay) lacked(err error, wants ...avlstar.Want) error {
+	o.needs.note(err, wants...)
+	return err
+}
+
+// lacks reports whether err is that base lacks a node, so that the run continues for what else it
+// lacks.
+func (o *overlay) lacks(err error) bool { return err != nil && o.needs != nil && isMissing(err) }
+
+// name notes all keys that the transaction names.
+func (o *overlay) name(t *tx.Tx) { nameKeys(o.needs, t) }
+
+func nameKeys(n *needs, t *tx.Tx) {
+	if t.Text != nil {
+		n.add(avlstar.Want{Key: t.Text.Key})
+		return
+	}
+	n.add(avlstar.Want{Key: NonceKey(t.Body.Account)})
+	for i := range t.Body.Operations {
+		operation := &t.Body.Operations[i]
+		if key := keyOf(operation); key != nil {
+			n.add(avlstar.Want{Key: key, Deleted: operation.GetDelete() != nil})
+		}
+	}
+}
+
+// explore finds what a transaction lacks that came upon a missing node. What it did is undone, but
+// for its nonce, so that the next ones of the account come to their operations.
+func (x *executor) explore(t *tx.Tx) {
+	x.undo(0)
+	x.name(t)
+	if t.Body == nil {
+		return
+	}
+	x.pretend(NonceKey(t.Body.Account), encodeUint64(t.Body.Nonce+1))
+	before := x.reads
+	for i := range t.Body.Operations {
+		x.exploreOperation(t.Body.Account, &t.Body.Operations[i])
+	}
+	x.keep(0)
+	x.reads, x.changed = before, nil
+}
+
+// exploreRights finds what it takes to check the rights of a signed transaction, each alone.
+func (x *executor) exploreRights(t *tx.Tx) error {
+	account := t.Body.Account
+	looks := []func() error{
+		func() error { _, err := x.isAdmin(account); return err },
+		func() error { _, err := x.anyUnder(record(tagGrant, account)); return err },
+		func() error { _, err := x.anyUnder(record(tagGrant, everyone)); return err },
+		func() error { _, err := x.nonce(account); return err },
+	}
+	for i := range t.Body.Operations {
+		if key, writes := written(&t.Body.Operations[i]); writes {
+			for _, who := range [][]byte{account, everyone} {
+				looks = append(looks, func() error { _, _, _, err := x.longestPrefix(record(tagGrant, who), key); return err })
+			}
+		}
+	}
+	for _, look := range looks {
+		if err := look(); err != nil && !isMissing(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// exploreOperation executes one operation alone. If that fails, it leaves no trace.
+func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
+	mark, counted := x.mark(), x.validators
+	_, _, _, err := x.rules.operation(x, account, operation)
+	if err == nil {
+		return
+	}
+	x.undo(mark)
+	x.validators = counted
+	key, writes := written(operation)
+	if !writes || !isMissing(err) {
+		return
+	}
+	// It may have come no further than to the key: the quota is looked at after it.
+	g, err := x.mayTouch(account, key)
+	if err == nil && g.quota != 0 {
+		_, err = x.usage(g.prefix)
+	}
+	if err != nil && !isMissing(err) {
+		return // a refusal, or a failure that the next run meets again
+	}
+}
+
+// pretend sets a key whose value in base may be unknown. No block is made of the overlay.
+func (o *overlay) pretend(key, value []byte) {
+	e, ok := o.entry(key)
+	if !ok {
+		e = &overlayEntry{key: key}
+		o.entries.ReplaceOrInsert(e)
+	}
+	o.put(e, value)
+}
+
+// KeepRecords reports whether a subtree with keys in [first, after) may hold bookkeeping records
+// (nil is open), for avlstar.Retention.Keep: CheckTx needs the rights and nonces of accounts, and
+// does not wait for the network. Those that came into memory stay there.
+func KeepRecords(first, _ []byte) bool { return len(first) == 0 || first[0] == reserved }

@@ -1,0 +1,214 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/bubble"
+)
+
+var errSource = errors.New("nobody answers")
+
+// fakeSource is a Source over the full trees of all heights, which delays, loses and divides what
+// it brings, inside of a bubble.
+type fakeSource struct {
+	t *testing.T
+
+	mu struct {
+		sync.Mutex
+		rnd    *rand.Rand                 // nil: no misbehaviour
+		full   map[int64]*avlstar.Version // by height; each with a reference
+		silent bool                       // it brings nothing until ctx ends
+		wants  []avlstar.Want             // of the last request
+		calls  int
+		bad    int // calls since the last one that was answered well
+		delay  time.Duration
+	}
+}
+
+func newFakeSource(t *testing.T, rnd *rand.Rand) *fakeSource {
+	s := &fakeSource{t: t}
+	s.mu.rnd, s.mu.full = rnd, map[int64]*avlstar.Version{}
+	t.Cleanup(func() {
+		for _, v := range s.mu.full {
+			v.Release()
+		}
+	})
+	return s
+}
+
+// has takes over the latest state of a.
+func (s *fakeSource) has(a *App) {
+	height, v := a.Latest()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.full[height] = v
+}
+
+func (s *fakeSource) silence(silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.silent = silent
+}
+
+func (s *fakeSource) delayed(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.delay = d
+}
+
+func (s *fakeSource) requests() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.calls
+}
+
+// how a request is answered.
+type how struct {
+	v            *avlstar.Version // of the height, or an older one
+	stale        bool
+	silent, fail bool
+	delay        time.Duration
+	portion      int // of wants that are answered
+	apart        bool
+}
+
+func (s *fakeSource) choose(height int64, wants []avlstar.Want) how {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.calls++
+	s.mu.wants = wants
+	h := how{v: s.mu.full[height], silent: s.mu.silent, delay: s.mu.delay, portion: len(wants)}
+	// It answers well at least every third time: no query waits longer than it may.
+	if s.mu.bad++; s.mu.rnd != nil && s.mu.bad == 3 {
+		s.mu.bad = 0
+	} else if r := s.mu.rnd; r != nil {
+		if old := s.mu.full[height-1-r.Int64N(2)]; old != nil && r.IntN(4) == 0 {
+			h.v, h.stale = old, true
+		}
+		h.fail = r.IntN(8) == 0
+		h.delay += time.Duration(r.IntN(50)) * time.Millisecond
+		if r.IntN(3) == 0 {
+			h.portion = r.IntN(len(wants) + 1)
+		}
+		h.apart = r.IntN(3) == 0
+	}
+	return h
+}
+
+func (s *fakeSource) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+	h := s.choose(height, wants)
+	if h.delay > 0 {
+		select {
+		case <-bubble.After(h.delay):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if h.silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if h.fail || h.v == nil {
+		return nil, fmt.Errorf("%w: height %d", errSource, height)
+	}
+	if len(wants) == 0 || len(below.Held) == 0 {
+		s.t.Errorf("a request without wants at height %d", height)
+	}
+	if h.stale {
+		below = avlstar.Below{} // the stubs may be others there
+	}
+	parts := [][]avlstar.Want{wants[:h.portion]}
+	if h.apart {
+		parts = nil
+		for i := range h.portion {
+			parts = append(parts, wants[i:i+1])
+		}
+	}
+	var bags []*avlstar.Bag
+	for _, part := range parts {
+		b, err := h.v.Bag(part, below)
+		if err != nil {
+			return nil, err
+		}
+		bag, err := avlstar.DecodeBag(b)
+		if err != nil {
+			return nil, err
+		}
+		bags = append(bags, bag)
+	}
+	return bags, nil
+}
+
+// shardedStore is the Store of a node that keeps no state: a start takes the root of the newest
+// one.
+type shardedStore struct {
+	t      *testing.T
+	height int64
+	at     avlstar.Commitment
+}
+
+func (s *shardedStore) Load() (int64, *avlstar.Version, error) {
+	if s.height == 0 {
+		return 0, nil, nil
+	}
+	p, err := avlstar.NewPartial(s.at)
+	if err != nil {
+		return 0, nil, err
+	}
+	return s.height, p.Version(), nil
+}
+
+func (s *shardedStore) Durable() int64 { return s.height }
+
+func (s *shardedStore) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
+	if base != nil {
+		require.Equal(s.t, s.at, base.Commitment())
+	}
+	for i := 1; i < len(changes); i++ {
+		require.Negative(s.t, bytes.Compare(changes[i-1].Key, changes[i].Key))
+	}
+	s.height, s.at = height, v.Commitment()
+	return nil
+}
+
+// startSharded starts an application on what store has, or on genesis.
+func startSharded(t *testing.T, store *shardedStore, source Source, r avlstar.Retention, appState string) *App {
+	t.Helper()
+	a, err := New(Options{Store: store, Source: source, Retention: r, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour})
+	require.NoError(t, err)
+	if a.Height() == 0 {
+		_, err = a.InitChain(ctx, initRequest(appState))
+		require.NoError(t, err)
+	}
+	return a
+}
+
+// startBare starts an application that has the root's hash of the latest state of full, and what it
+// takes to start.
+func startBare(t *testing.T, full *App, source Source, r avlstar.Retention) *App {
+	t.Helper()
+	height, v := full.Latest()
+	defer v.Release()
+	return startSharded(t, &shardedStore{t: t, height: height, at: v.Commitment()}, source, r, "")
+}
+
+func processed(t *testing.T, a *App, last abci.CommitInfo, txs ...[]byte) bool {
+	t.Helper()
+	a.block.Lock()
+	next := a.nextHeight()
+	a.block.Unlock()
+	res, err := a.ProcessProposal(ctx, &abci.RequestProcessProposal{Height: next, Txs: txs, ProposedLastCommit: last})
+	require.NoError(t, err)
+	return res.IsAccepted()
+}

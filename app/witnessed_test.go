@@ -1,0 +1,254 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/tx"
+)
+
+const witnessedState = `{"chunk_bytes": 150, "open": true, "admins": ["@root"], "grants": [
+	{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "ab", "quota": 900}, {"grantee": "*", "prefix": "c", "quota": 300}]}`
+
+// prefill makes a tree that is large enough to lack something.
+func prefill(t *testing.T) (txs [][]byte) {
+	for i := range 4 {
+		var operations []tx.Operation
+		for k := range 50 {
+			operations = append(operations, put(fmt.Sprintf("a%s%d", []string{"", "b", "bc", "1"}[i], 7*k), fmt.Sprint("value ", k)))
+		}
+		txs = append(txs, sign(t, "alice", uint64(i), operations...))
+	}
+	return txs
+}
+
+// Random blocks with all operations, in local mode and on a tree that lacks most of it: results,
+// app hashes and answers are the same, whatever the source does.
+func TestExecutionOnWitnesses(t *testing.T) {
+	rnd := seeds.Rand(t)
+	worlds, blocks := 8, 25
+	if testing.Short() {
+		worlds, blocks = 3, 12
+	}
+	for range worlds {
+		world := rnd.Uint64()
+		synctest.Test(t, func(t *testing.T) { executeOnWitnesses(t, rand.New(rand.NewPCG(world, 3)), blocks) })
+	}
+}
+
+func executeOnWitnesses(t *testing.T, rnd *rand.Rand, blocks int) {
+	source := newFakeSource(t, rand.New(rand.NewPCG(rnd.Uint64(), 4)))
+	local := startChain(t, &memoryStore{}, witnessedState)
+	keep := avlstar.Retention{Depth: rnd.IntN(4), Window: rnd.IntN(3)}
+	store := &shardedStore{t: t}
+	sharded := startSharded(t, store, source, keep, witnessedState)
+	m := &model{state: map[string]string{}, open: true}
+	g := &generator{Rand: rnd, t: t, names: []string{"alice", "bob", "carol", "root"}}
+	txs := prefill(t)
+	for i := range blocks {
+		last := abci.CommitInfo{}
+		if i > 0 {
+			last = g.lastCommit()
+			txs = nil
+			for waiting := map[string]uint64{}; len(txs) < 12; {
+				txs = append(txs, g.transaction(m, waiting))
+			}
+			if rnd.IntN(4) == 0 {
+				txs = append(txs, deletion(t, g, m))
+			}
+		}
+		if rnd.IntN(3) == 0 { // a proposal that is not decided
+			processed(t, sharded, last, txs[:rnd.IntN(len(txs)+1)]...)
+		}
+		if rnd.IntN(2) == 0 {
+			processed(t, sharded, last, txs...)
+		}
+		want := runBlockAfter(t, local, last, txs...)
+		require.Equal(t, want, runBlockAfter(t, sharded, last, txs...), "block %d", i+1)
+		source.has(local)
+		compareAnswers(t, rnd, local, sharded)
+		_, v := local.Latest()
+		clear(m.state)
+		for _, kv := range entries(t, v) {
+			m.state[string(kv.Key)] = string(kv.Value)
+		}
+		v.Release()
+		for _, raw := range txs[:min(len(txs), 3)] {
+			_, err := sharded.CheckTx(ctx, &abci.RequestCheckTx{Tx: raw})
+			require.NoError(t, err)
+		}
+		if rnd.IntN(6) == 0 { // a start, with the root's hash alone
+			sharded.Stop()
+			sharded = startSharded(t, store, source, keep, "")
+		}
+	}
+	sharded.Stop()
+	t.Logf("retention %+v: %d requests", keep, source.requests())
+	require.NotZero(t, source.requests())
+}
+
+// deletion returns a transaction of alice that deletes many of her keys.
+func deletion(t *testing.T, g *generator, m *model) []byte {
+	var operations []tx.Operation
+	for range 40 {
+		operations = append(operations, del(fmt.Sprintf("a%s%d", g.pick("", "b", "bc", "1"), 7*g.IntN(50))))
+	}
+	return sign(t, "alice", m.u64(NonceKey(account("alice"))), operations...)
+}
+
+// compareAnswers asks both the same, at heights that both keep.
+func compareAnswers(t *testing.T, rnd *rand.Rand, local, sharded *App) {
+	t.Helper()
+	key := []byte(fmt.Sprintf("a%d", rnd.IntN(400)))
+	r := &RangeRequest{Start: key, Limit: uint32(rnd.IntN(30))}
+	if rnd.IntN(2) == 0 {
+		r.End = []byte("ab2")
+	}
+	if string(r.End) <= string(key) {
+		r.End = nil
+	}
+	height := max(local.Oldest(), sharded.Oldest())
+	height += rnd.Int64N(local.Height() - height + 1)
+	prove := rnd.IntN(2) == 0
+	for path, data := range map[string][]byte{PathKey: key, PathRange: must(r.Marshal())} {
+		req := &abci.RequestQuery{Path: path, Data: data, Height: height, Prove: prove}
+		want, err := local.Query(ctx, req)
+		require.NoError(t, err)
+		got, err := sharded.Query(ctx, req)
+		require.NoError(t, err)
+		require.Equal(t, want, got, "%s %q at %d", path, key, height)
+	}
+}
+
+// A proposal that cannot be executed in time is rejected, after a time that grows with each at its
+// height; the block is decided all the same by others, and FinalizeBlock waits for what it lacks.
+func TestProposalsWaitForWitnesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := newFakeSource(t, nil)
+		local := startChain(t, &memoryStore{}, witnessedState)
+		runBlock(t, local, prefill(t)...)
+		source.has(local)
+		a := startBare(t, local, source, avlstar.Retention{})
+		defer a.Stop()
+		block := [][]byte{sign(t, "alice", 4, put("a7", "new"), del("a14"), read("ab21"))}
+
+		source.silence(true)
+		for n := time.Duration(1); n <= 3; n++ {
+			began := time.Now()
+			require.False(t, processed(t, a, abci.CommitInfo{}, block...))
+			require.Equal(t, n*DefaultWitnessTimeout, time.Since(began), "proposal %d", n)
+		}
+		source.silence(false)
+		source.delayed(DefaultWitnessTimeout) // each request takes that long
+		require.True(t, processed(t, a, abci.CommitInfo{}, block...))
+		source.silence(true) // nothing is left to fetch
+		want := runBlock(t, local, block...)
+		began := time.Now()
+		require.Equal(t, want, finalize(t, a, block...))
+		require.Zero(t, time.Since(began))
+		_, err := a.Commit(ctx, &abci.RequestCommit{})
+		require.NoError(t, err)
+		source.has(local)
+
+		began = time.Now()
+		require.False(t, processed(t, a, abci.CommitInfo{}, sign(t, "alice", 5, put("abc0", "x"))), "each height begins anew")
+		require.Equal(t, DefaultWitnessTimeout, time.Since(began))
+	})
+}
+
+// FinalizeBlock waits until its context or Stop ends, and leaves the state as it was.
+func TestFinalizeBlockWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := newFakeSource(t, nil)
+		local := startChain(t, &memoryStore{}, witnessedState)
+		runBlock(t, local, prefill(t)...)
+		source.has(local)
+		a := startBare(t, local, source, avlstar.Retention{})
+		raw := sign(t, "alice", 4, put("a7", "new"))
+		req := &abci.RequestFinalizeBlock{Height: 2, Txs: [][]byte{raw}}
+
+		source.silence(true)
+		limited, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		_, err := a.FinalizeBlock(limited, req)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "missing")
+
+		type result struct {
+			res *abci.ResponseFinalizeBlock
+			err error
+		}
+		ended := make(chan result, 1)
+		wait := func() {
+			res, err := a.FinalizeBlock(ctx, req)
+			ended <- result{res, err}
+		}
+		source.silence(false)
+		source.delayed(time.Hour)
+		go wait()
+		bubble.Sleep(time.Minute)
+		require.Empty(t, ended)
+		got := <-ended
+		require.NoError(t, got.err)
+		require.Equal(t, runBlock(t, local, raw), got.res)
+
+		_, err = a.Commit(ctx, &abci.RequestCommit{})
+		require.NoError(t, err)
+		req = &abci.RequestFinalizeBlock{Height: 3, Txs: [][]byte{sign(t, "alice", 5, put("abc7", "new"))}}
+		go wait()
+		synctest.Wait()
+		require.Empty(t, ended)
+		a.Stop()
+		got = <-ended
+		require.ErrorIs(t, got.err, context.Canceled)
+		require.Equal(t, int64(2), a.Height())
+	})
+}
+
+// A proposer leaves out what it lacks, and what depends on it, and has it for the next height.
+func TestProposerLeavesOutWhatItLacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := newFakeSource(t, nil)
+		local := startChain(t, &memoryStore{}, witnessedState)
+		runBlock(t, local, prefill(t)...)
+		source.has(local)
+		a := startBare(t, local, source, avlstar.Retention{Depth: 2, Window: 100})
+		defer a.Stop()
+		// What is in memory after this block: the rights of alice, a0 and a7.
+		first := sign(t, "alice", 4, put("a0", "x"), put("a7", "y"))
+		require.Equal(t, runBlock(t, local, first), runBlock(t, a, first))
+		source.has(local)
+		txs := [][]byte{
+			sign(t, "alice", 5, put("a0", "z")),
+			sign(t, "alice", 6, put("abc343", "z"), del("abc84"), del("abc91")),
+			sign(t, "alice", 7, put("a7", "z")), // its nonce follows
+			sign(t, "root", 0, grantOp(account("carol"), "x", 0)),
+		}
+		propose := func() [][]byte {
+			began := time.Now()
+			res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: txs, MaxTxBytes: 1 << 20})
+			require.NoError(t, err)
+			require.Zero(t, time.Since(began))
+			return res.Txs
+		}
+		source.delayed(time.Millisecond)
+		require.Equal(t, txs[:1], propose())
+		bubble.Sleep(time.Second)
+		for range 3 { // of a chain of reads, each asks for the next
+			propose()
+			bubble.Sleep(time.Second)
+		}
+		require.Equal(t, txs, propose())
+		require.Equal(t, runBlock(t, local, txs...), runBlock(t, a, txs...))
+	})
+}
