@@ -31,14 +31,17 @@
 // and verified when they are needed. Reads that need one that cannot be read return an error.
 //
 // A Partial (partial.go) has stubs (hash, height and bytes) for what is missing; node bags (bag.go)
-// bring it, and retention.go gives it up again. Everything that Apply does not make is made by a
-// single builder (build.go) from leaves or subtrees in key order:
-// a chunk (run.go), a version from its leaves or its chunks (load.go), the upper tree of a
-// manifest, and the tree of a range proof.
+// bring it, and retention.go gives it up again. A replica of a key range (keyrange.go) is a Partial
+// that is full inside; it follows the versions of others by updates (update.go, replay.go).
+//
+// Everything that Apply does not make is made by a single builder (build.go) from leaves or
+// subtrees in key order: a chunk (run.go), a version from its leaves or its chunks (load.go), the
+// upper tree of a manifest, the tree of a range proof, and a replica (from_range.go).
 //
 // With the build tag avlstardebug, every version is checked completely when it is made
 // (debug_on.go).
 //
 // The formats are specified in docs/spec/tree.md and docs/spec/chunks.md, the proofs (proof.go,
-// range.go) in docs/spec/proofs.md, the bags in docs/spec/bags.md.
+// range.go) in docs/spec/proofs.md, the bags in docs/spec/bags.md, the updates in
+// docs/spec/updates.md.
 package avlstar

@@ -139,26 +139,34 @@ func (l *loader) upper(r *run, n ref) ref {
 // finish makes the upper tree and publishes the version. leaves is the number of all leaves, upper
 // that of the runs' nodes that are in no chunk.
 func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) {
-	v := &Version{chunkBytes: l.chunkBytes, leaves: leaves, top: emptyStub, partial: l.paged}
-	if leaves > 0 {
+	v := &Version{chunkBytes: l.chunkBytes, leaves: leaves, top: emptyStub, upper: upper, partial: l.paged}
+	if err := l.joinPlaced(v, upperOnly); err != nil {
+		return nil, err
+	}
+	return l.tree.publish(v)
+}
+
+// joinPlaced makes the upper tree, and v with it. v.leaves is the number of leaves, and of stubs.
+func (l *loader) joinPlaced(v *Version, upperOnly bool) error {
+	if v.leaves > 0 {
 		b := builder{chunkBytes: l.chunkBytes, upperOnly: upperOnly, join: l.join}
 		for k := range l.placed {
 			if err := b.add(l.placed[k].boundary, &l.placed[k].root); err != nil {
-				return nil, fmt.Errorf("leaf %d: %w", l.placed[k].base, err)
+				return fmt.Errorf("leaf %d: %w", l.placed[k].base, err)
 			}
 		}
 		root, err := b.root()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		v.root, v.top, v.upper = root.n, root.Stub, upper+b.upper
+		v.root, v.top, v.upper = root.n, root.Stub, v.upper+b.upper
 		if !l.paged {
-			l.settle(leaves)
+			l.settle(v.leaves)
 		}
 	}
 	l.leaves.close()
 	spareRuns.forget()
-	return l.tree.publish(v)
+	return nil
 }
 
 // join makes an inner node above the runs.
@@ -239,7 +247,10 @@ func treeFromLeaves(chunkBytes uint64, p *Paging, leaves iter.Seq2[Leaf, error])
 // stream cuts leaves into runs, which other goroutines build.
 type stream struct {
 	loader
-	count uint64 // leaves so far
+	count uint64 // leaves so far, and stubs before them
+	// The tree can have other leaves before the first one (apart), and behind the last one (open),
+	// in one run with them. Then, up to a boundary above all runs, each leaf is a run of its own.
+	apart, open bool
 
 	now  *piece
 	work chan *piece
@@ -289,7 +300,7 @@ func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
 			err = checkValue(l.Value)
 		}
 		// A run cannot have more leaves than this: it will be refused.
-		if err == nil && s.count > 0 && (l.Height > runHeight || inRun > 1<<runHeight) {
+		if err == nil && s.now != nil && (s.apart || l.Height > runHeight || inRun > 1<<runHeight) {
 			if bytes.Compare(l.Key, last) <= 0 {
 				err = fmt.Errorf("key %s does not ascend", abbreviate(l.Key))
 			} else {
@@ -304,13 +315,36 @@ func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
 			s.now = <-s.free
 			s.now.data, s.now.base, s.now.boundary, s.now.index = s.now.data[:0], uint32(s.count), l.Height, -1
 		}
+		s.apart = s.apart && l.Height <= runHeight
 		s.now.data = record.Append(s.now.data, l)
 		last = append(last[:0], l.Key...)
 		s.count++
 		inRun++
 	}
-	if s.now != nil {
-		return s.cut()
+	switch {
+	case s.now == nil:
+		return nil
+	case s.open:
+		return s.cutEach()
+	}
+	return s.cut()
+}
+
+// cutEach passes the leaves since the last cut to workers, each as a run of its own.
+func (s *stream) cutEach() error {
+	all := s.now
+	defer func() { s.free <- all }()
+	base, boundary := all.base, all.boundary
+	for rest := all.data; len(rest) > 0; base++ {
+		n := record.Size(rest)
+		s.now = <-s.free
+		s.now.data, s.now.base, s.now.boundary, s.now.index = append(s.now.data[:0], rest[:n]...), base, boundary, -1
+		if err := s.cut(); err != nil {
+			return err
+		}
+		if rest = rest[n:]; len(rest) > 0 {
+			boundary = rest[0]
+		}
 	}
 	return nil
 }

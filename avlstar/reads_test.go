@@ -48,6 +48,11 @@ var readsOf = map[string]func(v *Version, key []byte) error{
 	"Leaves": func(v *Version, _ []byte) error { return lastError(v.Leaves()) },
 	"Bag":    func(v *Version, key []byte) error { _, err := v.Bag([]Want{{Key: key}}, Below{}); return err },
 	"Upper":  func(v *Version, _ []byte) error { _, err := v.Upper(1 << 20); return err },
+	"Seam":   func(v *Version, key []byte) error { _, err := v.Seam(KeyRange{First: key}); return err },
+	"UpdateOf": func(v *Version, key []byte) error {
+		_, err := v.UpdateOf(v, KeyRange{After: key}, nil)
+		return err
+	},
 	"RangeBytes": func(v *Version, key []byte) error {
 		if _, err := v.RangeBytes(key, nil); err != nil {
 			_, err = v.RangeBytes(nil, key)

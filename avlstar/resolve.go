@@ -77,6 +77,12 @@ func (r *resolver) grow(groups int) {
 
 // finish hashes what is still dirty below e.top, and makes that the state of v.
 func (r *resolver) finish(e *edit, v *Version) {
+	r.hash(e, v)
+	e.tree.took(e, v)
+}
+
+// hash hashes what is still dirty below e.top.
+func (r *resolver) hash(e *edit, v *Version) {
 	r.grow(1)
 	g := &r.groups[0]
 	g.reset(&e.view, e.chunkBytes)
@@ -85,7 +91,6 @@ func (r *resolver) finish(e *edit, v *Version) {
 	g.children(&e.top.link, &e.top.image, nil, &t)
 	g.finish()
 	v.count(&t)
-	e.tree.took(e, v)
 }
 
 // share hashes most of what e left open with several goroutines, if it is much.

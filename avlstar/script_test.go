@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
 )
@@ -24,6 +25,8 @@ import (
 //	new-inner              inner nodes that the last block made or moved: what goes to disk
 //	manifest               the manifest, decoded
 //	chunk N                the records of a chunk: height key=value
+//	update first=K after=K what the last block sends to a replica of a range; prints that and, once it is
+//	                       replayed, the replica; a node made by that has an asterisk
 //
 // The tree is printed as
 //
@@ -32,6 +35,7 @@ import (
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/tree", func(t *testing.T, path string) {
 		var v, base *Version
+		var block []Change
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "new":
@@ -43,7 +47,8 @@ func TestScripts(t *testing.T) {
 				}
 				return ""
 			case "apply":
-				next, err := v.Apply(parseChanges(t, d))
+				block = parseChanges(t, d)
+				next, err := v.Apply(block)
 				if err != nil {
 					return err.Error()
 				}
@@ -57,6 +62,23 @@ func TestScripts(t *testing.T) {
 					fmt.Fprintf(&b, "%s h%d\n", key, height)
 				}
 				return b.String()
+			case "update":
+				var r KeyRange
+				for _, arg := range d.CmdArgs {
+					switch arg.Key {
+					case "first":
+						r.First = []byte(arg.Vals[0])
+					case "after":
+						r.After = []byte(arg.Vals[0])
+					}
+				}
+				u := mustUpdate(t, v, base, r, block)
+				p, err := mustReplica(t, base, r).Replay(r, u)
+				if err != nil {
+					return err.Error()
+				}
+				require.Equal(t, v.Commitment(), p.Commitment())
+				return drawUpdate(t, u) + drawReplica(p)
 			case "manifest":
 				var b strings.Builder
 				for k, e := range v.Manifest().Entries {
@@ -108,6 +130,67 @@ func parseChanges(t *testing.T, d *datadriven.TestData) (changes []Change) {
 		}
 	}
 	return changes
+}
+
+func drawUpdate(t *testing.T, u Update) string {
+	var b strings.Builder
+	touched, err := u.touched(KeyRange{})
+	require.NoError(t, err)
+	for _, c := range touched {
+		switch {
+		case c.deleted:
+			fmt.Fprintf(&b, "del %s\n", c.key)
+			continue
+		case c.value != nil:
+			fmt.Fprintf(&b, "put %s=%s", c.key, shorten(c.value))
+		default:
+			fmt.Fprintf(&b, "%s", c.key)
+		}
+		fmt.Fprintf(&b, " h%d\n", c.height)
+	}
+	b.WriteString("seam:")
+	before, behind, err := mustDecodeBag(t, u.Seam, nil).outside(u.To, KeyRange{First: []byte{0xff}})
+	require.NoError(t, err)
+	for i, it := range append(before, behind...) {
+		key := string(it.key)
+		if i == 0 && it.value == nil {
+			key = "-"
+		}
+		if b.WriteString(" " + key); it.value == nil {
+			fmt.Fprintf(&b, "(h%d)", it.stub.Height)
+		}
+	}
+	b.WriteByte('\n')
+	return b.String()
+}
+
+// drawReplica draws what a partial tree has in memory, and its stubs.
+func drawReplica(p *Partial) string {
+	if p.v.top == emptyStub {
+		return "empty\n"
+	}
+	var b strings.Builder
+	var draw func(s sub, indent string)
+	draw = func(s sub, indent string) {
+		b.WriteString(indent)
+		made := ""
+		if s.n != 0 && p.v.epochOf(s.n) > 0 {
+			made = " *"
+		}
+		switch {
+		case s.n == 0:
+			fmt.Fprintf(&b, "stub h%d %dB\n", s.Height, s.Bytes)
+		case s.n.isLeaf():
+			key, value := p.v.leaf(s.n)
+			fmt.Fprintf(&b, "%s=%s%s\n", key, shorten(value), made)
+		default:
+			fmt.Fprintf(&b, "%s h%d %dB%s\n", p.v.keyOf(s.n), s.Height, s.Bytes, made)
+			draw(p.v.child(s.n, left), indent+"  ")
+			draw(p.v.child(s.n, right), indent+"  ")
+		}
+	}
+	draw(sub{p.v.top, p.v.root}, "")
+	return b.String()
 }
 
 func drawTree(v *Version) string {

@@ -38,6 +38,8 @@ type Version struct {
 	leaves     uint64
 	partial    bool // there may be stubs
 	uncounted  bool // leaves is unknown
+	// full is a range in which it has no stub; nil: unknown. It does not change.
+	full *KeyRange
 
 	hashedInner, hashedLeaves uint64
 

@@ -1,0 +1,533 @@
+package avlstar
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+// replica is a storage node's part of a tree: full in r. It replays every block, and keeps some
+// versions, which it releases in any order.
+type replica struct {
+	r    KeyRange
+	p    *Partial
+	rnd  *rand.Rand
+	kept []keptReplica
+}
+
+type keptReplica struct {
+	p      *Partial
+	root   Stub
+	leaves []Leaf
+}
+
+// mustReplica makes the replica of r that a storage node gets from one that has it.
+func mustReplica(t require.TestingT, v *Version, r KeyRange) *Partial {
+	b, err := v.Seam(r)
+	p, err := FromRange(v.Commitment(), r, mustDecodeBag(t, b, err), withoutError(slices.Values(leavesOf(t, v, r))))
+	require.NoError(t, err)
+	require.Equal(t, v.Commitment(), p.Commitment())
+	return p
+}
+
+func leavesOf(t require.TestingT, v *Version, r KeyRange) (leaves []Leaf) {
+	for l := range mustLeaves(t, v) {
+		if r.Contains(l.Key) {
+			leaves = append(leaves, Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
+		}
+	}
+	return leaves
+}
+
+func mustReplicaLeaves(t require.TestingT, p *Partial, r KeyRange) (leaves []Leaf) {
+	for l, err := range p.Leaves(r) {
+		require.NoError(t, err)
+		leaves = append(leaves, Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
+	}
+	return leaves
+}
+
+// mustUpdate makes an update, and sends it.
+func mustUpdate(t require.TestingT, v, base *Version, r KeyRange, block []Change) Update {
+	made, err := v.UpdateOf(base, r, block)
+	require.NoError(t, err)
+	b := made.Encode()
+	u, err := DecodeUpdate(b)
+	require.NoError(t, err)
+	require.Equal(t, b, u.Encode())
+	return u
+}
+
+// replay replays a block, which made v of base.
+func (r *replica) replay(t require.TestingT, v, base *Version, block []Change) {
+	u := mustUpdate(t, v, base, r.r, block)
+	if key := append(bytes.Clone(r.r.First), 0, 0, 1); r.r.Contains(key) && r.rnd.IntN(2) == 0 {
+		wrong := u
+		wrong.Changes = append(slices.Clone(u.Changes), Change{key, []byte("no such change")})
+		slices.SortFunc(wrong.Changes, func(a, b Change) int { return bytes.Compare(a.Key, b.Key) })
+		before := r.p.v.Memory()
+		_, err := r.p.Replay(r.r, wrong)
+		require.ErrorIs(t, err, ErrOtherState)
+		now := r.p.v.Memory()
+		require.Equal(t, before.InnerNodes+before.Leaves-before.Held, now.InnerNodes+now.Leaves-now.Held, "nodes are left")
+	}
+	if r.rnd.IntN(3) == 0 { // a version that is given up
+		fork, err := r.p.Replay(r.r, u)
+		require.NoError(t, err)
+		fork.Release()
+	}
+	next, err := r.p.Replay(r.r, u)
+	require.NoError(t, err)
+	require.Equal(t, v.Commitment(), next.Commitment())
+	if r.rnd.IntN(4) == 0 {
+		r.kept = append(r.kept, keptReplica{r.p, r.p.Commitment().Root, mustReplicaLeaves(t, r.p, r.r)})
+	} else {
+		r.p.Release()
+	}
+	if r.p = next; len(r.kept) > 5 {
+		r.release(t)
+	}
+}
+
+// release releases any of the versions that were kept, which is as it was.
+func (r *replica) release(t require.TestingT) {
+	i := r.rnd.IntN(len(r.kept))
+	k := r.kept[i]
+	require.Equal(t, k.root, k.p.Commitment().Root)
+	require.Equal(t, k.leaves, mustReplicaLeaves(t, k.p, r.r))
+	k.p.Release()
+	r.kept = slices.Delete(r.kept, i, i+1)
+}
+
+// require checks that it answers as v does.
+func (r *replica) require(t require.TestingT, v *Version, keys int) {
+	want := leavesOf(t, v, r.r)
+	require.Equal(t, want, mustReplicaLeaves(t, r.p, r.r))
+	var wants []Want
+	for i := range 12 {
+		key := randomKey(r.rnd, keys)
+		if len(want) > 0 && i%2 == 0 {
+			key = want[r.rnd.IntN(len(want))].Key
+		}
+		value, ok, err := r.p.Get(key)
+		var missing *MissingNodeError
+		if !r.r.Contains(key) && errors.As(err, &missing) {
+			continue
+		}
+		require.NoError(t, err)
+		full, present := mustGet(t, v, key)
+		require.Equal(t, present, ok)
+		require.Equal(t, full, value)
+		if r.r.Contains(key) {
+			wants = append(wants, Want{Key: key})
+		}
+	}
+	if len(wants) > 1 && bytes.Compare(wants[0].Key, wants[1].Key) < 0 {
+		wants = append(wants, Want{Key: wants[0].Key, Range: true, After: wants[1].Key})
+	}
+	for _, below := range []Below{{}, {Depth: 3}} {
+		full, err := v.Bag(wants, below)
+		require.NoError(t, err)
+		got, err := r.p.Bag(wants, below)
+		require.NoError(t, err)
+		require.Equal(t, full, got)
+	}
+}
+
+// requireMemory checks that the tree of p holds p and nothing else, once all other versions are
+// given up.
+func requireMemory(t require.TestingT, p *Partial) {
+	tr := p.v.tree
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.reclaim(math.MaxInt, new(Reclaimed))
+	require.Len(t, tr.mu.alive, 1)
+	var inner, leaves uint64
+	var count func(n ref)
+	count = func(n ref) {
+		switch {
+		case n.isLeaf():
+			leaves++
+		case n.isInner():
+			inner++
+			if p.v.standIn(p.v.image(n).leaf()) {
+				leaves++
+			}
+			count(p.v.link(n).child[left])
+			count(p.v.link(n).child[right])
+		}
+	}
+	count(p.v.root)
+	require.Equal(t, inner, tr.mu.nodes, "inner nodes")
+	require.Equal(t, leaves, tr.mu.leaves, "leaves and stand-ins")
+}
+
+// randomRanges returns ranges that cover all keys; some of them are of one key.
+func randomRanges(rnd *rand.Rand, n, keys int) (ranges []KeyRange) {
+	edges := [][]byte{nil}
+	for len(edges) < n {
+		edge := randomKey(rnd, keys)
+		switch rnd.IntN(4) {
+		case 0: // a range of this key alone
+			edges = append(edges, edge)
+			edge = append(bytes.Clone(edge), 0)
+		case 1: // no key
+			edge = append(edge, 0, 0)
+		}
+		edges = append(edges, edge)
+	}
+	slices.SortFunc(edges, bytes.Compare)
+	edges = slices.CompactFunc(edges, bytes.Equal)
+	for i, edge := range edges {
+		r := KeyRange{First: edge}
+		if i+1 < len(edges) {
+			r.After = edges[i+1]
+		}
+		ranges = append(ranges, r)
+	}
+	return ranges
+}
+
+// rangeBlock returns a block of a kind that concerns the edges of ranges, or a random one.
+func rangeBlock(rnd *rand.Rand, v *Version, ranges []KeyRange, keys int, deletes float64) []Change {
+	block := model{}
+	put := func(key []byte) { block[string(key)] = randomValue(rnd, false) }
+	r := ranges[rnd.IntN(len(ranges))]
+	deleteAll := func(start, end []byte, limit int) {
+		for kv, err := range v.Ascend(start, end) {
+			if err != nil || limit == 0 {
+				break
+			}
+			block[string(kv.Key)] = nil
+			limit--
+		}
+	}
+	switch rnd.IntN(14) {
+	case 0: // all keys of a range
+		deleteAll(r.First, r.After, math.MaxInt)
+	case 1: // all keys
+		if rnd.IntN(3) == 0 {
+			deleteAll(nil, nil, math.MaxInt)
+		}
+	case 2: // the first keys of the tree
+		deleteAll(nil, nil, 1+rnd.IntN(5))
+	case 3:
+		put([]byte{0})
+		put([]byte{0, byte(rnd.IntN(256))})
+	case 4: // nothing
+	case 5: // right behind an edge
+		for i := range 1 + rnd.IntN(20) {
+			put(append(bytes.Clone(r.First), 0, byte(i)))
+		}
+	case 6:
+		deleteAll(r.First, nil, 1+rnd.IntN(10))
+	case 7: // an edge
+		if len(r.First) > 0 {
+			if block[string(r.First)] = nil; rnd.IntN(2) == 0 {
+				put(r.First)
+			}
+		}
+	default:
+		return randomBlock(rnd, rnd.IntN(1<<rnd.IntN(9)), keys, deletes, rnd.IntN(10) == 0)
+	}
+	return sortedBlock(block)
+}
+
+// TestReplicas applies random blocks to a tree, and replays them in replicas of ranges that cover
+// all keys. After each, every replica has the root of the tree, and answers in its range as the
+// tree does.
+func TestReplicas(t *testing.T) {
+	rnd := seeds.Rand(t)
+	for i := range scaled(20) {
+		t.Run(fmt.Sprint("story ", i), func(t *testing.T) {
+			if i%2 == 1 { // blocks are made in parallel
+				usual := tune
+				defer func() { tune = usual }()
+				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+				tune.minChanges, tune.minTask, tune.minTaskHeight, tune.maxBackoff = 4, 2, 2, 0
+			}
+			if i%4 > 1 {
+				reclaimSlowly(t, 1+rnd.IntN(50))
+			}
+			replicasOf(t, rnd, 40)
+		})
+	}
+}
+
+func replicasOf(t *testing.T, rnd *rand.Rand, blocks int) {
+	keys := 10 << rnd.IntN(8)
+	v := mustEmpty(t, 1+rnd.Uint64N(1<<rnd.IntN(15)))
+	if rnd.IntN(3) > 0 {
+		v = advance(t, v, randomBlock(rnd, keys, keys, 0, false)...)
+	}
+	ranges := randomRanges(rnd, 1+rnd.IntN(16), keys)
+	var replicas []*replica
+	for _, r := range ranges {
+		replicas = append(replicas, &replica{r: r, p: mustReplica(t, v, r), rnd: rnd})
+	}
+	deletes := 0.1
+	for i := range blocks {
+		if rnd.IntN(5) == 0 {
+			deletes = []float64{0, 0.2, 0.5, 0.9}[rnd.IntN(4)]
+		}
+		block := rangeBlock(rnd, v, ranges, keys, deletes)
+		next := mustApply(t, v, block...)
+		for _, r := range replicas {
+			r.replay(t, next, v, block)
+			if i%4 == 3 || rnd.IntN(8) == 0 {
+				r.require(t, next, keys)
+			}
+			if rnd.IntN(20) == 0 { // it begins anew from what it has
+				for len(r.kept) > 0 {
+					r.release(t)
+				}
+				b, err := r.p.Seam(r.r)
+				again, err := FromRange(r.p.Commitment(), r.r, mustDecodeBag(t, b, err), r.p.Leaves(r.r))
+				require.NoError(t, err)
+				requireMemory(t, again)
+				r.p.Release()
+				r.p = again
+			}
+		}
+		v.Release()
+		v = next
+	}
+	for _, r := range replicas {
+		r.require(t, v, keys)
+		for len(r.kept) > 0 {
+			r.release(t)
+		}
+		requireMemory(t, r.p)
+		r.p.Release()
+	}
+	v.Release()
+}
+
+// TestReplayOfWrongUpdates: what does not lead to the version that is named is refused, whatever is
+// wrong with it. Then nothing is left of it, and the right update can be replayed.
+func TestReplayOfWrongUpdates(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	r := KeyRange{First: []byte("k20"), After: []byte("k50")}
+	block := []Change{{[]byte("k07"), []byte("x")}, {Key: []byte("k24")}, {[]byte("k31"), []byte("y")}, {[]byte("k44"), []byte("z")}}
+	next := mustApply(t, v, block...)
+	seam, err := v.Seam(r)
+	require.NoError(t, err)
+	elsewhere, err := next.Seam(KeyRange{First: []byte("k60")})
+	require.NoError(t, err)
+	leaf := appendLeafItem(nil, Leaf{Key: []byte("k"), Value: []byte("v")})
+	for name, damage := range map[string]func(u *Update){
+		"a change less":              func(u *Update) { u.Changes = u.Changes[1:] },
+		"no changes":                 func(u *Update) { u.Changes = nil },
+		"another value":              func(u *Update) { u.Changes[1].Value = []byte("lie") },
+		"a change more":              func(u *Update) { u.Changes = append(u.Changes, Change{[]byte("k45"), []byte("lie")}) },
+		"a height less":              func(u *Update) { i := heightOf(u, "k31"); u.Heights = slices.Delete(u.Heights, i, i+1) },
+		"no heights":                 func(u *Update) { u.Heights = nil },
+		"another height":             func(u *Update) { u.Heights[heightOf(u, "k31")].Height++ },
+		"the greatest height":        func(u *Update) { u.Heights[heightOf(u, "k31")].Height = 255 },
+		"height 0":                   func(u *Update) { u.Heights[0].Height = 0 },
+		"a height of a deleted key":  func(u *Update) { u.Heights = []KeyHeight{{[]byte("k24"), 1}} },
+		"a height of an absent key":  func(u *Update) { u.Heights = append(u.Heights, KeyHeight{[]byte("k49"), 1}) },
+		"a key outside of the range": func(u *Update) { u.Changes = append(u.Changes, block[0]) },
+		"keys that do not ascend":    func(u *Update) { slices.Reverse(u.Changes) },
+		"a key twice":                func(u *Update) { u.Changes = append(u.Changes, u.Changes[len(u.Changes)-1]) },
+		"an empty value":             func(u *Update) { u.Changes[1].Value = []byte{} },
+		"an old seam":                func(u *Update) { u.Seam = seam },
+		"the seam of another range":  func(u *Update) { u.Seam = elsewhere },
+		"an empty seam":              func(u *Update) { u.Seam = []byte{bagVersion} },
+		"no seam":                    func(u *Update) { u.Seam = nil },
+		"two trees":                  func(u *Update) { u.Seam = appendTree(bytes.Clone(u.Seam), 1, leaf) },
+		"half a seam":                func(u *Update) { u.Seam = u.Seam[:len(u.Seam)/2] },
+		"the old root":               func(u *Update) { u.To.Root = v.Root() },
+		"another root":               func(u *Update) { u.To.Root.Hash[0]++ },
+		"other chunks":               func(u *Update) { u.To.ChunkBytes++ },
+		"no chunks":                  func(u *Update) { u.To.Chunks = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := mustReplica(t, v, r)
+			right, err := next.UpdateOf(v, r, block)
+			require.NoError(t, err)
+			require.Len(t, right.Changes, 3)
+			u := right
+			u.Changes, u.Heights = slices.Clone(right.Changes), slices.Clone(right.Heights)
+			damage(&u)
+			before := p.v.Memory()
+			_, err = p.Replay(r, u)
+			require.ErrorIs(t, err, ErrOtherState)
+			require.Equal(t, before, p.v.Memory())
+			require.Equal(t, leavesOf(t, v, r), mustReplicaLeaves(t, p, r))
+			after, err := p.Replay(r, right)
+			require.NoError(t, err)
+			require.Equal(t, next.Commitment(), after.Commitment())
+			p.Release()
+			requireMemory(t, after)
+		})
+	}
+}
+
+// heightOf returns the place of the height of a key.
+func heightOf(u *Update, key string) int {
+	return slices.IndexFunc(u.Heights, func(h KeyHeight) bool { return string(h.Key) == key })
+}
+
+// TestSeamCannotHideKeys: whoever calls keys of a range deleted, and names a root that has them in
+// a stub of the seam, is refused: else the replica would have the right root without the keys.
+func TestSeamCannotHideKeys(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	r := KeyRange{First: []byte("k20"), After: []byte("k50")}
+	seam, err := v.Bag([]Want{{Key: []byte("k36")}, {Key: r.After}}, Below{})
+	bag := mustDecodeBag(t, seam, err)
+	before, _, err := bag.outside(v.Commitment(), r)
+	require.NoError(t, err)
+	require.NotEmpty(t, before)
+	var hidden []Change // those of the stub that crosses the edge
+	cut := before[len(before)-1].key
+	for s := range prunedTo(t, v, bag).Stubs(cut) {
+		require.Less(t, string(r.First), string(s.After), "no stub crosses the edge")
+		for _, l := range leavesOf(t, v, KeyRange{First: r.First, After: s.After}) {
+			hidden = append(hidden, Change{Key: l.Key})
+		}
+		break
+	}
+	require.NotEmpty(t, hidden)
+	p := mustReplica(t, v, r)
+	u := Update{To: v.Commitment(), Changes: hidden, Seam: seam}
+	_, err = p.Replay(r, u)
+	require.ErrorIs(t, err, ErrOtherState)
+	require.ErrorContains(t, err, "a stub of the seam can have keys of the range")
+	rest := slices.DeleteFunc(leavesOf(t, v, r), func(l Leaf) bool { return string(l.Key) <= string(hidden[len(hidden)-1].Key) })
+	_, err = FromRange(v.Commitment(), r, bag, withoutError(slices.Values(rest)))
+	require.ErrorIs(t, err, ErrOtherState)
+	require.ErrorContains(t, err, "a stub of the seam can have keys of the range")
+}
+
+// prunedTo returns what a bag has of v.
+func prunedTo(t require.TestingT, v *Version, b *Bag) *Partial {
+	p, err := NewPartial(v.Commitment())
+	require.NoError(t, err)
+	p, _, err = p.Graft(b)
+	require.NoError(t, err)
+	return p
+}
+
+// TestDamagedUpdate changes every byte of an update: what comes out never has another root.
+func TestDamagedUpdate(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	r := KeyRange{First: []byte("k20"), After: []byte("k50")}
+	block := []Change{{Key: []byte("k19")}, {Key: []byte("k24")}, {[]byte("k31"), []byte("y")}, {[]byte("k44"), []byte("z")}}
+	next := mustApply(t, v, block...)
+	b := mustUpdate(t, next, v, r, block).Encode()
+	p := mustReplica(t, v, r)
+	before := p.v.Memory()
+	invalid, other := 0, 0
+	try := func(b []byte) (done bool) {
+		u, err := DecodeUpdate(b)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalidUpdate)
+			invalid++
+			return false
+		}
+		require.Equal(t, b, u.Encode())
+		after, err := p.Replay(r, u)
+		if err != nil {
+			require.ErrorIs(t, err, ErrOtherState)
+			require.Equal(t, before, p.v.Memory())
+			other++
+			return false
+		}
+		require.Equal(t, next.Root(), after.Commitment().Root)
+		require.Equal(t, u.To.AppHash(), after.AppHash())
+		after.Release()
+		p.Release()
+		p = mustReplica(t, v, r)
+		return true
+	}
+	same := 0
+	for i := range b {
+		for _, flip := range []byte{1, 0x80, 0xff} {
+			damaged := bytes.Clone(b)
+			damaged[i] ^= flip
+			switch done := try(damaged); {
+			case i >= 1+8 && i < 1+12:
+				require.True(t, done, "only a header commits to the number of chunks")
+			case done:
+				same++
+			}
+		}
+	}
+	require.LessOrEqual(t, same, 1, "the height of a leaf that was put can be left out where it is as it was")
+	for n := range b {
+		require.False(t, try(b[:n]))
+	}
+	require.Positive(t, invalid)
+	require.Positive(t, other)
+}
+
+// TestReplayOfAnyPartial: a partial tree need not come from FromRange. What it lacks in the range
+// is named if it is needed.
+func TestReplayOfAnyPartial(t *testing.T) {
+	rnd := seeds.Rand(t)
+	done, lacking := 0, 0
+	for range scaled(150) {
+		keys := 10 << rnd.IntN(6)
+		v := randomState(t, rnd, keys)
+		r := randomRanges(rnd, 1+rnd.IntN(4), keys)[0]
+		block := randomBlock(rnd, 5, keys, 0.3, false)
+		next := mustApply(t, v, block...)
+		rate := rnd.Float64()
+		p, err := v.Prune(func(s Subtree) bool {
+			outside := r.After != nil && bytes.Compare(s.First, r.After) >= 0
+			return (outside || s.Height < 4) && rnd.Float64() < rate/4
+		})
+		require.NoError(t, err)
+		after, err := p.Replay(r, mustUpdate(t, next, v, r, block))
+		if err != nil {
+			lacking++
+			require.ErrorAs(t, err, new(*MissingNodeError))
+			requireMemory(t, p)
+			p.Release()
+			continue
+		}
+		done++
+		p.Release()
+		require.Equal(t, next.Commitment(), after.Commitment())
+		requireMemory(t, after)
+		after.Release()
+	}
+	require.Positive(t, done)
+	require.Positive(t, lacking)
+}
+
+// TestReplayKeepsHistoryLinear: a version is replayed on only while none after it is in use.
+func TestReplayKeepsHistoryLinear(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	r := KeyRange{First: []byte("k20")}
+	block := []Change{{[]byte("k31"), []byte("y")}}
+	next := mustApply(t, v, block...)
+	u := mustUpdate(t, next, v, r, block)
+	p := mustReplica(t, v, r)
+	after, err := p.Replay(r, u)
+	require.NoError(t, err)
+	_, err = p.Replay(r, u)
+	require.ErrorIs(t, err, ErrNotLatest)
+	_, ok := after.Len()
+	require.False(t, ok, "nothing commits to the number of leaves outside")
+	same, err := after.Replay(r, mustUpdate(t, next, next, r, nil))
+	require.NoError(t, err)
+	require.Same(t, after.v, same.v, "nothing changed")
+	same.Release()
+	after.Release()
+	again, err := p.Replay(r, u)
+	require.NoError(t, err)
+	require.Equal(t, next.AppHash(), again.AppHash())
+	_, err = p.Replay(KeyRange{First: []byte("b"), After: []byte("a")}, u)
+	require.ErrorContains(t, err, "no key is in the range")
+}
