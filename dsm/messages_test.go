@@ -270,6 +270,39 @@ func TestVectors(t *testing.T) {
 	}
 }
 
+// TestEncodersRefuse: what no decoder would take is an error of who makes it.
+func TestEncodersRefuse(t *testing.T) {
+	wants := make([]Want, MaxWants+1)
+	for i := range wants {
+		wants[i].Key = fmt.Append(nil, i)
+	}
+	held := make([][32]byte, MaxHeld+1)
+	for i := range held {
+		binary.BigEndian.PutUint32(held[i][:], uint32(i))
+	}
+	long := bytes.Repeat(key("k"), MaxKeyBytes+1)
+	for name, w := range map[string]Witness{
+		"too many wants": {Height: 1, MaxBytes: 1, Wants: wants}, "too many hashes": {Height: 1, MaxBytes: 1, Held: held},
+		"no height": {MaxBytes: 1}, "no bytes": {Height: 1}, "a long key": {Height: 1, MaxBytes: 1, Wants: []Want{{Key: long}}},
+		"a long end":             {Height: 1, MaxBytes: 1, Wants: []Want{{Range: true, After: long}}},
+		"an end without a range": {Height: 1, MaxBytes: 1, Wants: []Want{{After: key("k")}}},
+	} {
+		_, err := w.Encode()
+		require.Error(t, err, name)
+	}
+	_, err := Witness{Height: 1, MaxBytes: 1, Wants: wants[1:], Held: held[1:]}.Encode()
+	require.NoError(t, err)
+	for i := range wants {
+		wants[i].Key = append(bytes.Repeat(key("k"), 100), wants[i].Key...)
+	}
+	_, err = Witness{Height: 1, MaxBytes: 1, Wants: wants[1:]}.Encode()
+	require.ErrorContains(t, err, "witness request of 1", "it is longer than a body")
+	_, err = EncodeClaims(make([]Claim, MaxClaims+1))
+	require.ErrorContains(t, err, "the limit is 1024")
+	_, err = EncodeClaims([]Claim{{Durable: 5, Needs: 5}})
+	require.Error(t, err)
+}
+
 // TestEveryByteCounts: a message with one byte changed, left out or added is refused, or it is
 // another message with its own encoding.
 func TestEveryByteCounts(t *testing.T) {
