@@ -117,6 +117,9 @@ func (g *grafting) walk(n ref, stub Stub, keys []uint32) grown {
 		return grown{n: c, other: true, least: least}
 	}
 	split := g.split(n, keys)
+	if r := g.link(n).child[right]; r.isInner() && split < len(keys) {
+		prefetchNode(g.link(r), g.image(r))
+	}
 	l := g.walk(g.link(n).child[left], g.image(n).stub(left), keys[:split])
 	r := g.walk(g.link(n).child[right], g.image(n).stub(right), keys[split:])
 	if !l.other && !r.other {

@@ -48,11 +48,11 @@ func (p *Partial) EnableRetention(r Retention) {
 
 const (
 	// minVisits is how many nodes a sweep visits at least.
-	minVisits = 4096
-	// lapsOfWindow is how many times in a window the sweeps come to each node. More of them visit
-	// more nodes that are too young, which is most of what a sweep costs; with fewer, what has aged
-	// stays longer.
-	lapsOfWindow = 2
+	minVisits = 1024
+	// lapsOfWindow is how many times in a window the sweeps come to each node, while the budget is
+	// kept. More of them visit more nodes that are too young, which is most of what a sweep costs;
+	// with fewer, what has aged stays longer.
+	lapsOfWindow = 1
 )
 
 // Shed ends a block, so it is to be called once for each, whether it changed anything or not, but
@@ -84,7 +84,7 @@ func (t *tree) shed(v *Version) *Version {
 	laps := lapsOfWindow
 	if r.Budget != nil && t.resident() > r.Budget() {
 		r.window /= 2
-		laps *= 2
+		laps *= 4
 	} else {
 		r.window = min(r.window+1, r.Window)
 	}
