@@ -95,7 +95,8 @@ func (s *spares) forget() {
 
 // done gives the lists of a short run back, which nobody may use any more.
 func (r *run) done() {
-	if cap(r.links) <= maxSpareRun && cap(r.at) <= 2*maxSpareRun {
+	const most = maxSpareRun + maxSpareRun/8 // see resized
+	if cap(r.links) <= most && cap(r.at) <= 2*most {
 		spareRuns.Lock()
 		defer spareRuns.Unlock()
 		if len(spareRuns.runs) < maxSpareRuns {

@@ -293,6 +293,7 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 		return false, fmt.Errorf("chunk %d of %d: %w", k, len(r.manifest.Entries), err)
 	}
 	if mine, err := r.claim(k); !mine {
+		c.Done()
 		r.back(data)
 		return false, err
 	}

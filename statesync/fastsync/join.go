@@ -108,7 +108,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	j := &joiner{
 		o: o, log: o.Logger, started: time.Now(), ctx: ctx,
 		mail: newMailbox(), workers: make(chan struct{}, runtime.GOMAXPROCS(0)),
-		sched: scheduler.New(o.MemoryBytes),
+		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
 		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID][]int64{},
 		requests: map[scheduler.RequestID]*request{}, items: map[scheduler.ItemID]*item{}, tried: map[int64]bool{},
 		compared: map[int64]bool{}, look: firstLook,

@@ -39,16 +39,17 @@ const (
 	maxBackOff = time.Minute
 	// horizon is how far ahead a proven peer is given work at least, however short its round trip.
 	horizon = 50 * time.Millisecond
-	// atHand and atHandBytes are how many answers that wait to be verified are enough: while there
-	// are more, in both measures, nobody is asked for anything.
-	atHand, atHandBytes = 4, 8 << 20
+	// atHandBytes of answers that are here and not verified are enough, if they are more answers
+	// than limits.atHand: while there are more, nobody is asked for anything.
+	atHandBytes = 8 << 20
 )
 
-// limits of a Scheduler. Zero means the default. Only tests change any but the memory.
+// limits of a Scheduler. Zero means the default. Only tests change any but those of New.
 type limits struct {
 	memory  int64 // see New
 	perPeer int   // requests in flight at one proven peer, at most
 	copies  int   // requests in flight for one item, at most
+	atHand  int   // see New
 }
 
 func (l limits) withDefaults() limits {
@@ -61,6 +62,7 @@ func (l limits) withDefaults() limits {
 	if l.copies <= 0 {
 		l.copies = 3
 	}
+	l.atHand = max(l.atHand, 4)
 	return l
 }
 

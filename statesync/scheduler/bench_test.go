@@ -21,7 +21,7 @@ func BenchmarkItem(b *testing.B) {
 		{"items=60000/tight", 60_000, 200 * size},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
-			s, now := New(bc.memory), time.Duration(0)
+			s, now := New(bc.memory, 2), time.Duration(0)
 			var asks []Ask
 			step := func(e Event) {
 				for _, a := range s.Step(now, e) {

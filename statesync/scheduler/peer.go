@@ -175,7 +175,7 @@ func (s *Scheduler) room(p *peer) bool {
 
 // behind reports whether answers come faster than they are verified and written: what is asked for
 // then would only take memory until its turn.
-func (s *Scheduler) behind() bool { return s.verifying > atHand && s.unverified > atHandBytes }
+func (s *Scheduler) behind() bool { return s.verifying > s.limits.atHand && s.unverified > atHandBytes }
 
 // overdue reports that a request of a proven peer takes much longer than what the peer did before:
 // its line has become worse, or it withholds the answer.

@@ -67,7 +67,7 @@ func (s *Scheduler) end(r *request, wasted bool) {
 	case verifying:
 		r.peer.verifying--
 		s.verifying--
-		s.unverified -= charge(r.item)
+		s.unverified -= r.got
 	}
 	r.phase = ended
 	if wasted {
@@ -132,7 +132,7 @@ func (s *Scheduler) received(r *request, n uint64) {
 	r.phase = verifying
 	r.peer.verifying++
 	s.verifying++
-	s.unverified += charge(r.item)
+	s.unverified += r.got
 	s.place(r.item)
 	s.do(Verify{r.id})
 }

@@ -33,7 +33,7 @@ type script struct {
 
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
-		sc := &script{s: New(0)}
+		sc := &script{s: New(0, 0)}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			sc.t = t
 			sc.out.Reset()

@@ -80,7 +80,7 @@ func TestRateForgetsWhatWasLongAgo(t *testing.T) {
 
 // Peers that come and go are remembered up to a bound, whoever they say they are.
 func TestLostPeersAreForgottenAtLast(t *testing.T) {
-	s := New(0)
+	s := New(0, 0)
 	s.Step(0, Add{[]Item{{ID: 1, Group: 1, Bytes: 100}}})
 	for i := range 3 * maxLost {
 		id := PeerID(binary.BigEndian.AppendUint32(nil, uint32(i)))
