@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
@@ -16,8 +15,8 @@ import (
 // blocks, wait for it, or delay it, and older heights are read in the same way.
 
 const (
-	// queryTimeout limits the time that a query waits for the Source.
-	queryTimeout = 5 * time.Second
+	// queryPatience is how many times Options.WitnessTimeout a query waits for the Source.
+	queryPatience = 5
 	// maxWaitingQueries limits the queries that wait for it at the same time.
 	maxWaitingQueries = 64
 	// rangeRound limits the bytes of leaf records that one request of a query asks for.
@@ -39,7 +38,7 @@ func (a *App) reading(ctx context.Context, at committed, read func(v *avlstar.Ve
 	}
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
-	ctx, cancelled := context.WithTimeout(ctx, queryTimeout)
+	ctx, cancelled := context.WithTimeout(ctx, queryPatience*a.options.WitnessTimeout)
 	defer cancelled()
 	p, err := avlstar.NewPartial(at.version.Commitment())
 	if err != nil {

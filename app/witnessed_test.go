@@ -9,6 +9,7 @@ import (
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -251,4 +252,22 @@ func TestProposerLeavesOutWhatItLacks(t *testing.T) {
 		require.Equal(t, txs, propose())
 		require.Equal(t, runBlock(t, local, txs...), runBlock(t, a, txs...))
 	})
+}
+
+// What ProcessProposal executed is used for the same block only: who signed the last one decides
+// whether validators may be added.
+func TestProposalOfOtherSigners(t *testing.T) {
+	absent := abci.CommitInfo{Votes: []abci.VoteInfo{vote("v1", cmtproto.BlockIDFlagAbsent)}}
+	local := startChain(t, &memoryStore{}, witnessedState)
+	a := startSharded(t, &shardedStore{t: t}, newFakeSource(t, nil), avlstar.Retention{}, witnessedState)
+	defer a.Stop()
+	runBlock(t, local)
+	runBlock(t, a)
+	raw := sign(t, "root", 0, validatorOp(account("v2"), 100))
+	require.True(t, processed(t, a, signedBy("v1"), raw))
+	want := runBlockAfter(t, local, absent, raw)
+	require.Equal(t, []tx.Code{tx.CodeOK}, codes(want))
+	require.Equal(t, want, runBlockAfter(t, a, absent, raw))
+	require.True(t, processed(t, a, absent))
+	require.Equal(t, runBlock(t, local), runBlock(t, a), "no signers are known")
 }
