@@ -50,8 +50,8 @@ type Scheduler struct {
 
 // New returns a Scheduler without peers and items. memoryBytes limits the bytes of requests in
 // flight and of answers being verified; 0 means DefaultMemory. One item is always allowed, however
-// large. verifiers is how many answers are verified at a time: of somewhat more, nobody is asked for
-// further ones, unless these are short.
+// large. verifiers is how many answers are verified at a time: of somewhat more, nobody is asked
+// for further ones, unless these are short.
 func New(memoryBytes int64, verifiers int) *Scheduler {
 	return newScheduler(limits{memory: memoryBytes, atHand: verifiers + 2})
 }
