@@ -53,7 +53,7 @@ func (v *Version) Graft(bags ...*Bag) (*Version, Grafted, error) {
 	g := grafting{edit: t.newEdit(v, next, nil, nil, &a)}
 	for _, b := range bags {
 		g.bag, g.at = b, 0
-		next.root = g.walk(next.root, v.top, b.keys).n
+		next.root = g.walk(next.root, v.top, b.keys, true).n
 	}
 	if !t.keep(g.edit, next, g.done.Inner+g.done.Leaves > 0) {
 		v.Retain()
@@ -102,13 +102,18 @@ type grown struct {
 	least ref  // its least leaf, if that was grafted
 }
 
-// walk grafts below the subtree n. keys are the items that lead to all that the bag has there.
-func (g *grafting) walk(n ref, stub Stub, keys []uint32) grown {
+// walk grafts below the subtree n. keys are the items that lead to all that the bag has there. edge
+// is whether it is on the tree's left edge: then keys before its least, which were deleted since,
+// lead there too, and may have been in another subtree of the bag.
+func (g *grafting) walk(n ref, stub Stub, keys []uint32, edge bool) grown {
 	switch {
 	case len(keys) == 0 || n.isLeaf() || stub == emptyStub:
 		return grown{n: n}
 	case n == 0:
 		from, ok := g.find(stub, keys[0])
+		for i := 1; edge && !ok && i < len(keys); i++ {
+			from, ok = g.find(stub, keys[i])
+		}
 		if !ok {
 			g.done.Stale++
 			return grown{}
@@ -120,8 +125,8 @@ func (g *grafting) walk(n ref, stub Stub, keys []uint32) grown {
 	if r := g.link(n).child[right]; r.isInner() && split < len(keys) {
 		prefetchNode(g.link(r), g.image(r))
 	}
-	l := g.walk(g.link(n).child[left], g.image(n).stub(left), keys[:split])
-	r := g.walk(g.link(n).child[right], g.image(n).stub(right), keys[split:])
+	l := g.walk(g.link(n).child[left], g.image(n).stub(left), keys[:split], edge)
+	r := g.walk(g.link(n).child[right], g.image(n).stub(right), keys[split:], false)
 	if !l.other && !r.other {
 		return grown{n: n}
 	}

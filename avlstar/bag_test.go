@@ -230,6 +230,40 @@ func TestBagsWithinTheWindow(t *testing.T) {
 	}
 }
 
+// TestGraftOnTheLeftEdge: the keys before a subtree on the tree's left edge, which an old bag has
+// and which were deleted since, do not hide it.
+func TestGraftOnTheLeftEdge(t *testing.T) {
+	put := func(k string) Change { return Change{[]byte(k), []byte("of " + k)} }
+	v := mustApply(t, mustEmpty(t, DefaultChunkBytes), put("a"), put("b"), put("c"), put("d")) // ((a b) (c d))
+	of := func(wants ...Want) *Bag {
+		b, err := v.Bag(wants, Below{})
+		return mustDecodeBag(t, b, err)
+	}
+	p, err := NewPartial(v.Commitment())
+	require.NoError(t, err)
+	graft := func(b *Bag) {
+		next, _, err := p.Graft(b)
+		require.NoError(t, err)
+		p.Release()
+		p = next
+	}
+	graft(of(Want{Key: []byte("a"), Deleted: true}))
+	next, err := p.Apply([]Change{{[]byte("a"), nil}})
+	require.NoError(t, err)
+	p.Release()
+	p = next
+	var missing *MissingNodeError
+	_, _, err = p.Get([]byte("b"))
+	require.ErrorAs(t, err, &missing)
+	graft(of(Want{Key: []byte("a")}, Want{Key: []byte("b")}))
+	value, ok, err := p.Get([]byte("b"))
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Equal(t, "of b", string(value))
+	p.Release()
+	v.Release()
+}
+
 // TestRetention: what was not used lately leaves memory, the upper tree and what is to be kept
 // stay.
 func TestRetention(t *testing.T) {
