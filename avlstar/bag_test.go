@@ -234,7 +234,8 @@ func TestBagsWithinTheWindow(t *testing.T) {
 // and which were deleted since, do not hide it.
 func TestGraftOnTheLeftEdge(t *testing.T) {
 	put := func(k string) Change { return Change{[]byte(k), []byte("of " + k)} }
-	v := mustApply(t, mustEmpty(t, DefaultChunkBytes), put("a"), put("b"), put("c"), put("d")) // ((a b) (c d))
+	// ((a b) (c d))
+	v := mustApply(t, mustEmpty(t, DefaultChunkBytes), put("a"), put("b"), put("c"), put("d"))
 	of := func(wants ...Want) *Bag {
 		b, err := v.Bag(wants, Below{})
 		return mustDecodeBag(t, b, err)
