@@ -48,7 +48,7 @@ var arrows = map[string]struct {
 	"dsm":                      {nil, "messages and ranges of a sharded state, whatever the tree and the network are"},
 	"dsm/ask":                  {[]string{"dsm", "hedge"}, "it decides whom to ask, and knows neither clock nor network nor tree"},
 	"dsm/feed":                 {[]string{"dsm"}, "it decides whom to send to, and knows neither clock nor network nor tree"},
-	"dsm/storagenode":          {[]string{"avlstar", "avlstar/record"}, "it keeps updates and leaves, whoever sends them"},
+	"dsm/storagenode":          {[]string{"avlstar", "avlstar/record", "dsm", "transport"}, "it reaches proved headers through its own interface, and starts nothing"},
 	"dsm/storagenode/disktest": {[]string{"avlstar", "dsm/storagenode", "internal/seeds"}, "one suite for every implementation"},
 	"health":                   {nil, "it judges facts, whoever collects them"},
 	"statuspage":               {nil, "it shows what it is given, and reaches the node through its own interface"},

@@ -23,7 +23,7 @@ func logOptions(fsys vfs.FS) storagenode.LogOptions {
 	return storagenode.LogOptions{FS: fsys, Dir: path.Join(disktest.Dir, "log"), Label: []byte("chain, range"), FileBytes: smallFile}
 }
 
-func newLogFS(t *testing.T) *disktest.CrashFS {
+func newLogFS(t testing.TB) *disktest.CrashFS {
 	t.Helper()
 	return disktest.NewCrashFS(t, rand.New(rand.NewPCG(0, 0)), 0)
 }
@@ -295,4 +295,30 @@ func TestLogFaults(t *testing.T) {
 		require.NoError(t, l.Append(newest+1, []byte("next")))
 		require.NoError(t, l.Close())
 	}
+}
+
+// What a killed process had written and not synced is durable once it was found: it is answered as
+// acknowledged from then on.
+func TestLogSyncsWhatItFinds(t *testing.T) {
+	fsys, paths, next := threeFiles(t)
+	mem := vfs.NewCrashableMem()
+	dir := logOptions(fsys).Dir
+	require.NoError(t, mem.MkdirAll(dir, 0o755))
+	for _, name := range []string{"/", disktest.Dir} {
+		d, err := mem.OpenDir(name)
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(d.Sync(), d.Close()))
+	}
+	writeFile(t, mem, paths[2], readFile(t, fsys, paths[2]))
+	l := openLog(t, mem)
+	_, newest, ok := l.Heights()
+	require.True(t, ok)
+	require.Equal(t, next-1, newest)
+	left := mem.CrashClone(vfs.CrashCloneCfg{})
+	require.NoError(t, l.Close())
+	l = openLog(t, left)
+	_, newest, ok = l.Heights()
+	require.True(t, ok)
+	require.Equal(t, next-1, newest)
+	require.NoError(t, l.Close())
 }
