@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -29,11 +31,14 @@ func transferValue(n uint64) string {
 	return string(binary.BigEndian.AppendUint64(make([]byte, 0, 100), n)) + string(make([]byte, 92))
 }
 
-// newTransfers starts a chain with n accounts.
-func newTransfers(b *testing.B, n int) (*transfers, *App) {
+// newTransfers starts a chain with n accounts, whose tree may lack nodes if there is a source.
+func newTransfers(b *testing.B, n int, source Source) (*transfers, *App) {
 	b.Helper()
 	f := &transfers{b: b, rnd: rand.New(rand.NewPCG(1, 2)), nonces: make([]uint64, n), balance: make([]uint64, n)}
-	a := startChain(b, &memoryStore{}, `{"admins": ["@root"]}`)
+	a, err := New(Options{Store: &discardStore{}, Source: source, Retention: avlstar.Retention{Depth: 12, Window: 32}, KeepRecent: 4, ChainID: testChain})
+	require.NoError(b, err)
+	_, err = a.InitChain(ctx, initRequest(`{"admins": ["@root"]}`))
+	require.NoError(b, err)
 	var grants []tx.Operation
 	for i := range n {
 		f.names = append(f.names, fmt.Sprint("account ", i))
@@ -47,6 +52,16 @@ func newTransfers(b *testing.B, n int) (*transfers, *App) {
 	}
 	runBlock(b, a, puts...)
 	return f, a
+}
+
+// discardStore keeps nothing.
+type discardStore struct{ height int64 }
+
+func (s *discardStore) Load() (int64, *avlstar.Version, error) { return 0, nil, nil }
+func (s *discardStore) Durable() int64                         { return s.height }
+func (s *discardStore) Commit(height int64, _, _ *avlstar.Version, _ []avlstar.Change) error {
+	s.height = height
+	return nil
 }
 
 func (f *transfers) pick() int {
@@ -74,9 +89,22 @@ func (f *transfers) block(n int) (txs [][]byte) {
 	return txs
 }
 
-// BenchmarkFinalizeBlock executes blocks of 1,000 transfers that were checked before.
+// BenchmarkFinalizeBlock executes blocks of 1,000 transfers that were checked before: in local
+// mode, and on a tree that could lack nodes and lacks none.
 func BenchmarkFinalizeBlock(b *testing.B) {
-	f, a := newTransfers(b, 5_000)
+	b.Run("local", func(b *testing.B) { finalizeBlocks(b, nil) })
+	b.Run("witnesses in place", func(b *testing.B) { finalizeBlocks(b, noSource{}) })
+}
+
+// noSource is for trees that lack nothing.
+type noSource struct{}
+
+func (noSource) Fetch(context.Context, int64, []avlstar.Want, avlstar.Below) ([]*avlstar.Bag, error) {
+	return nil, errSource
+}
+
+func finalizeBlocks(b *testing.B, source Source) {
+	f, a := newTransfers(b, 5_000, source)
 	const size = 1_000
 	b.ReportAllocs()
 	for b.Loop() {
@@ -102,7 +130,7 @@ func BenchmarkFinalizeBlock(b *testing.B) {
 
 // BenchmarkStanding looks up what an account is, before its operations are looked at.
 func BenchmarkStanding(b *testing.B) {
-	f, a := newTransfers(b, 5_000)
+	f, a := newTransfers(b, 5_000, nil)
 	_, v := a.Latest()
 	defer v.Release()
 	accounts := make([][]byte, len(f.names))
