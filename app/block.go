@@ -53,6 +53,7 @@ func (a *App) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock)
 		return a.finalizeWitnessed(ctx, b)
 	}
 	txs := a.decoder.decodeAll(b.txs, a.block.params.ChainId)
+	defer a.block.version.ForgetAhead() // Apply needs the last of these pages
 	done, err := execute(a.block.version, a.block.params, b, txs, nil)
 	if err != nil {
 		return nil, fmt.Errorf("block %d: %w", b.height, err)
@@ -95,7 +96,6 @@ func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *
 	done := &pending{block: b, params: params, rewritten: make(map[[sha256.Size]byte]struct{})}
 	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(txs))}
 	x.ahead = lookahead{base: v, txs: txs}
-	defer v.ForgetAhead()
 	for i, t := range txs {
 		x.ahead.tx = i
 		if t.err != nil {

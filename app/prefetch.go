@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/starling-kv/starling/avlstar"
 )
@@ -10,6 +11,10 @@ import (
 // maxQueued limits the wants that wait to be fetched ahead. What is beyond it is found to be
 // missing when it is needed.
 const maxQueued = 1 << 14
+
+// aheadTimeout ends a request whose answer nobody waits for. It does not depend on how long a
+// proposal may wait: else a line that is a little slower would bring nothing, ever.
+const aheadTimeout = 10 * time.Second
 
 // ahead fetches what later blocks will need: one request at a time, by a goroutine that ends when
 // nothing waits.
@@ -77,7 +82,7 @@ func (a *App) fetchQueued(n *needs) error {
 	if len(held) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(a.life, a.options.WitnessTimeout)
+	ctx, cancel := context.WithTimeout(a.life, aheadTimeout)
 	defer cancel()
 	f := &fetcher{app: a, call: forLater, height: at.height, version: a.latestVersion}
 	f.lock, f.replace = &a.block, a.renew

@@ -82,14 +82,16 @@ func (a *App) ofBlock(call string) *fetcher {
 func (f *fetcher) bring(ctx context.Context, n *needs) error {
 	pause := minPause
 	exact := n.held // nil: the stubs on the ways to wants
+	began := f.version()
 	for first := true; ; first = false {
 		wants, held := n.wants, exact
-		if exact == nil {
-			v := f.version()
-			if v == nil {
-				return errMoved
-			}
+		switch v := f.version(); {
+		case v == nil:
+			return errMoved
+		case exact == nil:
 			wants, held = v.Lacks(n.wants)
+		case v != began:
+			return nil // perhaps another request has brought it, and this one never brings anything new
 		}
 		if len(held) == 0 && first { // it lies beside the ways to what was noted
 			exact = n.met
@@ -102,7 +104,7 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 		switch {
 		case err != nil:
 			return err
-		case grown && exact != nil:
+		case exact != nil && grown:
 			return nil // who found it missing finds out whether that was all
 		case grown:
 			pause = minPause

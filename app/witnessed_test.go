@@ -216,6 +216,33 @@ func TestFinalizeBlockWaits(t *testing.T) {
 	})
 }
 
+// emptyHanded is a Source that brings nothing, while something else happens.
+type emptyHanded struct{ meanwhile func() }
+
+func (s emptyHanded) Fetch(context.Context, int64, []avlstar.Want, avlstar.Below) ([]*avlstar.Bag, error) {
+	s.meanwhile()
+	return nil, nil
+}
+
+// What Apply lacked may be brought by a request for a later block: whoever waits for it runs again,
+// although its own requests bring nothing new any more.
+func TestAnotherRequestBroughtIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local := startChain(t, &memoryStore{}, witnessedState)
+		runBlock(t, local, prefill(t)...)
+		_, now := local.Latest()
+		defer now.Release()
+		p, err := now.Prune(func(avlstar.Subtree) bool { return false })
+		require.NoError(t, err)
+		defer p.Release()
+		local.options.Source = emptyHanded{func() { now = p.Version() }}
+		f := &fetcher{app: local, call: forBlock, version: func() *avlstar.Version { return now }}
+		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		require.NoError(t, f.bring(limited, &needs{wants: []avlstar.Want{{}}, held: map[avlstar.Hash]struct{}{{1}: {}}}))
+	})
+}
+
 // A proposer leaves out what it lacks, and what depends on it, and has it for the next height.
 func TestProposerLeavesOutWhatItLacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

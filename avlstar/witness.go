@@ -156,6 +156,7 @@ func (v *Version) missingStub(stub Stub) error {
 // ViewFloor is Floor without copies: k and value are as those of View. If below is set, k is the
 // greatest key that is less than key.
 func (v *Version) ViewFloor(key []byte, below bool) (k, value []byte, ok bool, err error) {
+	defer runtime.KeepAlive(v)
 	var n ref
 	if below {
 		n = v.findBelow(key)
@@ -173,7 +174,6 @@ func (v *Version) ViewFloor(key []byte, below bool) (k, value []byte, ok bool, e
 			return nil, nil, false, err
 		}
 	}
-	runtime.KeepAlive(v)
 	// It may be the least leaf: then no inner node on the way has a key up to key.
 	if c := bytes.Compare(k, key); c > 0 || c == 0 && below {
 		return nil, nil, false, nil
