@@ -12,7 +12,7 @@ import (
 // missing when it is needed.
 const maxQueued = 1 << 14
 
-// aheadTimeout ends a request whose answer nobody waits for. It does not depend on how long a
+// aheadTimeout ends a request, whose answer holds nothing up. It does not depend on how long a
 // proposal may wait: else a line that is a little slower would bring nothing, ever.
 const aheadTimeout = 10 * time.Second
 

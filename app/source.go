@@ -91,7 +91,7 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 		case exact == nil:
 			wants, held = v.Lacks(n.wants)
 		case v != began:
-			return nil // perhaps another request has brought it, and this one never brings anything new
+			return nil // perhaps another request brought it: this one would bring nothing new, ever
 		}
 		if len(held) == 0 && first { // it lies beside the ways to what was noted
 			exact = n.met
