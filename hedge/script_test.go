@@ -9,6 +9,8 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/worlds"
 )
 
 // script runs the files in testdata/scripts against one Machine:
@@ -121,12 +123,10 @@ func (sc *script) line(line string) {
 func (sc *script) pass(duration string) {
 	d, err := time.ParseDuration(duration)
 	require.NoError(sc.t, err)
-	until := sc.now + d
-	for at, ok := sc.w.Next(); ok && at <= until; at, ok = sc.w.Next() {
-		sc.now = max(sc.now, at)
-		sc.step(fmt.Sprintf("at %v", sc.now), Tick{})
-	}
-	sc.now = until
+	sc.now = worlds.Pass(sc.t, sc.now, d, sc.w.Next, func(at time.Duration) {
+		sc.now = at
+		sc.step(fmt.Sprintf("at %v", at), Tick{})
+	})
 }
 
 // arrive adds bytes, the last field, to the answers of candidates, the others.

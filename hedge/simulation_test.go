@@ -1,19 +1,14 @@
 package hedge
 
 import (
-	"container/heap"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-)
 
-var (
-	seedFlag   = flag.Uint64("seed", 0, "run only the world of this seed, and log its events")
-	worldsFlag = flag.Uint64("worlds", 3000, "how many random worlds to run")
+	"github.com/starling-kv/starling/internal/worlds"
 )
 
 // TestRandomWorlds runs searches with random policies among candidates that give true or false
@@ -21,24 +16,18 @@ var (
 // standing. watch checks every step. Moreover every search ends, and if an asked candidate has an
 // answer that can be proved, some answer is proved.
 func TestRandomWorlds(t *testing.T) {
-	if *seedFlag != 0 {
-		require.NoError(t, newWorld(*seedFlag).run(t.Logf))
-		return
-	}
 	var steps, won int
-	for seed := uint64(1); seed <= *worldsFlag; seed++ {
-		w := newWorld(seed)
-		if err := w.run(func(string, ...any) {}); err != nil {
-			t.Fatalf("seed %d: %v\nto repeat: go test ./hedge -run TestRandomWorlds -v -seed %d", seed, err, seed)
-		}
+	n := worlds.Run(t, 3000, newWorld, func(w *world) {
 		steps += w.steps
 		if w.won {
 			won++
 		}
+	})
+	t.Logf("%d worlds, %d steps, %d found an answer", n, steps, won)
+	if n > 0 {
+		require.NotZero(t, won)
+		require.Less(t, won, n, "in some worlds no answer can be proved")
 	}
-	t.Logf("%d worlds, %d steps, %d found an answer", *worldsFlag, steps, won)
-	require.NotZero(t, won)
-	require.Less(t, won, int(*worldsFlag), "in some worlds no answer can be proved")
 }
 
 // giveUp is the timeout of a question, which the callers of the package have too.
@@ -50,7 +39,7 @@ type world struct {
 	seed   uint64
 	rng    *rand.Rand
 	now    time.Duration
-	events queue
+	events worlds.Timeline[happening]
 	peers  []simPeer
 	steps  int
 }
@@ -65,26 +54,11 @@ type simPeer struct {
 	latency time.Duration
 }
 
-type timed struct {
-	at    time.Duration
-	order int
+// happening is an event, perhaps the end of a question.
+type happening struct {
 	event Event
 	id    ID  // whose question it ends
 	asked int // which one; 0: none
-}
-
-type queue []timed
-
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].order < q[j].order
-}
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)   { *q = append(*q, x.(timed)) }
-func (q *queue) Pop() any {
-	last := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
-	return last
 }
 
 func newWorld(seed uint64) *world {
@@ -138,25 +112,27 @@ func newWorld(seed uint64) *world {
 }
 
 func (w *world) at(at time.Duration, e Event) {
-	heap.Push(&w.events, timed{at: at, order: w.steps + len(w.events), event: e})
+	w.events.Add(at, happening{event: e})
 }
 
 // end is at for the end of a question to a candidate: nothing comes of it once that is parked.
 func (w *world) end(at time.Duration, id ID, e Event) {
-	heap.Push(&w.events, timed{at, w.steps + len(w.events), e, id, w.peers[id].asked})
+	w.events.Add(at, happening{e, id, w.peers[id].asked})
 }
 
-func (w *world) run(trace func(string, ...any)) error {
+// Run implements worlds.World.
+func (w *world) Run(trace func(string, ...any)) error {
 	for !w.ended {
 		next, has := w.Next()
+		at, planned := w.events.Next()
 		var e Event = Tick{}
 		switch {
-		case len(w.events) > 0 && (!has || w.events[0].at <= next):
-			got := heap.Pop(&w.events).(timed)
+		case planned && (!has || at <= next):
+			_, got := w.events.Take()
 			if got.asked != 0 && got.asked != w.peers[got.id].asked {
 				continue
 			}
-			w.now, e = max(w.now, got.at), got.event
+			w.now, e = max(w.now, at), got.event
 		case has:
 			w.now = max(w.now, next)
 		default:

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/worlds"
 )
 
 // script runs the files in testdata/scripts against one Machine:
@@ -121,13 +122,10 @@ func (sc *script) line(line string) {
 	if strings.HasPrefix(word, "+") {
 		d, err := time.ParseDuration(word[1:])
 		require.NoError(sc.t, err)
-		until := sc.now + d
-		for at, ok := sc.w.Next(); ok && at <= until; at, ok = sc.w.Next() {
-			require.GreaterOrEqual(sc.t, at, sc.now, "Next is in the past")
+		sc.now = worlds.Pass(sc.t, sc.now, d, sc.w.Next, func(at time.Duration) {
 			sc.now = at
-			sc.step(fmt.Sprintf("at %v", sc.now), Tick{})
-		}
-		sc.now = until
+			sc.step(fmt.Sprintf("at %v", at), Tick{})
+		})
 		return
 	}
 	switch word {

@@ -1,8 +1,6 @@
 package ask
 
 import (
-	"container/heap"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -12,11 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/dsm"
-)
-
-var (
-	seedFlag   = flag.Uint64("seed", 0, "run only the world of this seed, and log its events")
-	worldsFlag = flag.Uint64("worlds", 200, "how many random worlds to run")
+	"github.com/starling-kv/starling/internal/worlds"
 )
 
 // TestRandomWorlds runs fetches among simulated replicas that are honest, slow, behind, busy,
@@ -24,21 +18,16 @@ var (
 // limit of rounds ends, and any other one is done if each range has an honest replica that answers
 // in the end.
 func TestRandomWorlds(t *testing.T) {
-	if *seedFlag != 0 {
-		require.NoError(t, newWorld(*seedFlag).run(t.Logf))
-		return
-	}
 	sum := map[string]int{}
-	for seed := uint64(1); seed <= *worldsFlag; seed++ {
-		w := newWorld(seed)
-		if err := w.run(func(string, ...any) {}); err != nil {
-			t.Fatalf("seed %d: %v\nto repeat: go test ./dsm/ask -run TestRandomWorlds -v -seed %d", seed, err, seed)
-		}
+	n := worlds.Run(t, 200, newWorld, func(w *world) {
 		for what, n := range w.seen {
 			sum[what] += n
 		}
+	})
+	t.Logf("%d worlds: %v", n, sum)
+	if n == 0 {
+		return
 	}
-	t.Logf("%d worlds: %v", *worldsFlag, sum)
 	for _, what := range []string{"Done", "GaveUp", "Lied", "Unserved", "Cancel", "halved"} {
 		require.NotZero(t, sum[what], what)
 	}
@@ -46,12 +35,7 @@ func TestRandomWorlds(t *testing.T) {
 
 // TestSameEventsSameActions runs worlds twice: nothing depends on the order of a map.
 func TestSameEventsSameActions(t *testing.T) {
-	for seed := uint64(1); seed <= 20; seed++ {
-		var first, second []string
-		require.NoError(t, newWorld(seed).run(func(f string, args ...any) { first = append(first, fmt.Sprintf(f, args...)) }))
-		require.NoError(t, newWorld(seed).run(func(f string, args ...any) { second = append(second, fmt.Sprintf(f, args...)) }))
-		require.Equal(t, first, second, "seed %d", seed)
-	}
+	worlds.Same(t, 20, newWorld)
 }
 
 // world is a Machine among simulated nodes in virtual time.
@@ -59,8 +43,7 @@ type world struct {
 	*watch
 	rng     *rand.Rand
 	now     time.Duration
-	events  events
-	order   int
+	events  worlds.Timeline[Event]
 	nodes   map[dsm.Node]*simNode
 	fetches map[FetchID]bool // that must be done in the end
 	seen    map[string]int
@@ -75,26 +58,6 @@ type simNode struct {
 	moods    int  // of ten requests, so many are busy, broken or silent
 	tooLarge int  // more wants than this are too much
 	silent   bool // it never answers
-}
-
-type timed struct {
-	at    time.Duration
-	order int
-	event Event
-}
-
-type events []timed
-
-func (q events) Len() int { return len(q) }
-func (q events) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].order < q[j].order
-}
-func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *events) Push(x any)   { *q = append(*q, x.(timed)) }
-func (q *events) Pop() any {
-	last := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
-	return last
 }
 
 func newWorld(seed uint64) *world {
@@ -191,19 +154,20 @@ func (w *world) plan(hopeless bool) {
 }
 
 func (w *world) at(at time.Duration, e Event) {
-	w.order++
-	heap.Push(&w.events, timed{at, w.order, e})
+	w.events.Add(at, e)
 }
 
-func (w *world) run(trace func(string, ...any)) error {
+// Run implements worlds.World.
+func (w *world) Run(trace func(string, ...any)) error {
 	const limit = 30 * time.Minute
 	for steps := 0; ; steps++ {
 		next, has := w.Next()
+		at, planned := w.events.Next()
 		var e Event = Tick{}
 		switch {
-		case len(w.events) > 0 && (!has || w.events[0].at <= next):
-			got := heap.Pop(&w.events).(timed)
-			w.now, e = max(w.now, got.at), got.event
+		case planned && (!has || at <= next):
+			_, e = w.events.Take()
+			w.now = max(w.now, at)
 		case has:
 			w.now = max(w.now, next)
 		default:

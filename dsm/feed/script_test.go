@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/worlds"
 )
 
 // script runs the files in testdata/scripts against one Machine:
@@ -158,13 +159,10 @@ func (sc *script) line(line string) {
 func (sc *script) pass(duration string) {
 	d, err := time.ParseDuration(duration)
 	require.NoError(sc.t, err)
-	until := sc.now + d
-	for at, ok := sc.w.Next(); ok && at <= until; at, ok = sc.w.Next() {
-		require.GreaterOrEqual(sc.t, at, sc.now, "Next is in the past")
+	sc.now = worlds.Pass(sc.t, sc.now, d, sc.w.Next, func(at time.Duration) {
 		sc.now = at
-		sc.step(fmt.Sprintf("at %v", sc.now), Tick{})
-	}
-	sc.now = until
+		sc.step(fmt.Sprintf("at %v", at), Tick{})
+	})
 }
 
 func (sc *script) step(line string, e Event) {

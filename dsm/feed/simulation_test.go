@@ -1,8 +1,6 @@
 package feed
 
 import (
-	"container/heap"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -11,11 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/dsm"
-)
-
-var (
-	seedFlag   = flag.Uint64("seed", 0, "run only the world of this seed, and log its events")
-	worldsFlag = flag.Uint64("worlds", 100, "how many random worlds to run")
+	"github.com/starling-kv/starling/internal/worlds"
 )
 
 // TestRandomWorlds runs chains whose validators feed simulated replicas, in virtual time. Replicas
@@ -23,21 +17,16 @@ var (
 // some validators send nothing. watch checks every step of every validator. Moreover, once the
 // faults have ended, blocks are made, and each replica that is up follows the head.
 func TestRandomWorlds(t *testing.T) {
-	if *seedFlag != 0 {
-		require.NoError(t, newWorld(*seedFlag).run(t.Logf))
-		return
-	}
 	sum := map[string]int{}
-	for seed := uint64(1); seed <= *worldsFlag; seed++ {
-		w := newWorld(seed)
-		if err := w.run(func(string, ...any) {}); err != nil {
-			t.Fatalf("seed %d: %v\nto repeat: go test ./dsm/feed -run TestRandomWorlds -v -seed %d", seed, err, seed)
-		}
+	n := worlds.Run(t, 100, newWorld, func(w *world) {
 		for what, n := range w.seen {
 			sum[what] += n
 		}
+	})
+	t.Logf("%d worlds: %v", n, sum)
+	if n == 0 {
+		return
 	}
-	t.Logf("%d worlds: %v", *worldsFlag, sum)
 	for _, what := range []string{"Left", "Back", "blocked", "probe that found all", "crash", "chunks"} {
 		require.NotZero(t, sum[what], what)
 	}
@@ -45,12 +34,7 @@ func TestRandomWorlds(t *testing.T) {
 
 // TestSameEventsSameActions runs worlds twice: nothing depends on the order of a map.
 func TestSameEventsSameActions(t *testing.T) {
-	for seed := uint64(1); seed <= 10; seed++ {
-		var first, second []string
-		require.NoError(t, newWorld(seed).run(func(f string, args ...any) { first = append(first, fmt.Sprintf(f, args...)) }))
-		require.NoError(t, newWorld(seed).run(func(f string, args ...any) { second = append(second, fmt.Sprintf(f, args...)) }))
-		require.Equal(t, first, second, "seed %d", seed)
-	}
+	worlds.Same(t, 10, newWorld)
 }
 
 // TestNothingIsSentTwice: without faults every update goes to every replica once, and a probe or
@@ -59,7 +43,7 @@ func TestNothingIsSentTwice(t *testing.T) {
 	for seed := uint64(1); seed <= 20; seed++ {
 		w := newWorld(seed)
 		w.calm()
-		require.NoError(t, w.run(func(string, ...any) {}), "seed %d", seed)
+		require.NoError(t, w.Run(func(string, ...any) {}), "seed %d", seed)
 		replicas := 0
 		for i := range w.ranges.Len() {
 			replicas += len(w.ranges.Shard(i).Replicas)
@@ -89,8 +73,7 @@ type world struct {
 	rng        *rand.Rand
 	now        time.Duration
 	head       int64
-	events     events
-	order      int
+	events     worlds.Timeline[func()]
 	latency    time.Duration
 	faults     bool
 	seen       map[string]int
@@ -110,26 +93,6 @@ func (r *simReplica) needs() int64 {
 		h++
 	}
 	return h
-}
-
-type timed struct {
-	at    time.Duration
-	order int
-	do    func()
-}
-
-type events []timed
-
-func (q events) Len() int { return len(q) }
-func (q events) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].order < q[j].order
-}
-func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *events) Push(x any)   { *q = append(*q, x.(timed)) }
-func (q *events) Pop() any {
-	last := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
-	return last
 }
 
 func newWorld(seed uint64) *world {
@@ -181,8 +144,7 @@ func (w *world) calm() {
 }
 
 func (w *world) after(d time.Duration, do func()) {
-	w.order++
-	heap.Push(&w.events, timed{w.now + d, w.order, do})
+	w.events.Add(w.now+d, do)
 }
 
 // block makes a block, if no validator waits.
@@ -345,7 +307,8 @@ func (w *world) poll(i int, a Poll) {
 	w.after(w.wait(), func() { w.tell(i, answer) })
 }
 
-func (w *world) run(trace func(string, ...any)) error {
+// Run implements worlds.World.
+func (w *world) Run(trace func(string, ...any)) error {
 
 	for steps := 0; w.now < worldEnd; steps++ {
 		next, who := worldEnd, -1
@@ -354,10 +317,10 @@ func (w *world) run(trace func(string, ...any)) error {
 				next, who = at, i
 			}
 		}
-		if len(w.events) > 0 && w.events[0].at <= next {
-			e := heap.Pop(&w.events).(timed)
-			w.now = max(w.now, e.at)
-			e.do()
+		if at, planned := w.events.Next(); planned && at <= next {
+			_, do := w.events.Take()
+			w.now = max(w.now, at)
+			do()
 		} else if w.now = max(w.now, next); who >= 0 {
 			w.tell(who, Tick{})
 		}

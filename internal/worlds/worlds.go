@@ -1,0 +1,117 @@
+// Package worlds runs simulations in virtual time for the tests of state machines: many random
+// worlds, each made from a seed that repeats it.
+package worlds
+
+import (
+	"container/heap"
+	"flag"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	seed = flag.Uint64("seed", 0, "run only the world of this seed, and log its events")
+	many = flag.Uint64("worlds", 0, "how many random worlds to run; 0: as many as the test says")
+)
+
+// World is a simulation. Run returns what is wrong, and passes each event to trace.
+type World interface {
+	Run(trace func(format string, args ...any)) error
+}
+
+// Run makes and runs the worlds of the seeds from 1 to n, and passes those that found nothing wrong
+// to ended. It returns how many there were: 0 if the flag chose one alone.
+func Run[W World](t *testing.T, n uint64, of func(seed uint64) W, ended func(W)) int {
+	t.Helper()
+	if *seed != 0 {
+		require.NoError(t, of(*seed).Run(t.Logf))
+		return 0
+	}
+	if *many != 0 {
+		n = *many
+	}
+	for seed := uint64(1); seed <= n; seed++ {
+		w := of(seed)
+		if err := w.Run(func(string, ...any) {}); err != nil {
+			t.Fatalf("seed %d: %v\nto repeat, in the package's folder: go test -run '^%s$' -v -seed %d", seed, err, t.Name(), seed)
+		}
+		ended(w)
+	}
+	return int(n)
+}
+
+// Same runs the worlds of the seeds from 1 to n twice, which must come to the same events: nothing
+// depends on the order of a map.
+func Same[W World](t *testing.T, n uint64, of func(seed uint64) W) {
+	t.Helper()
+	for seed := uint64(1); seed <= n; seed++ {
+		events := func() (all []string) {
+			require.NoError(t, of(seed).Run(func(f string, args ...any) { all = append(all, fmt.Sprintf(f, args...)) }))
+			return all
+		}
+		require.Equal(t, events(), events(), "seed %d", seed)
+	}
+}
+
+// Pass lets virtual time pass from now on, and returns when that is over. next is when a state
+// machine wants a tick, if it does, and never in the past; tick is called at each such time.
+func Pass(t testing.TB, now, d time.Duration, next func() (time.Duration, bool), tick func(at time.Duration)) time.Duration {
+	t.Helper()
+	until := now + d
+	for at, ok := next(); ok && at <= until; at, ok = next() {
+		require.GreaterOrEqual(t, at, now, "a tick that was due before")
+		now = at
+		tick(now)
+	}
+	return until
+}
+
+// Timeline holds what is still to happen: the earliest first, and in the order in which it was
+// added where the time is the same. The zero value is empty.
+type Timeline[E any] struct {
+	queue queue[E]
+	added int
+}
+
+// Add notes that e happens at that time.
+func (l *Timeline[E]) Add(at time.Duration, e E) {
+	l.added++
+	heap.Push(&l.queue, happening[E]{at, l.added, e})
+}
+
+// Next returns when the next thing happens, if there is one.
+func (l *Timeline[E]) Next() (at time.Duration, ok bool) {
+	if len(l.queue) == 0 {
+		return 0, false
+	}
+	return l.queue[0].at, true
+}
+
+// Take removes the next thing, and returns it with its time. There must be one.
+func (l *Timeline[E]) Take() (time.Duration, E) {
+	h := heap.Pop(&l.queue).(happening[E])
+	return h.at, h.event
+}
+
+type happening[E any] struct {
+	at    time.Duration
+	order int
+	event E
+}
+
+type queue[E any] []happening[E]
+
+func (q queue[E]) Len() int { return len(q) }
+func (q queue[E]) Less(i, j int) bool {
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].order < q[j].order
+}
+func (q queue[E]) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *queue[E]) Push(x any)   { *q = append(*q, x.(happening[E])) }
+func (q *queue[E]) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
