@@ -56,7 +56,7 @@ func fromRange(c Commitment, r KeyRange, seam *Bag, leaves iter.Seq2[Leaf, error
 		first = behind[0].key
 	}
 	if err == nil {
-		err = r.reaches(before, first)
+		err = r.reaches(before, behind, first)
 	}
 	v := &Version{chunkBytes: c.ChunkBytes, leaves: s.count, top: emptyStub, partial: true, uncounted: true, full: r.clone()}
 	if err == nil {

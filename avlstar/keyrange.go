@@ -158,7 +158,13 @@ func (b *Bag) outside(c Commitment, r KeyRange) (before, behind []seamItem, err 
 // least key behind it. In a seam from Version.Seam it cannot: the way to r.First ends at the leaf
 // before it or, if that is a stub, at the leaf of r.First. Without this check, who calls keys of r
 // deleted could hide them in a stub, with the right root.
-func (r KeyRange) reaches(before []seamItem, next []byte) error {
+//
+// Nor may the first item behind r be a stub that begins with r.After, to which a seam opens the way:
+// who took it could not make the seam of its own range.
+func (r KeyRange) reaches(before, behind []seamItem, next []byte) error {
+	if len(behind) > 0 && behind[0].value == nil && bytes.Equal(behind[0].key, r.After) {
+		return fmt.Errorf("the seam has a stub in the place of key %s, with which the next range begins", abbreviate(r.After))
+	}
 	if last := len(before) - 1; last >= 0 && before[last].value == nil && !bytes.Equal(next, r.First) {
 		return fmt.Errorf("a stub of the seam can have keys of the range from %s on", abbreviate(r.First))
 	}

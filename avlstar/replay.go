@@ -204,7 +204,9 @@ func (r *replaying) needed() []Change {
 
 // assemble makes the tree without the hashes of what is new, below r.top. v is the version before.
 func (r *replaying) assemble(v *Version) error {
-	r.parts = make([]stretch, 0, len(r.before)+len(r.behind)+8*len(r.touched)+2*int(v.top.Height)+1)
+	// About eight parts come of an entry that changes something; others make none, so that a long
+	// list of these must not take memory here.
+	r.parts = make([]stretch, 0, len(r.before)+len(r.behind)+8*min(len(r.touched), 1<<12)+2*int(v.top.Height)+1)
 	r.seam(r.before)
 	if v.top != emptyStub {
 		r.walk(sub{v.top, v.root}, border{}, [2]bool{len(r.r.First) == 0, r.r.After == nil}, 0, len(r.touched))
@@ -220,7 +222,7 @@ func (r *replaying) assemble(v *Version) error {
 	if inside < len(r.parts) {
 		next = r.least(&r.parts[inside])
 	}
-	if err := r.r.reaches(r.before, next); err != nil {
+	if err := r.r.reaches(r.before, r.behind, next); err != nil {
 		return fmt.Errorf("%w: %w", ErrOtherState, err)
 	}
 	return r.join()

@@ -409,6 +409,32 @@ func TestSeamCannotHideKeys(t *testing.T) {
 	require.ErrorContains(t, err, "a stub of the seam can have keys of the range")
 }
 
+// TestSeamOpensTheNextRange: a seam with the right root, which has a stub where the next range
+// begins, is refused: the replica could not make its own seam of that.
+func TestSeamOpensTheNextRange(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	tried := 0
+	for _, after := range leavesOf(t, v, KeyRange{First: []byte("k21")}) {
+		r := KeyRange{First: []byte("k20"), After: after.Key}
+		below := append(bytes.Clone(after.Key[:len(after.Key)-1]), after.Key[len(after.Key)-1]-1, 0xff)
+		seam, err := v.Bag([]Want{{Key: r.First}, {Key: below}}, Below{})
+		bag := mustDecodeBag(t, seam, err)
+		_, behind, err := bag.outside(v.Commitment(), r)
+		require.NoError(t, err)
+		if len(behind) == 0 || behind[0].value != nil || !bytes.Equal(behind[0].key, r.After) {
+			continue
+		}
+		tried++
+		p := mustReplica(t, v, r)
+		_, err = p.Replay(r, Update{To: v.Commitment(), Changes: []Change{{Key: []byte("k200")}}, Seam: seam})
+		require.ErrorIs(t, err, ErrOtherState)
+		require.ErrorContains(t, err, "with which the next range begins")
+		_, err = FromRange(v.Commitment(), r, bag, withoutError(slices.Values(leavesOf(t, v, r))))
+		require.ErrorIs(t, err, ErrOtherState)
+	}
+	require.NotZero(t, tried)
+}
+
 // prunedTo returns what a bag has of v.
 func prunedTo(t require.TestingT, v *Version, b *Bag) *Partial {
 	p, err := NewPartial(v.Commitment())

@@ -163,6 +163,12 @@ func requireSplit(t *testing.T, wants []Want, most int) {
 	require.Equal(t, wants, joined)
 }
 
+// A want for which there is no room is a run of its own, which does not encode.
+func TestSplitWithoutRoom(t *testing.T) {
+	wants := []Want{{Key: []byte("a")}, {Key: []byte("b")}}
+	require.Equal(t, [][]Want{wants[:1:1], wants[1:]}, Split(wants, 10, MaxBodyBytes))
+}
+
 // universe yields keys of up to two letters of a … d.
 func universe(yield func([]byte) bool) {
 	for a := 'a'; a <= 'd'; a++ {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
@@ -159,7 +160,7 @@ func (c *chain) options(t testing.TB, fsys vfs.FS, i int) storagenode.Options {
 		Range: c.ranges[i], Disk: disk, Headers: c,
 		Log:          storagenode.LogOptions{FS: fsys, Dir: path.Join(dir, "log"), Label: label, FileBytes: 8 << 10},
 		ServeHeights: 8, Interval: 5, Keep: 3,
-		Limits: storagenode.Limits{UpdateBytes: 64 << 10},
+		Limits: storagenode.Limits{UpdateBytes: 64 << 10, Patience: time.Hour},
 	}
 }
 

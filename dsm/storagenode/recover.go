@@ -119,12 +119,16 @@ func (r *Replica) open() (err error) {
 	var damaged []int64
 	for _, height := range preferred(states, oldest, newest, logged, int64(r.o.ServeHeights)) {
 		v, err := r.load(height)
-		if errors.Is(err, ErrDamaged) {
-			r.recovered.Damaged = append(r.recovered.Damaged, err)
-			damaged = append(damaged, height)
-			continue
-		} else if err != nil {
+		switch {
+		case err == nil:
+		case errors.Is(err, ErrOther):
 			return err
+		default: // an older one and the log may do
+			r.recovered.Damaged = append(r.recovered.Damaged, err)
+			if errors.Is(err, ErrDamaged) {
+				damaged = append(damaged, height)
+			}
+			continue
 		}
 		r.mu.versions = []version{v}
 		break

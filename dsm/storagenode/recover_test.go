@@ -29,6 +29,21 @@ func (c *chain) feed(t testing.TB, r *storagenode.Replica, i int, to int64) {
 	}
 }
 
+var errSector = errors.New("a sector that cannot be read")
+
+// unreadable is a Disk that fails to read the state of a height.
+type unreadable struct {
+	storagenode.Disk
+	height int64
+}
+
+func (u unreadable) Open(height int64) (storagenode.StoredState, error) {
+	if height == u.height {
+		return nil, errSector
+	}
+	return u.Disk.Open(height)
+}
+
 // After a crash before any change of the file system, a replica has every height that it had
 // acknowledged, and with it the ServeHeights before; stored states and log fit together, and it
 // continues.
@@ -165,6 +180,20 @@ func TestOpen(t *testing.T) {
 		_, err := storagenode.Open(c.options(t, fsys, 1))
 		require.ErrorIs(t, err, storagenode.ErrDamaged)
 		require.ErrorContains(t, err, "restore the range from another replica")
+	})
+	t.Run("unreadable", func(t *testing.T) { // but perhaps not for ever: it is kept
+		fsys, _ := files(t)
+		o := c.options(t, fsys, 1)
+		o.Disk = unreadable{o.Disk, 35}
+		r := openReplica(t, o)
+		require.EqualValues(t, 30, r.Recovered().State)
+		require.Len(t, r.Recovered().Damaged, 1)
+		require.ErrorIs(t, r.Recovered().Damaged[0], errSector)
+		c.requireSame(t, r, 1, 36, 43)
+		require.NoError(t, r.Close())
+		states, err := c.options(t, fsys, 1).Disk.List()
+		require.NoError(t, err)
+		require.Len(t, states, 3)
 	})
 	t.Run("another range", func(t *testing.T) {
 		fsys, _ := files(t)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
@@ -193,7 +194,7 @@ func TestFlood(t *testing.T) {
 	rng := seeds.Rand(t)
 	c := newChain(t, rng, evenRanges(2), 15)
 	r := c.newReplica(t, 0, func(o *storagenode.Options) {
-		o.Limits = storagenode.Limits{Ahead: 6, Senders: 3, UpdateBytes: 64 << 10, Bytes: 1}
+		o.Limits = storagenode.Limits{Ahead: 6, Senders: 3, UpdateBytes: 64 << 10, Bytes: 1, Patience: time.Hour}
 	})
 	refusals := map[error]int{}
 	for height := int64(1); height <= 15; height++ {
