@@ -77,6 +77,7 @@ var arrows = map[string]struct {
 	"internal/hexruns":    {nil, "it is for the vectors of any package"},
 	"internal/bubble":     {nil, "it is for the tests of any package"},
 	"internal/seeds":      {nil, "it is for the tests of any package"},
+	"internal/worlds":     {nil, "it is for the tests of any package"},
 	"internal/ports":      {nil, "it knows numbers, whoever listens there"},
 	"e2e/manifest":        {nil, "a manifest is text"},
 	"e2e/relay":           {[]string{"e2e/relay/link"}, "it is a command line around the links"},

@@ -159,8 +159,8 @@ func (b *Bag) outside(c Commitment, r KeyRange) (before, behind []seamItem, err 
 // before it or, if that is a stub, at the leaf of r.First. Without this check, who calls keys of r
 // deleted could hide them in a stub, with the right root.
 //
-// Nor may the first item behind r be a stub that begins with r.After, to which a seam opens the way:
-// who took it could not make the seam of its own range.
+// Nor may the first item behind r be a stub that begins with r.After, to which a seam opens the
+// way: who took it could not make the seam of its own range.
 func (r KeyRange) reaches(before, behind []seamItem, next []byte) error {
 	if len(behind) > 0 && behind[0].value == nil && bytes.Equal(behind[0].key, r.After) {
 		return fmt.Errorf("the seam has a stub in the place of key %s, with which the next range begins", abbreviate(r.After))

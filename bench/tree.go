@@ -31,8 +31,8 @@ With the defaults, a run takes a quarter of an hour or more, most of it for IAVL
 without it (--against memiavl), about six minutes. Peers keep their files in --dir.`,
 		Example: `  go run . tree --against memiavl
   go run . tree --json tree.json
-  go run . tree --keys 100000 --versions 200 --iavl-versions 20
-  go run . tree --keys 10000000 --versions 400 --against memiavl --exports 0`,
+  go run . tree --keys 10000000 --versions 400 --against memiavl --exports 0
+  go run . tree --keys 100000 --versions 200 --iavl-versions 20`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Against = list(against)

@@ -226,7 +226,7 @@ func Split(wants []Want, most, held int) (runs [][]Want) {
 	most = max(1, min(most, MaxWants))
 	for first := 0; first < len(wants); {
 		n, length := 0, 0
-		// At least one: a want that finds no room is the caller's mistake, which an encoder reports.
+		// At least one: a want without room is the caller's mistake, which the encoder reports.
 		for first+n < len(wants) && n < most && (n == 0 || length+wants[first+n].EncodedBytes() <= room) {
 			length += wants[first+n].EncodedBytes()
 			n++
