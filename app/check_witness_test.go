@@ -26,11 +26,7 @@ func checked(t *testing.T, a *App, raw []byte, kind abci.CheckTxType) tx.Code {
 // CheckTx lets in what it cannot check, asks for what it lacks, and judges at the recheck.
 func TestCheckTxNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := newFakeSource(t, nil)
-		local := startChain(t, &memoryStore{}, witnessedState)
-		runBlock(t, local, prefill(t)...)
-		source.has(local)
-		a := startBare(t, local, source, avlstar.Retention{Depth: 1, Window: 1})
+		source, local, a := startBeside(t, avlstar.Retention{Depth: 1, Window: 1})
 		defer a.Stop()
 		source.delayed(100 * time.Millisecond)
 		right, next := sign(t, "alice", 4, put("a7", "x")), sign(t, "alice", 5, put("a7", "y"))
@@ -64,11 +60,7 @@ func TestCheckTxNeverWaits(t *testing.T) {
 // Transactions that wait unchecked are bounded: beyond that, the node is busy.
 func TestUncheckedTransactionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := newFakeSource(t, nil)
-		local := startChain(t, &memoryStore{}, witnessedState)
-		runBlock(t, local, prefill(t)...)
-		source.has(local)
-		a := startBare(t, local, source, avlstar.Retention{})
+		source, _, a := startBeside(t, avlstar.Retention{})
 		defer a.Stop()
 		source.silence(true)
 		var last []byte
@@ -85,11 +77,7 @@ func TestUncheckedTransactionsAreBounded(t *testing.T) {
 // The next nonce of an account whose record is missing is fetched.
 func TestNonceIsFetched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := newFakeSource(t, nil)
-		local := startChain(t, &memoryStore{}, witnessedState)
-		runBlock(t, local, prefill(t)...)
-		source.has(local)
-		a := startBare(t, local, source, avlstar.Retention{})
+		source, _, a := startBeside(t, avlstar.Retention{})
 		defer a.Stop()
 		ask := func() *abci.ResponseQuery {
 			res, err := a.Query(ctx, &abci.RequestQuery{Path: PathNonce, Data: account("alice")})

@@ -16,11 +16,7 @@ import (
 // Queries, checks and proposals, each of which fetches or has something fetched, run beside blocks
 // that do: the state is that of local mode, and every answer is right for its height.
 func TestReadersOnWitnesses(t *testing.T) {
-	source := newFakeSource(t, nil)
-	local := startChain(t, &memoryStore{}, witnessedState)
-	runBlock(t, local, prefill(t)...)
-	source.has(local)
-	a := startBare(t, local, source, avlstar.Retention{})
+	source, local, a := startBeside(t, avlstar.Retention{})
 	defer a.Stop()
 	a.options.WitnessTimeout = time.Hour // however slow the machine is
 	const blocks = 30

@@ -203,6 +203,17 @@ func startBare(t *testing.T, full *App, source Source, r avlstar.Retention) *App
 	return startSharded(t, &shardedStore{t: t, height: height, at: v.Commitment()}, source, r, "")
 }
 
+// startBeside starts a chain in local mode with what prefill writes, a source over it, and an
+// application that has the root's hash of its state.
+func startBeside(t *testing.T, r avlstar.Retention) (source *fakeSource, local, a *App) {
+	t.Helper()
+	source = newFakeSource(t, nil)
+	local = startChain(t, &memoryStore{}, witnessedState)
+	runBlock(t, local, prefill(t)...)
+	source.has(local)
+	return source, local, startBare(t, local, source, r)
+}
+
 func processed(t *testing.T, a *App, last abci.CommitInfo, txs ...[]byte) bool {
 	t.Helper()
 	a.block.Lock()

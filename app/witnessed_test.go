@@ -135,11 +135,7 @@ func compareAnswers(t *testing.T, rnd *rand.Rand, local, sharded *App) {
 // height; the block is decided all the same by others, and FinalizeBlock waits for what it lacks.
 func TestProposalsWaitForWitnesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := newFakeSource(t, nil)
-		local := startChain(t, &memoryStore{}, witnessedState)
-		runBlock(t, local, prefill(t)...)
-		source.has(local)
-		a := startBare(t, local, source, avlstar.Retention{})
+		source, local, a := startBeside(t, avlstar.Retention{})
 		defer a.Stop()
 		block := [][]byte{sign(t, "alice", 4, put("a7", "new"), del("a14"), read("ab21"))}
 
@@ -170,11 +166,7 @@ func TestProposalsWaitForWitnesses(t *testing.T) {
 // FinalizeBlock waits until its context or Stop ends, and leaves the state as it was.
 func TestFinalizeBlockWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := newFakeSource(t, nil)
-		local := startChain(t, &memoryStore{}, witnessedState)
-		runBlock(t, local, prefill(t)...)
-		source.has(local)
-		a := startBare(t, local, source, avlstar.Retention{})
+		source, local, a := startBeside(t, avlstar.Retention{})
 		raw := sign(t, "alice", 4, put("a7", "new"))
 		req := &abci.RequestFinalizeBlock{Height: 2, Txs: [][]byte{raw}}
 
@@ -246,11 +238,7 @@ func TestAnotherRequestBroughtIt(t *testing.T) {
 // A proposer leaves out what it lacks, and what depends on it, and has it for the next height.
 func TestProposerLeavesOutWhatItLacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := newFakeSource(t, nil)
-		local := startChain(t, &memoryStore{}, witnessedState)
-		runBlock(t, local, prefill(t)...)
-		source.has(local)
-		a := startBare(t, local, source, avlstar.Retention{Depth: 2, Window: 100})
+		source, local, a := startBeside(t, avlstar.Retention{Depth: 2, Window: 100})
 		defer a.Stop()
 		// What is in memory after this block: the rights of alice, a0 and a7.
 		first := sign(t, "alice", 4, put("a0", "x"), put("a7", "y"))
