@@ -181,16 +181,12 @@ func (r *Ranges) Route(wants []Want) ([]Part, error) {
 		if err := w.check(); err != nil {
 			return nil, fmt.Errorf("dsm: route: %w", err)
 		}
-		switch {
-		case w.Range:
+		if w.Range {
 			r.cut(w, byShard)
-		case w.Next:
-			i := r.Index(append(bytes.Clone(w.Key), 0))
-			byShard[i] = append(byShard[i], w)
-		default:
-			i := r.Index(w.Key)
-			byShard[i] = append(byShard[i], w)
+			continue
 		}
+		i := r.Index(w.Least())
+		byShard[i] = append(byShard[i], w)
 	}
 	var parts []Part
 	for i, of := range byShard {

@@ -21,6 +21,15 @@ type Want struct {
 	Deleted bool
 }
 
+// Least returns the least key that w can be about, which decides whose range it goes to: for a next
+// key, the one just above Key. It may share its memory.
+func (w Want) Least() []byte {
+	if w.Next {
+		return append(bytes.Clone(w.Key), 0)
+	}
+	return w.Key
+}
+
 const (
 	wantRange = 1 << iota
 	wantNext

@@ -26,7 +26,7 @@ func (n *Node) decodeWants(body []byte) (dsm.Witness, *Replica, error) {
 	if len(w.Wants) == 0 {
 		return w, nil, refused(errors.New("a witness of nothing"))
 	}
-	i, ok := n.of(leads(w.Wants[0]))
+	i, ok := n.of(w.Wants[0].Least())
 	if !ok {
 		return w, nil, fmt.Errorf("no range has key %x: %w", w.Wants[0].Key, transport.ErrGone)
 	}
@@ -39,18 +39,9 @@ func (n *Node) decodeWants(body []byte) (dsm.Witness, *Replica, error) {
 	return w, r, nil
 }
 
-// leads returns the key whose range a want goes to, as dsm.Ranges routes it: the next key is above
-// its own.
-func leads(w dsm.Want) []byte {
-	if w.Next {
-		return append(bytes.Clone(w.Key), 0)
-	}
-	return w.Key
-}
-
 // inside reports whether what is wanted lies in a range.
 func inside(w dsm.Want, r dsm.Range) bool {
-	if !r.Contains(leads(w)) {
+	if !r.Contains(w.Least()) {
 		return false
 	}
 	return !w.Range || len(r.After) == 0 || w.After != nil && bytes.Compare(w.After, r.After) <= 0
@@ -93,8 +84,7 @@ func wantsOf(p *avlstar.Partial, r avlstar.KeyRange, wants []dsm.Want) ([]avlsta
 	for _, w := range wants {
 		want := avlstar.Want{Key: w.Key, Range: w.Range, After: w.After, Deleted: w.Deleted}
 		if w.Next {
-			above := append(bytes.Clone(w.Key), 0)
-			if rangeOf(r).Contains(above) {
+			if above := w.Least(); rangeOf(r).Contains(above) {
 				for l, err := range p.Leaves(avlstar.KeyRange{First: above, After: r.After}) {
 					if err != nil {
 						return nil, err
