@@ -60,7 +60,7 @@ var arrows = map[string]struct {
 		"storage", "transport", "transport/tcp"}, "a join reaches the node's state and CometBFT's databases through its own interfaces"},
 	"node/comet": {[]string{"lightblocks", "node/config", "node/disk", "storage", "storage/blocks", "transport"},
 		"it adapts CometBFT to a node, whatever the application is; of storage it has the errors"},
-	"node/config": {[]string{"app", "tx", "lightclient", "statuspage", "transport"},
+	"node/config": {[]string{"app", "dsm", "tx", "lightclient", "statuspage", "transport"},
 		"settings are read and checked before anything is opened; of others it has limits and the forms of addresses"},
 	"node/disk":      {[]string{"storage"}, "it measures free space, whoever fills it; the state zone's error for a full disk is everybody's"},
 	"node/buildinfo": {[]string{"app", "statesync", "storage", "storage/blocks"}, "it names versions and formats of what is built in, and runs nothing"},

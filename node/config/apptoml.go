@@ -31,6 +31,28 @@ retain_blocks = {{ .State.RetainBlocks }}
 # proof. It takes about 22 bytes of memory for each of these keys, and makes blocks a little slower to commit. No result depends on it.
 index = {{ .State.Index }}
 
+# "local": this node has the whole state. "sharded": storage nodes have it, and this node has what was used lately; it cannot change once
+# the node has a state. The settings below are of "sharded" only.
+mode = "{{ .State.Mode }}"
+
+# File, relative to the home folder, that says which storage nodes keep which keys (` + "`starlingd storage ranges`" + ` writes it).
+storage_nodes = "{{ .State.StorageNodes }}"
+
+# The tree's nodes with fewer than retain_depth others above them stay in memory, about 100 bytes each: 12 is 4,096 ways, 0 the root alone.
+# What is below them and was changed or fetched stays for window blocks.
+retain_depth = {{ .State.RetainDepth }}
+window = {{ .State.Window }}
+
+# A block waits while some range has fewer than min_acks storage nodes that have everything on disk but the last max_lag_blocks blocks, or
+# max_lag_bytes of their changes. A storage node that is further behind has to fetch its range anew.
+min_acks = {{ .State.MinAcks }}
+max_lag_blocks = {{ .State.MaxLagBlocks }}
+max_lag_bytes = {{ .State.MaxLagBytes }}
+
+# A proposed block for which parts of the state do not come within this time is rejected; each further proposal for the same height may
+# take this much longer.
+witness_timeout = "{{ .State.WitnessTimeout }}"
+
 [snapshots]
 
 # Number of snapshots, the newest ones, that are offered to joining nodes; 0 offers none. One that is being fetched is kept a few minutes longer.
@@ -67,6 +89,22 @@ scrub_rate = {{ .Storage.ScrubRate }}
 # The node stops, with exit status 5, when the disk of its data has less free space than this, and does not start before there is
 # more: this much is needed to close all files cleanly. 0: it does not check, and a full disk ends it at any point.
 min_free_bytes = {{ .Storage.MinFreeBytes }}
+
+[storage_node]
+
+# Of a storage node only (` + "`starlingd storage start`" + `). File, relative to the home folder, that says which storage nodes keep which keys.
+ranges = "{{ .StorageNode.Ranges }}"
+
+# Of how many of the last heights it answers, and the memory, in bytes, for what only older ones of them have.
+serve_heights = {{ .StorageNode.ServeHeights }}
+serve_bytes = {{ .StorageNode.ServeBytes }}
+
+# Each range is stored every interval blocks, and the last keep of these states stay on disk with all changes since.
+interval = {{ .StorageNode.Interval }}
+keep = {{ .StorageNode.Keep }}
+
+# IDs of the nodes that may send changes, comma-separated; "": any node of the chain. False ones are found in any case.
+senders = "{{ .StorageNode.Senders }}"
 
 [transport]
 

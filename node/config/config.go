@@ -35,9 +35,11 @@ type App struct {
 	State     State     `mapstructure:"state"`
 	Snapshots Snapshots `mapstructure:"snapshots"`
 	Storage   Storage   `mapstructure:"storage"`
-	Transport Transport `mapstructure:"transport"`
-	Join      Join      `mapstructure:"join"`
-	Status    Status    `mapstructure:"status"`
+	// StorageNode is of the homes of storage nodes only.
+	StorageNode StorageNode `mapstructure:"storage_node"`
+	Transport   Transport   `mapstructure:"transport"`
+	Join        Join        `mapstructure:"join"`
+	Status      Status      `mapstructure:"status"`
 }
 
 // Status is the section [status].
@@ -92,6 +94,45 @@ type State struct {
 	KeepRecentBytes int64 `mapstructure:"keep_recent_bytes"`
 	// Index: keys in memory are found by their hashes.
 	Index bool `mapstructure:"index"`
+	// Mode is ModeLocal or ModeSharded. The settings below are of ModeSharded only.
+	Mode string `mapstructure:"mode"`
+	// RetainDepth is how many inner nodes of each way stay in memory, and Window for how many
+	// blocks what was changed or fetched below them stays.
+	RetainDepth int `mapstructure:"retain_depth"`
+	Window      int `mapstructure:"window"`
+	// StorageNodes is the file that LoadStorageNodes reads.
+	StorageNodes string `mapstructure:"storage_nodes"`
+	// A block waits while a range has fewer than MinAcks replicas that are at most MaxLagBlocks and
+	// MaxLagBytes behind.
+	MinAcks      int   `mapstructure:"min_acks"`
+	MaxLagBlocks int64 `mapstructure:"max_lag_blocks"`
+	MaxLagBytes  int64 `mapstructure:"max_lag_bytes"`
+	// WitnessTimeout limits the time for which a proposal waits for storage nodes.
+	WitnessTimeout time.Duration `mapstructure:"witness_timeout"`
+}
+
+// The values of State.Mode: the whole state is here, or only what was used lately.
+const (
+	ModeLocal   = "local"
+	ModeSharded = "sharded"
+)
+
+// Sharded reports whether storage nodes keep the state.
+func (c State) Sharded() bool { return c.Mode == ModeSharded }
+
+// StorageNode is the section [storage_node].
+type StorageNode struct {
+	// Ranges is the file that LoadStorageNodes reads, in which this node is found by its ID.
+	Ranges string `mapstructure:"ranges"`
+	// ServeHeights is of how many of the last heights witnesses are answered, as far as what only
+	// older ones have takes no more than ServeBytes.
+	ServeHeights int   `mapstructure:"serve_heights"`
+	ServeBytes   int64 `mapstructure:"serve_bytes"`
+	// The state is stored every Interval blocks, and the last Keep of these are kept.
+	Interval int64 `mapstructure:"interval"`
+	Keep     int   `mapstructure:"keep"`
+	// Senders are the IDs of the nodes that may send updates; empty: any node of the chain.
+	Senders string `mapstructure:"senders"`
 }
 
 // Snapshots is the section [snapshots].
@@ -127,7 +168,13 @@ const MaxSnapshots = 10
 // DefaultApp returns the settings that hold where app.toml has none.
 func DefaultApp() App {
 	return App{
-		State: State{KeepRecent: 100, KeepRecentBytes: 256 << 20}, Snapshots: Snapshots{Keep: 2},
+		State: State{
+			KeepRecent: 100, KeepRecentBytes: 256 << 20,
+			Mode: ModeLocal, RetainDepth: 12, Window: 32, StorageNodes: DefaultStorageNodesFile,
+			MinAcks: 1, MaxLagBlocks: 1000, MaxLagBytes: 256 << 20, WitnessTimeout: time.Second,
+		},
+		Snapshots:   Snapshots{Keep: 2},
+		StorageNode: StorageNode{Ranges: DefaultStorageNodesFile, ServeHeights: 64, ServeBytes: 256 << 20, Interval: 1000, Keep: 2},
 		Storage: Storage{
 			MemoryBytes: 256 << 20, StateInMemory: true,
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
@@ -154,6 +201,9 @@ func (c App) validate() error {
 		return fmt.Errorf("snapshots.keep is %d, it must be from 0 (serve none) to %d", c.Snapshots.Keep, MaxSnapshots)
 	}
 	if err := c.Storage.validate(); err != nil {
+		return err
+	}
+	if err := errors.Join(c.State.validateSharded(), c.StorageNode.validate()); err != nil {
 		return err
 	}
 	return errors.Join(c.Transport.validate(), c.Join.validate(), c.Status.validate())
@@ -235,6 +285,60 @@ func (c Storage) validate() error {
 		return fmt.Errorf("storage.min_free_bytes is %d, it must be 0 (do not look) or more", c.MinFreeBytes)
 	}
 	return nil
+}
+
+// maxRetainDepth limits state.retain_depth: the upper tree has 2 to that power nodes.
+const maxRetainDepth = 24
+
+func (c State) validateSharded() error {
+	switch {
+	case c.Mode != ModeLocal && c.Mode != ModeSharded:
+		return fmt.Errorf("state.mode is %q, it must be %q or %q", c.Mode, ModeLocal, ModeSharded)
+	case c.RetainDepth < 0 || c.RetainDepth > maxRetainDepth:
+		return fmt.Errorf("state.retain_depth is %d, it must be 0 (the root's hash alone) to %d", c.RetainDepth, maxRetainDepth)
+	case c.Window < minWindow:
+		return fmt.Errorf("state.window is %d, it must be %d or more: storage nodes are two blocks behind at best", c.Window, minWindow)
+	case c.MinAcks < 1:
+		return fmt.Errorf("state.min_acks is %d, it must be 1 or more", c.MinAcks)
+	case c.MaxLagBlocks < 3:
+		return fmt.Errorf("state.max_lag_blocks is %d, it must be 3 or more: a storage node acknowledges a block after the next one", c.MaxLagBlocks)
+	case c.MaxLagBytes < minMemory:
+		return fmt.Errorf("state.max_lag_bytes is %d, it must be %d (16 MiB) or more", c.MaxLagBytes, minMemory)
+	case c.WitnessTimeout <= 0:
+		return fmt.Errorf(`state.witness_timeout is %s, it must be above 0, such as "1s"`, c.WitnessTimeout)
+	}
+	return nil
+}
+
+// minWindow is the least state.window.
+const minWindow = 8
+
+func (c StorageNode) validate() error {
+	switch {
+	case c.ServeHeights < 1:
+		return fmt.Errorf("storage_node.serve_heights is %d, it must be 1 or more", c.ServeHeights)
+	case c.ServeBytes < 0:
+		return fmt.Errorf("storage_node.serve_bytes is %d, it must be 0 (the newest height only) or more", c.ServeBytes)
+	case c.Interval < 1 || c.Keep < 1:
+		return fmt.Errorf("storage_node.interval is %d and storage_node.keep %d, both must be 1 or more", c.Interval, c.Keep)
+	case int64(c.Keep-1)*c.Interval < int64(c.ServeHeights-1):
+		return fmt.Errorf("storage_node.keep is %d and storage_node.interval %d: with so few stored states a start could not answer %d heights (storage_node.serve_heights)", c.Keep, c.Interval, c.ServeHeights)
+	}
+	for _, id := range c.SenderIDs() {
+		if err := id.Validate(); err != nil {
+			return fmt.Errorf("storage_node.senders: %w", err)
+		}
+	}
+	return nil
+}
+
+// SenderIDs returns the IDs in Senders, one by one.
+func (c StorageNode) SenderIDs() []transport.ID {
+	var ids []transport.ID
+	for _, id := range splitList(c.Senders) {
+		ids = append(ids, transport.ID(id))
+	}
+	return ids
 }
 
 // DatabaseCache returns the bytes that each zone's database may cache of its files: their indexes

@@ -60,7 +60,7 @@ func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	conf, err := config.Load(home, v)
 	require.NoError(t, err)
 	want := config.DefaultApp()
-	want.State, want.Snapshots = config.State{9, 80, 256 << 20, true}, config.Snapshots{3}
+	want.State.KeepRecent, want.State.RetainBlocks, want.State.Index, want.Snapshots.Keep = 9, 80, true, 3
 	want.Storage.FlushInterval, want.Storage.FlushBlocks, want.Storage.MaxLagBlocks, want.Storage.MemoryBytes = 3*time.Second, 5, 77, 20_000_000
 	require.Equal(t, want, conf.App)
 	require.Equal(t, []string{"http://a:1", "http://b:2"}, conf.CometBFT.StateSync.RPCServers)
