@@ -79,7 +79,9 @@ type Options struct {
 	Metrics       *Metrics // default: none
 	// Source brings what the tree lacks: then it need not have all of the state. nil: it has.
 	Source Source
-	// Retention says what of such a tree stays in memory; what KeepRecords names always does.
+	// Retention says what of such a tree stays in memory; what KeepRecords names always does, and
+	// what PreferNonces names while the tree is within Retention.Budget. Retention.Least is to be
+	// the number of blocks that nobody else has on disk yet.
 	Retention avlstar.Retention
 	// WitnessTimeout limits the time that a proposal waits for the Source, times the number of
 	// proposals seen at its height; default DefaultWitnessTimeout.

@@ -99,7 +99,8 @@ func TestKeepRecords(t *testing.T) {
 		first, after string
 		keep         bool
 	}{
-		{"", "", true}, {"", "\x00a", true}, {"\x00", "a", true}, {"\x00n", "\x00o", true}, {"\x01", "", false}, {"a", "b", false},
+		{"", "", true}, {"", "\x00a", true}, {"\x00", "a", true}, {"\x00m", "\x00o", true}, {"\x00n", "\x00o", false},
+		{"\x00n", "\x00p", true}, {"\x00n", "", true}, {"\x00nab", "\x00nb", false}, {"\x01", "", false}, {"a", "b", false},
 	} {
 		require.Equal(t, c.keep, KeepRecords([]byte(c.first), []byte(c.after)), "%q", c.first)
 	}

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"errors"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -185,6 +186,17 @@ func (o *overlay) pretend(key, value []byte) {
 }
 
 // KeepRecords reports whether a subtree with keys in [first, after) may hold bookkeeping records
-// (nil is open), for avlstar.Retention.Keep: CheckTx needs the rights and nonces of accounts, and
-// does not wait for the network. Those that came into memory stay there.
-func KeepRecords(first, _ []byte) bool { return len(first) == 0 || first[0] == reserved }
+// other than nonces (nil is open), for avlstar.Retention.Keep: CheckTx needs the rights of
+// accounts, and does not wait for the network. Those that came into memory stay there. Admins
+// decide how many there are; nonces are as many as accounts were ever seen: see PreferNonces.
+func KeepRecords(first, after []byte) bool {
+	return (len(first) == 0 || first[0] == reserved) && !PreferNonces(first, after)
+}
+
+// PreferNonces reports whether all keys in [first, after) are those of nonces, for
+// avlstar.Retention.Prefer: they stay while there is memory for them. Where one is missing, CheckTx
+// asks for it, and the recheck judges.
+func PreferNonces(first, after []byte) bool {
+	nonces := record(tagNonce)
+	return bytes.Compare(first, nonces) >= 0 && len(after) > 0 && bytes.Compare(after, prefixEnd(nonces)) <= 0
+}

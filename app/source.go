@@ -223,8 +223,11 @@ func (a *App) Stop() {
 // retention returns what versions keep in memory.
 func (a *App) retention() avlstar.Retention {
 	r := a.options.Retention
-	more := r.Keep
-	r.Keep = func(first, after []byte) bool { return KeepRecords(first, after) || more != nil && more(first, after) }
+	keep, prefer := r.Keep, r.Prefer
+	r.Keep = func(first, after []byte) bool { return KeepRecords(first, after) || keep != nil && keep(first, after) }
+	r.Prefer = func(first, after []byte) bool {
+		return PreferNonces(first, after) || prefer != nil && prefer(first, after)
+	}
 	return r
 }
 

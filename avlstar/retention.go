@@ -28,6 +28,13 @@ type Retention struct {
 	// after); nil is open. It is asked for each subtree that would become a stub, and must be true
 	// for all that hold a key to keep. It may be nil.
 	Keep func(first, after []byte) bool
+	// Prefer is like Keep, for what stays only while the tree is within Budget. Without a Budget,
+	// it does nothing, since what stays would have no limit.
+	Prefer func(first, after []byte) bool
+	// Least returns the number of last blocks of which everything stays that they changed or
+	// grafted, whatever Window and Budget say: nobody else has that on disk yet, so it could not be
+	// fetched again. It is called once for each block, by Shed, under the lock of the tree. nil: 0.
+	Least func() int
 }
 
 // retention is the state of a tree's Retention. It is guarded by tree.mu.
@@ -81,24 +88,32 @@ func (t *tree) shed(v *Version) *Version {
 	if r == nil || v.epoch+1 >= freed {
 		return v
 	}
-	laps := lapsOfWindow
+	laps, within := lapsOfWindow, r.Budget != nil
 	if r.Budget != nil && t.resident() > r.Budget() {
 		r.window /= 2
 		laps *= 4
+		within = false
 	} else {
 		r.window = min(r.window+1, r.Window)
 	}
-	r.blocks = append(slices.DeleteFunc(r.blocks, func(epoch uint32) bool { return epoch > v.epoch }), v.epoch)
-	if n := len(r.blocks); n > r.Window+1 {
-		r.blocks = slices.Delete(r.blocks, 0, n-r.Window-1)
+	least := 0
+	if r.Least != nil {
+		least = r.Least()
 	}
-	at := len(r.blocks) - 1 - r.window
-	if at < 0 {
+	r.blocks = append(slices.DeleteFunc(r.blocks, func(epoch uint32) bool { return epoch > v.epoch }), v.epoch)
+	if n, most := len(r.blocks), max(r.Window, least)+1; n > most {
+		r.blocks = slices.Delete(r.blocks, 0, n-most)
+	}
+	at := len(r.blocks) - 1 - max(r.window, least)
+	if at < 0 { // of blocks before these it is not known which nodes they made
 		return v
 	}
 	next := t.sameState(v)
 	a := newAllocator(&t.mu.memory, false)
 	s := shedding{sweep: sweep{edit: t.newEdit(v, next, nil, nil, &a), from: r.cursor, newest: r.blocks[at]}, Retention: r.Retention}
+	if !within {
+		s.Prefer = nil
+	}
 	s.stubs, s.left = true, minVisits+laps*int(t.mu.nodes+t.mu.leaves)/(r.Window+1)
 	next.root = s.walk(between{n: v.root, edge: r.cursor != nil}, 0).n
 	r.cursor = bytes.Clone(s.to)
@@ -132,7 +147,11 @@ func (s *shedding) keyAt(n ref) []byte {
 
 // keeps reports whether the subtree is to be kept whatever its age.
 func (s *shedding) keeps(at between) bool {
-	return s.Keep != nil && s.Keep(s.keyAt(at.first), s.keyAt(at.after))
+	if s.Keep == nil && s.Prefer == nil {
+		return false
+	}
+	first, after := s.keyAt(at.first), s.keyAt(at.after)
+	return s.Keep != nil && s.Keep(first, after) || s.Prefer != nil && s.Prefer(first, after)
 }
 
 // walk sweeps a subtree, which has depth inner nodes above it. Of most nodes it reads link and
