@@ -31,8 +31,10 @@ type Store interface {
 	// backlog is at its maximum. base is the version before v, and changes is what differs from it,
 	// in ascending key order: nobody modifies their keys and values, so the store may keep them.
 	// In the first commit base is nil, and changes holds every key; then they are valid only while
-	// v is retained. The store retains v and base for as long as it needs them. After an error,
-	// which may concern an earlier block, the application commits nothing more: the node must stop.
+	// v is retained. With Options.Source base is never nil: before the first block, it is the
+	// genesis state, which those who keep the state compute themselves. The store retains v and
+	// base for as long as it needs them. After an error, which may concern an earlier block, the
+	// application commits nothing more: the node must stop.
 	Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
 
 	// Durable returns the height of the state that a restart would load, 0 if there is none. It
@@ -83,6 +85,9 @@ type Options struct {
 	// what PreferNonces names while the tree is within Retention.Budget. Retention.Least is to be
 	// the number of blocks that nobody else has on disk yet.
 	Retention avlstar.Retention
+	// Edges are keys to which every version that Commit hands over has the ways, whatever became of
+	// the leaves beside them: where the state is divided. Retention.Keep should hold these ways.
+	Edges [][]byte
 	// WitnessTimeout limits the time that a proposal waits for the Source, times the number of
 	// proposals seen at its height; default DefaultWitnessTimeout.
 	WitnessTimeout time.Duration

@@ -26,6 +26,8 @@ type pending struct {
 	block
 	// Holds a reference, until commit passes it to App.block or giveUp releases it.
 	version *avlstar.Version
+	// edged: of Options.Edges, made lacks ways that version has.
+	edged bool
 	// What Apply returned, if version is another one of the same state that has more in memory; it
 	// holds a reference then.
 	applied   *avlstar.Version
@@ -164,9 +166,9 @@ func (a *App) giveUp() {
 	}
 }
 
-// made returns the version that Apply returned.
+// made returns the version that Apply returned, or one with more that has the ways to the edges.
 func (p *pending) made() *avlstar.Version {
-	if p.applied != nil {
+	if p.applied != nil && !p.edged {
 		return p.applied
 	}
 	return p.version
@@ -225,7 +227,7 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	}
 	var err error
 	base, changes := a.block.version, p.changes
-	if a.block.height == 0 {
+	if a.block.height == 0 && a.options.Source == nil {
 		base = nil
 		changes, err = everything(p.made())
 	}

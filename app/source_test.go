@@ -172,7 +172,8 @@ func (s *shardedStore) Load() (int64, *avlstar.Version, error) {
 func (s *shardedStore) Durable() int64 { return s.height }
 
 func (s *shardedStore) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
-	if base != nil {
+	require.NotNil(s.t, base)
+	if s.height > 0 {
 		require.Equal(s.t, s.at, base.Commitment())
 	}
 	for i := 1; i < len(changes); i++ {

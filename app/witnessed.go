@@ -40,6 +40,9 @@ func (p *block) same(b block) bool {
 func (a *App) witnessed(ctx context.Context, b block, txs []decoded, call string) (*pending, error) {
 	a.giveUp() // so that what comes is grafted into the committed state
 	f := a.ofBlock(call)
+	if err := f.bring(ctx, a.edges()); err != nil {
+		return nil, err
+	}
 	for {
 		n := newNeeds()
 		done, err := execute(a.block.version, a.block.params, b, txs, n)
@@ -56,11 +59,24 @@ func (a *App) witnessed(ctx context.Context, b block, txs []decoded, call string
 	}
 }
 
-// applyWitnessed is apply, which may need nodes beside the ways to keys that are deleted.
+// edges names the ways to Options.Edges.
+func (a *App) edges() *needs {
+	n := newNeeds()
+	for _, key := range a.options.Edges {
+		n.add(avlstar.Want{Key: key})
+	}
+	return n
+}
+
+// applyWitnessed is apply, which may need nodes beside the ways to keys that are deleted, and ways
+// to edges that lead elsewhere once the leaf beside the edge is deleted.
 func (a *App) applyWitnessed(ctx context.Context, done *pending, f *fetcher) error {
 	for {
 		err := a.apply(done)
 		var missing *avlstar.MissingNodeError
+		if err == nil {
+			return a.bringEdges(ctx, done, f)
+		}
 		if !errors.As(err, &missing) {
 			return err
 		}
@@ -68,6 +84,53 @@ func (a *App) applyWitnessed(ctx context.Context, done *pending, f *fetcher) err
 			return err
 		}
 	}
+}
+
+// bringEdges fetches what the version of a block that waits for its commit lacks of the ways to
+// Options.Edges. After an error the block does not wait any more.
+func (a *App) bringEdges(ctx context.Context, done *pending, f *fetcher) error {
+	into := &fetcher{
+		app: a, call: f.call, height: f.height, lock: f.lock, replace: a.renew,
+		version: func() *avlstar.Version {
+			if a.block.pending != done {
+				return nil
+			}
+			return done.version
+		},
+	}
+	for {
+		n := lackedEdges(done.version, a.edges().wants)
+		if n == nil {
+			return nil
+		}
+		if err := into.bring(ctx, n); err != nil {
+			if a.block.pending == done {
+				a.giveUp()
+			}
+			return err
+		}
+		done.edged = true
+	}
+}
+
+// lackedEdges returns what to ask for so that v has the ways to edges; nil: it has. The state
+// before the block has the same subtrees, and the least key of one leads to it there, while the way
+// to the edge may end at a leaf that the block has deleted.
+func lackedEdges(v *avlstar.Version, edges []avlstar.Want) *needs {
+	lacking, held := v.Lacks(edges)
+	if len(held) == 0 {
+		return nil
+	}
+	n := newNeeds()
+	n.held = held
+	for _, w := range lacking {
+		n.add(w)
+		for s := range v.Stubs(w.Key) {
+			n.add(avlstar.Want{Key: bytes.Clone(s.First)})
+			break
+		}
+	}
+	return n
 }
 
 // maxPatience limits the factor by which Options.WitnessTimeout grows.
