@@ -48,6 +48,7 @@ var arrows = map[string]struct {
 	"dsm":                      {nil, "messages and ranges of a sharded state, whatever the tree and the network are"},
 	"dsm/ask":                  {[]string{"dsm", "hedge"}, "it decides whom to ask, and knows neither clock nor network nor tree"},
 	"dsm/feed":                 {[]string{"dsm"}, "it decides whom to send to, and knows neither clock nor network nor tree"},
+	"dsm/source":               {[]string{"avlstar", "dsm", "dsm/ask", "dsm/feed", "transport"}, "it connects the tree to storage nodes; who executes blocks on it is no business of its own"},
 	"dsm/storagenode":          {[]string{"avlstar", "avlstar/record", "dsm", "transport"}, "it reaches proved headers through its own interface, and starts nothing"},
 	"dsm/storagenode/disktest": {[]string{"avlstar", "dsm/storagenode", "internal/seeds"}, "one suite for every implementation"},
 	"health":                   {nil, "it judges facts, whoever collects them"},

@@ -81,6 +81,55 @@ func (w Want) EncodedBytes() int {
 	return n
 }
 
+// Halves cuts a want for a range of keys into two, by the keys that are possible and not by those
+// that are there. ok is false for other wants, and for a range that has no middle.
+func (w Want) Halves() (l, r Want, ok bool) {
+	if !w.Range {
+		return l, r, false
+	}
+	middle := between(w.Key, w.After)
+	if bytes.Compare(middle, w.Key) <= 0 { // they differ in bytes 0 at the end
+		middle = append(bytes.Clone(w.Key), 0)
+	}
+	if len(middle) > MaxKeyBytes || w.After != nil && bytes.Compare(middle, w.After) >= 0 {
+		return l, r, false
+	}
+	l, r = w, w
+	l.After, r.Key = middle, middle
+	return l, r, true
+}
+
+// between returns the middle of two keys, as fractions to base 256; nil is 1. It has one byte more
+// than the longer one at most.
+func between(a, b []byte) []byte {
+	n := max(len(a), len(b)) + 1
+	at := func(key []byte, i int) int {
+		if i < len(key) {
+			return int(key[i])
+		}
+		return 0
+	}
+	sum := make([]int, n+1) // sum[0] is what is above the point
+	for i := n - 1; i >= 0; i-- {
+		sum[i+1] += at(a, i) + at(b, i)
+		sum[i] += sum[i+1] >> 8
+		sum[i+1] &= 0xff
+	}
+	if b == nil {
+		sum[0]++
+	}
+	middle, rest := make([]byte, n), sum[0]
+	for i := range n {
+		rest = rest<<8 | sum[i+1]
+		middle[i] = byte(rest >> 1)
+		rest &= 1
+	}
+	for len(middle) > 0 && middle[len(middle)-1] == 0 {
+		middle = middle[:len(middle)-1]
+	}
+	return middle
+}
+
 // Normal returns wants in the order in which they are encoded, each once. wants stays as it is.
 func Normal(wants []Want) []Want {
 	sorted := slices.Clone(wants)

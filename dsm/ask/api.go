@@ -95,6 +95,7 @@ const (
 	OpensNothing Verdict = "the bag opens nothing that was missing"
 	Omits        Verdict = "the bag leaves out the way to a key of its range"
 	TooLong      Verdict = "the answer is longer than was allowed"
+	Unasked      Verdict = "the bag has what nobody asked for"
 )
 
 // Reason is why a request has failed.
@@ -109,7 +110,8 @@ const (
 	Refused
 	// Broken: the connection is lost, the request took too long, or our own side failed.
 	Broken
-	// TooLarge: what is wanted takes more than an answer can have. It is asked for in halves.
+	// TooLarge: what is wanted takes more than an answer can have. Another replica is asked for the
+	// same; if that one says so too, or there is none, it is asked for in halves.
 	TooLarge
 )
 
@@ -160,21 +162,30 @@ type (
 		Range  dsm.Range
 		Tried  []Trial
 	}
+	// Oversized: the way to one key takes more than an answer can have. It is given up: there is no
+	// smaller question. GaveUp follows when the rest of the fetch has ended.
+	Oversized struct {
+		Fetch FetchID
+		Range dsm.Range
+		Want  dsm.Want
+	}
 	// Done: everything of a fetch is open.
 	Done struct{ Fetch FetchID }
-	// GaveUp: a fetch ended, and these ranges were not served in all its rounds.
+	// GaveUp: a fetch ended, and of these ranges not all was served: in all its rounds, or since a
+	// want was Oversized.
 	GaveUp struct {
 		Fetch  FetchID
 		Ranges []dsm.Range
 	}
 )
 
-func (Ask) action()      {}
-func (Cancel) action()   {}
-func (Lied) action()     {}
-func (Unserved) action() {}
-func (Done) action()     {}
-func (GaveUp) action()   {}
+func (Ask) action()       {}
+func (Cancel) action()    {}
+func (Lied) action()      {}
+func (Unserved) action()  {}
+func (Oversized) action() {}
+func (Done) action()      {}
+func (GaveUp) action()    {}
 
 // Trial is what came of a replica in the last round of a part.
 type Trial struct {

@@ -16,8 +16,9 @@
 //
 // # Whom first
 //
-// A node that never lied before one that did, one whose claims have the height before one whose
-// claims do not, then by the time that its answers took, times the requests that it owes. The
+// A node that never lied before one that did, one that did not lately say "too large" before one
+// that did, one whose claims have the height before one whose claims do not, then by the time that
+// its answers took, times the requests that it owes. The
 // estimate of a node that is not asked halves with time, so a slow one is tried again. Claims are
 // hints: a replica without the right ones is asked last, but it is asked.
 //
@@ -27,6 +28,12 @@
 // which was missing, or that leaves out the way to a key in the range, is a lie: its node is named
 // and not asked for a while, twice as long each time. Gone is no fault, busy and broken are small
 // ones.
+//
+// # Too large
+//
+// Who says that an answer would be too large blames itself: another replica is asked for the same.
+// If that one agrees, or there is no other to ask, the wants are halved, and a range of keys is cut
+// in the middle. What has no halves ends as Oversized.
 //
 // # Termination
 //

@@ -27,7 +27,7 @@ type fetch struct {
 	id     FetchID
 	height int64
 	rounds int     // maximum; 0: no limit
-	parts  []*part // those that are not done
+	parts  []*part // those that were done are taken out at the end of each step
 	failed []int   // numbers of the ranges that were given up
 	told   []int   // numbers of the ranges that are said to be unserved
 }
@@ -37,6 +37,8 @@ type part struct {
 	fetch *fetch
 	shard int // number of the range
 	wants []dsm.Want
+	done  bool       // it has ended: it is no part of the fetch any more
+	large int        // replicas that said it is too large
 	round int        // rounds that have ended
 	out   []*request // in the order of asking
 
@@ -60,7 +62,7 @@ type request struct {
 func New(ranges *dsm.Ranges, policy Policy) *Machine {
 	m := &Machine{ranges: ranges, policy: policy, requests: map[RequestID]*request{}, nodes: map[dsm.Node]*node{}}
 	for _, n := range ranges.Nodes() {
-		m.nodes[n] = &node{id: n, gone: map[int]absence{}}
+		m.nodes[n] = &node{id: n, gone: map[int]absence{}, small: map[int]time.Duration{}}
 	}
 	return m
 }
@@ -119,12 +121,12 @@ func (m *Machine) Waiting() (waits []Wait) {
 
 func (m *Machine) act(a Action) { m.actions = append(m.actions, a) }
 
-// parts yields all parts that are not done. The parts of a fetch may change meanwhile.
+// parts yields all parts that are not done. Parts that are added meanwhile are yielded, too.
 func (m *Machine) parts() func(yield func(*part) bool) {
 	return func(yield func(*part) bool) {
-		for _, f := range slices.Clone(m.fetches) {
-			for _, p := range slices.Clone(f.parts) {
-				if slices.Contains(f.parts, p) && !yield(p) {
+		for _, f := range m.fetches {
+			for i := 0; i < len(f.parts); i++ {
+				if p := f.parts[i]; !p.done && !yield(p) {
 					return
 				}
 			}
@@ -199,9 +201,7 @@ func (m *Machine) proved(r *request) {
 }
 
 // remove takes a part off its fetch.
-func (m *Machine) remove(p *part) {
-	p.fetch.parts = slices.DeleteFunc(p.fetch.parts, func(other *part) bool { return other == p })
-}
+func (m *Machine) remove(p *part) { p.done = true }
 
 func (m *Machine) refuted(r *request, e Refuted) {
 	p := r.part
@@ -222,7 +222,12 @@ func (m *Machine) refuted(r *request, e Refuted) {
 func (m *Machine) failed(r *request, why Reason) {
 	switch why {
 	case TooLarge:
-		if m.halve(r) {
+		p := r.part
+		r.node.small[p.shard] = m.now + m.policy.MaxRetry
+		if p.large++; p.large > 1 || len(m.replicas(p)) == 1 {
+			m.end(r)
+			m.stop(p)
+			m.halve(p)
 			return
 		}
 	case Gone:
@@ -233,23 +238,27 @@ func (m *Machine) failed(r *request, why Reason) {
 	m.unanswered(r, why.String())
 }
 
-// halve makes two parts of one that is too large for an answer. It reports false if that has one
-// want.
-func (m *Machine) halve(r *request) bool {
-	p := r.part
-	n := len(p.wants) / 2
-	if n == 0 {
-		return false
+// halve makes two parts of one that is too large for an answer, and of which no request is in
+// flight. A range of keys is cut in the middle. What has no halves is given up.
+func (m *Machine) halve(p *part) {
+	p.done = true
+	l, r, ok := halves(p.wants)
+	if !ok {
+		m.act(Oversized{p.fetch.id, m.rangeOf(p), p.wants[0]})
+		p.fetch.failed = append(p.fetch.failed, p.shard)
+		return
 	}
-	m.end(r)
-	m.stop(p)
-	i := slices.Index(p.fetch.parts, p)
-	halves := []*part{
-		{fetch: p.fetch, shard: p.shard, wants: p.wants[:n:n], round: p.round, wake: m.now, since: p.since},
-		{fetch: p.fetch, shard: p.shard, wants: p.wants[n:], round: p.round, wake: m.now, since: p.since},
+	for _, wants := range [][]dsm.Want{l, r} {
+		p.fetch.parts = append(p.fetch.parts, &part{fetch: p.fetch, shard: p.shard, wants: wants, round: p.round, wake: m.now, since: p.since})
 	}
-	p.fetch.parts = slices.Replace(p.fetch.parts, i, i+1, halves...)
-	return true
+}
+
+func halves(wants []dsm.Want) (l, r []dsm.Want, ok bool) {
+	if n := len(wants) / 2; n > 0 {
+		return wants[:n:n], wants[n:], true
+	}
+	a, b, ok := wants[0].Halves()
+	return []dsm.Want{a}, []dsm.Want{b}, ok
 }
 
 // up forgets the failures of a node, and wakes the parts that it may serve.
@@ -292,6 +301,7 @@ func (m *Machine) stop(p *part) {
 // conclude ends the fetches that have no parts left.
 func (m *Machine) conclude() {
 	m.fetches = slices.DeleteFunc(m.fetches, func(f *fetch) bool {
+		f.parts = slices.DeleteFunc(f.parts, func(p *part) bool { return p.done })
 		if len(f.parts) > 0 {
 			return false
 		}

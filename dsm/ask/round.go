@@ -23,6 +23,7 @@ func (m *Machine) due() {
 			}
 		}
 		switch {
+		case p.done:
 		case p.search == nil && m.now >= p.wake:
 			m.round(p)
 		case p.search != nil:
@@ -71,6 +72,7 @@ func (m *Machine) worse(p *part, a, b *node) int {
 	of := m.rangeOf(p)
 	return cmp.Or(
 		cmp.Compare(min(a.lies, 1), min(b.lies, 1)),
+		byBool(m.now < a.small[p.shard], m.now < b.small[p.shard]),
 		byBool(!a.hasHeight(of, p.shard, p.fetch.height, m.now), !b.hasHeight(of, p.shard, p.fetch.height, m.now)),
 		cmp.Compare(a.expected(m.now, m.policy), b.expected(m.now, m.policy)),
 	)
@@ -123,6 +125,10 @@ func (m *Machine) idOf(r *request) hedge.ID {
 
 // over ends a round in which nobody answered.
 func (m *Machine) over(p *part) {
+	if p.large > 0 { // nobody else could say more
+		m.halve(p)
+		return
+	}
 	for i, n := range m.replicas(p) {
 		if !p.joined[i] {
 			p.tried = append(p.tried, n.trial(m.now))
@@ -154,7 +160,8 @@ type node struct {
 	id     dsm.Node
 	owes   int // requests in flight
 	claims []dsm.Claim
-	gone   map[int]absence // by number of the range
+	gone   map[int]absence       // by number of the range
+	small  map[int]time.Duration // by number of the range: until then it is asked after others, since less was too large for it
 
 	took      time.Duration // what its answers took lately; 0: unknown
 	tookSince time.Duration // when that was measured

@@ -192,6 +192,8 @@ func (sc *script) step(line string, e Event) {
 			fmt.Fprintf(&sc.out, "  %s lied about %v: %s; avoided until %v\n", a.Node, a.Range, a.Verdict, a.Until)
 		case Unserved:
 			fmt.Fprintf(&sc.out, "  nobody serves %v at %d: %v\n", a.Range, a.Height, a.Tried)
+		case Oversized:
+			fmt.Fprintf(&sc.out, "  fetch %d: too large for any answer: %s of %v\n", a.Fetch, inWords([]dsm.Want{a.Want}), a.Range)
 		case Done:
 			fmt.Fprintf(&sc.out, "  fetch %d: done\n", a.Fetch)
 		case GaveUp:

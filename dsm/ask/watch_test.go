@@ -25,9 +25,11 @@ type watch struct {
 
 // watched is a fetch: for each want, whether it is open.
 type watched struct {
-	height int64
-	rounds int
-	open   map[string]bool
+	height    int64
+	rounds    int
+	open      map[string]bool
+	ranges    map[string]dsm.Want // those of open that are for ranges of keys
+	oversized bool
 }
 
 func newWatch(ranges *dsm.Ranges, p Policy) *watch {
@@ -66,10 +68,10 @@ func (w *watch) event(e Event) {
 	}
 	switch e := e.(type) {
 	case Fetch:
-		f := &watched{height: e.Height, rounds: e.Rounds, open: map[string]bool{}}
+		f := &watched{height: e.Height, rounds: e.Rounds, open: map[string]bool{}, ranges: map[string]dsm.Want{}}
 		for _, p := range e.Parts {
 			for _, want := range p.Wants {
-				f.open[nameWant(w.ranges.Shard(p.Shard).Range, want)] = false
+				f.add(w.ranges.Shard(p.Shard).Range, want)
 			}
 		}
 		w.fetches[e.ID] = f
@@ -111,6 +113,8 @@ func (w *watch) action(now time.Duration, a Action) error {
 		if len(a.Tried) < len(w.replicas(&part{shard: w.shard(a.Range)})) {
 			return fmt.Errorf("it does not say what came of each replica")
 		}
+	case Oversized:
+		w.fetches[a.Fetch].oversized = true
 	case Done:
 		for name, open := range w.fetches[a.Fetch].open {
 			if !open {
@@ -119,7 +123,7 @@ func (w *watch) action(now time.Duration, a Action) error {
 		}
 		delete(w.fetches, a.Fetch)
 	case GaveUp:
-		if w.fetches[a.Fetch].rounds == 0 || len(a.Ranges) == 0 {
+		if f := w.fetches[a.Fetch]; f.rounds == 0 && !f.oversized || len(a.Ranges) == 0 {
 			return fmt.Errorf("it has no limit of rounds, or all was served")
 		}
 		delete(w.fetches, a.Fetch)
@@ -159,6 +163,7 @@ func (w *watch) ask(now time.Duration, a Ask) error {
 		return fmt.Errorf("%d others are asked the same", same)
 	}
 	for _, want := range a.Wants {
+		f.cut(a.Range, want)
 		open, known := f.open[nameWant(a.Range, want)]
 		if !known || open {
 			return fmt.Errorf("%+v is not wanted, or open: %t", want, open)
@@ -167,6 +172,27 @@ func (w *watch) ask(now time.Duration, a Ask) error {
 	w.last = a.Request
 	w.out[a.Request], w.askedAt[a.Request] = a, now
 	return nil
+}
+
+// cut replaces the want for a range of keys, of which want is a half, by both halves.
+func (f *watched) cut(shard dsm.Range, want dsm.Want) {
+	for whole, at := range f.ranges {
+		if l, r, ok := at.Halves(); ok && (l.Equal(want) || r.Equal(want)) && !f.open[whole] {
+			delete(f.open, whole)
+			delete(f.ranges, whole)
+			for _, half := range []dsm.Want{l, r} {
+				f.add(shard, half)
+			}
+			return
+		}
+	}
+}
+
+func (f *watched) add(shard dsm.Range, want dsm.Want) {
+	f.open[nameWant(shard, want)] = false
+	if want.Range {
+		f.ranges[nameWant(shard, want)] = want
+	}
 }
 
 func overlap(a, b []dsm.Want) bool {

@@ -1,0 +1,66 @@
+package avlstar
+
+import (
+	"bytes"
+	"slices"
+	"sort"
+)
+
+// This file has what a receiver finds out about a bag before it grafts it, and without a tree.
+
+// Only returns the bag without the trees whose roots keep refuses. The result shares b's memory,
+// and is b itself if all are kept.
+func (b *Bag) Only(keep func(root Stub) bool) *Bag {
+	if !slices.ContainsFunc(b.trees, func(t bagTree) bool { return !keep(t.root.Stub) }) {
+		return b
+	}
+	some := *b
+	some.trees, some.keys, some.leaves = nil, nil, 0
+	rest := b.keys
+	for _, t := range b.trees {
+		n := sort.Search(len(rest), func(i int) bool { return rest[i] >= t.to })
+		if keep(t.root.Stub) {
+			some.trees = append(some.trees, t)
+			some.keys = append(some.keys, rest[:n]...)
+			for k := t.from; k < t.to; k++ {
+				if b.isLeaf(int(k)) {
+					some.leaves++
+				}
+			}
+		}
+		rest = rest[n:]
+	}
+	return &some
+}
+
+// floor returns the index in b.keys of the last item whose key is not above key, -1 if there is
+// none.
+func (b *Bag) floor(key []byte) int {
+	return sort.Search(len(b.keys), func(i int) bool { return bytes.Compare(b.item(int(b.keys[i])).key, key) > 0 }) - 1
+}
+
+// Omits reports whether the bag proves that the way to a key was left out of it: the key lies
+// between two items of one tree, and a stub is where the way leads. Keys beside all trees, and
+// those that may be, are not judged.
+func (b *Bag) Omits(key []byte) bool {
+	i := b.floor(key)
+	if i < 0 || b.isLeaf(int(b.keys[i])) {
+		return false
+	}
+	k := b.keys[i]
+	t := sort.Search(len(b.trees), func(i int) bool { return b.trees[i].to > k })
+	return k+1 < b.trees[t].to
+}
+
+// LeafBelow returns the key of the last leaf of the bag that is below key; ok is false if there is
+// none. The result is not to be modified.
+func (b *Bag) LeafBelow(key []byte) (leaf []byte, ok bool) {
+	for i := b.floor(key); i >= 0; i-- {
+		if k := int(b.keys[i]); b.isLeaf(k) {
+			if it := b.item(k); bytes.Compare(it.key, key) < 0 {
+				return it.key, true
+			}
+		}
+	}
+	return nil, false
+}

@@ -1,0 +1,325 @@
+package source
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/transport"
+)
+
+const (
+	// maxBag limits an answer, in bytes. A storage node's own limit can be lower.
+	maxBag = 8 << 20
+	// heardWait is how long a fetch waits for the first claim of a range.
+	heardWait = time.Second
+	// minGrace is how long a fetch that has something waits for the rest, at least.
+	minGrace = 20 * time.Millisecond
+	// mostHeights is how many heights a range is asked at for one fetch.
+	mostHeights = 3
+	// mostSteps is how many keys before the wanted one are tried, and mostBefore of how many wants.
+	mostSteps, mostBefore = 64, 64
+)
+
+// Fetch implements app.Source. It asks each range at the newest height that its replicas claim, up
+// to height. It returns when all has come or, once something has, after as long again as that took.
+// The error says why not all came: it wraps ErrUnserved, ErrTooLarge, ErrClosed or the error of
+// ctx.
+func (s *Source) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+	parts, err := s.route(wants)
+	if err != nil {
+		return nil, err
+	}
+	held := s.held(below)
+	if len(held) == 0 && below.Depth >= math.MaxUint8 {
+		return nil, nil // it has all of it
+	}
+	ctx, cancel := s.alive(ctx)
+	defer cancel()
+	g := gathering{began: time.Now(), something: make(chan struct{})}
+	var all sync.WaitGroup
+	for _, p := range parts {
+		all.Go(func() {
+			f := fetching{s: s, shard: p.Shard, height: height, wants: p.Wants, held: held, depth: uint8(min(below.Depth, math.MaxUint8)), began: g.begin}
+			g.add(f.run(ctx))
+		})
+	}
+	ended := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	case <-g.something:
+		s.grace(ctx, ended, time.Since(g.began))
+	}
+	cancel() // what is still under way is not waited for; it ends at once
+	<-ended
+	return g.result()
+}
+
+// grace waits for what is still under way, for as long again as the first bag took.
+func (s *Source) grace(ctx context.Context, ended <-chan struct{}, took time.Duration) {
+	t := time.NewTimer(max(took, minGrace))
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// gathering is what came of a fetch so far.
+type gathering struct {
+	began     time.Time
+	something chan struct{} // closed when the first bag is there
+	once      sync.Once
+
+	mu   sync.Mutex
+	bags []*avlstar.Bag
+	errs []error
+}
+
+func (g *gathering) begin() { g.once.Do(func() { close(g.something) }) }
+
+func (g *gathering) add(bags []*avlstar.Bag, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.bags = append(g.bags, bags...)
+	if err != nil {
+		g.errs = append(g.errs, err)
+	}
+	if len(bags) > 0 {
+		g.begin()
+	}
+}
+
+func (g *gathering) result() ([]*avlstar.Bag, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := errors.Join(g.errs...); err != nil {
+		return g.bags, fmt.Errorf("source: %w", err)
+	}
+	return g.bags, nil
+}
+
+// route gives each want to the range that has it. The least key above another one may be the first
+// of the next range: the way to that is wanted, too.
+func (s *Source) route(wants []avlstar.Want) ([]dsm.Part, error) {
+	all := make([]dsm.Want, 0, len(wants))
+	for _, w := range wants {
+		all = append(all, dsm.Want(w))
+		if !w.Next {
+			continue
+		}
+		if after := s.o.Ranges.Shard(s.o.Ranges.Index(dsm.Want(w).Least())).Range.After; after != nil {
+			all = append(all, dsm.Want{Key: after}, dsm.Want{Key: after, Next: true})
+		}
+	}
+	return s.o.Ranges.Route(all)
+}
+
+// held returns the hashes of stubs to ask below, ascending. A request has room for so many: of more
+// than that, other ones each time, so that the caller's next call asks for the rest.
+func (s *Source) held(below avlstar.Below) [][32]byte {
+	held := make([][32]byte, 0, len(below.Held))
+	for h := range below.Held {
+		held = append(held, h)
+		if len(held) == dsm.MaxHeld { // the order of a map is not the same twice
+			break
+		}
+	}
+	slices.SortFunc(held, compareHashes)
+	return held
+}
+
+// fetching is what one range is asked for one Fetch.
+type fetching struct {
+	s      *Source
+	shard  int
+	height int64
+	wants  []dsm.Want
+	held   [][32]byte
+	depth  uint8
+	began  func() // is called when something has come
+}
+
+// run asks the replicas, then the others.
+func (f *fetching) run(ctx context.Context) ([]*avlstar.Bag, error) {
+	var errs []error
+	for _, height := range f.heights(ctx) {
+		bags, err := f.at(ctx, height, f.wants)
+		if len(bags) > 0 || err == nil || ctx.Err() != nil {
+			return bags, err
+		}
+		if errors.Is(err, errNothing) {
+			if bags, before := f.elsewhere(ctx, height); len(bags) > 0 || before != nil {
+				return bags, before
+			}
+		}
+		errs = append(errs, err)
+	}
+	if bags := f.others(ctx); len(bags) > 0 {
+		return bags, nil
+	}
+	return nil, errors.Join(errs...)
+}
+
+// heights returns at which heights the range is asked, in this order.
+func (f *fetching) heights(ctx context.Context) []int64 {
+	known := f.s.known
+	hs, ok := known.heights(f.shard, f.height)
+	if !ok {
+		ctx, cancel := context.WithTimeout(ctx, heardWait)
+		defer cancel()
+		// Without any claim the height itself is asked for.
+		_ = known.wait(ctx, func() bool { //nolint:errcheck // the time is over
+			hs, ok = known.heights(f.shard, f.height)
+			return ok
+		})
+	}
+	if !ok {
+		return []int64{f.height}
+	}
+	return hs[:min(len(hs), mostHeights)]
+}
+
+// at asks the replicas at one height.
+func (f *fetching) at(ctx context.Context, height int64, wants []dsm.Want) ([]*avlstar.Bag, error) {
+	q := &question{shard: f.shard, height: height, depth: f.depth, held: f.held, most: maxBag}
+	return f.s.asking.ask(ctx, q, wants, f.began)
+}
+
+// elsewhere asks for the keys before those that are wanted: the way to a key leads into another
+// subtree at an older height if its neighbours, or itself, were deleted since. The leaf before it
+// is in the subtree that is wanted, unless that one was deleted, too: then the one before that is.
+func (f *fetching) elsewhere(ctx context.Context, height int64) ([]*avlstar.Bag, error) {
+	keys := f.keys()
+	for range mostSteps {
+		var wants []dsm.Want
+		for _, k := range keys {
+			if before := justBelow(k); before != nil {
+				wants = append(wants, dsm.Want{Key: before})
+			}
+		}
+		if len(wants) == 0 {
+			return nil, nil
+		}
+		f.s.o.Metrics.Elsewhere.Inc()
+		parts, err := f.s.o.Ranges.Route(wants) // perhaps it is in the range before
+		if err != nil {
+			return nil, err
+		}
+		bags, err := f.all(ctx, parts, question{height: height, depth: f.depth, held: f.held})
+		if len(bags) > 0 || err != nil && !errors.Is(err, errNothing) {
+			return bags, err
+		}
+		if keys = f.leavesBefore(ctx, height, keys, parts); len(keys) == 0 {
+			return nil, nil
+		}
+	}
+	return nil, nil
+}
+
+// all asks several ranges the same, one after another.
+func (f *fetching) all(ctx context.Context, parts []dsm.Part, of question) (bags []*avlstar.Bag, err error) {
+	for _, p := range parts {
+		q := &question{shard: p.Shard, height: of.height, depth: of.depth, held: of.held, most: maxBag}
+		some, why := f.s.asking.ask(ctx, q, p.Wants, f.began)
+		bags = append(bags, some...)
+		if why != nil {
+			err = why
+		}
+	}
+	return bags, err
+}
+
+// keys returns the keys whose ways may lead elsewhere.
+func (f *fetching) keys() (keys [][]byte) {
+	for _, w := range f.wants {
+		if len(keys) < mostBefore {
+			keys = append(keys, w.Key)
+		}
+	}
+	return keys
+}
+
+// leavesBefore returns the keys of the leaves before keys, at a height; parts lead there.
+func (f *fetching) leavesBefore(ctx context.Context, height int64, keys [][]byte, parts []dsm.Part) (before [][]byte) {
+	ways := *f
+	ways.began = func() {} // nothing that was asked for
+	bags, err := ways.all(ctx, parts, question{height: height})
+	if err != nil {
+		return nil
+	}
+	for _, k := range keys {
+		for _, b := range bags {
+			if leaf, ok := b.LeafBelow(k); ok {
+				before = append(before, bytes.Clone(leaf))
+				break
+			}
+		}
+	}
+	return before
+}
+
+// others asks those that are no storage nodes, one after another, at the height itself.
+func (f *fetching) others(ctx context.Context) (bags []*avlstar.Bag) {
+	if f.s.o.Others == nil {
+		return nil
+	}
+	for _, conn := range f.s.o.Others() {
+		for _, run := range dsm.Split(f.wants, f.s.o.Ask.Wants, len(f.held)) {
+			if ctx.Err() != nil {
+				return bags
+			}
+			if bag := f.other(ctx, conn, run); bag != nil {
+				bags = append(bags, bag)
+			}
+		}
+		if len(bags) > 0 {
+			return bags
+		}
+	}
+	return nil
+}
+
+func (f *fetching) other(ctx context.Context, conn transport.Conn, wants []dsm.Want) *avlstar.Bag {
+	ctx, cancel := context.WithTimeout(ctx, f.s.o.Ask.GiveUp)
+	defer cancel()
+	body, err := dsm.Witness{Height: f.height, Depth: f.depth, MaxBytes: maxBag, Held: f.held, Wants: wants}.Encode()
+	if err != nil {
+		return nil
+	}
+	b, err := conn.Call(ctx, transport.Call{Method: transport.Method(dsm.MethodWitness), Body: body, Max: maxBag})
+	f.s.o.Metrics.called(otherNodes, dsm.MethodWitness, len(body), len(b), err)
+	q := &question{depth: f.depth, held: f.held, most: maxBag}
+	return q.judge(askOf(wants), b, err).bag
+}
+
+// justBelow returns the greatest possible key below key, nil if there is none: the way to it leads
+// to the greatest key of the tree that is less than key.
+func justBelow(key []byte) []byte {
+	last := len(key) - 1
+	if last < 0 || last == 0 && key[0] == 0 {
+		return nil
+	}
+	if key[last] == 0 {
+		return bytes.Clone(key[:last])
+	}
+	before := make([]byte, dsm.MaxKeyBytes)
+	for i := copy(before, key); i < len(before); i++ {
+		before[i] = 0xff
+	}
+	before[last]--
+	return before
+}
