@@ -65,10 +65,12 @@ type Snapshots interface {
 
 // Options configure an App.
 type Options struct {
-	Logger     log.Logger // default: none
-	Store      Store      // required
-	ChainID    string     // if set, the state of another chain is refused
-	KeepRecent int        // number of committed versions that answer queries, at least 1
+	Logger  log.Logger // default: none
+	Store   Store      // required
+	ChainID string     // if set, the state of another chain is refused
+	// KeepRecent is the number of committed versions that answer queries, at least 1; with a
+	// Source, more than Retention.Window.
+	KeepRecent int
 	// KeepRecentBytes limits the memory that these take beyond that of the last one, by keeping
 	// fewer of them; 0: no limit. See drop.
 	KeepRecentBytes uint64
@@ -160,6 +162,10 @@ func New(options Options) (*App, error) {
 		return nil, errors.New("app: no store")
 	}
 	options.KeepRecent = max(options.KeepRecent, 1)
+	if options.Source != nil {
+		// Others that lack what a decided block needed get it from the version before that block.
+		options.KeepRecent = max(options.KeepRecent, options.Retention.Window+1)
+	}
 	if options.ProposalTime == 0 {
 		options.ProposalTime = DefaultProposalTime
 	}
@@ -331,6 +337,16 @@ func (a *App) Latest() (height int64, v *avlstar.Version) {
 		return 0, nil
 	}
 	return c.height, c.version
+}
+
+// Version returns the committed state after block height, if it is kept, with a reference that the
+// caller releases. With a Source it may lack nodes, and has those that its block needed.
+func (a *App) Version(height int64) (v *avlstar.Version, ok bool) {
+	if height <= 0 { // acquire takes 0 for the last one
+		return nil, false
+	}
+	c, refused := a.acquire(height)
+	return c.version, refused == nil
 }
 
 // Height returns the height of the last committed block, 0 if there is none.

@@ -33,8 +33,12 @@ type Below struct {
 	// Held are the hashes of stubs that the receiver has, at any depth. On the way to one of them,
 	// nothing is sent but what is below it.
 	Held map[Hash]struct{}
-	// MaxBytes limits the bag: a larger one is ErrBagTooLarge, before more of it is made. 0: none.
+	// MaxBytes limits the bag: a larger one is ErrBagTooLarge, before more of it is made. It limits
+	// the search for places where trees begin, too: see packing.visit. 0: none.
 	MaxBytes int
+	// Partly: where the version lacks what is wanted, a stub is left, as beside the ways. The bag
+	// may open nothing then. Otherwise that is an error.
+	Partly bool
 }
 
 // Bag is a node bag: subtrees of one version in which paths are open (docs/spec/bags.md). Each was
@@ -82,16 +86,18 @@ func (b *Bag) Roots() []Stub {
 func (b *Bag) Leaves() int { return b.leaves }
 
 // Bag returns the encoding of the bag that opens wants below what the receiver has. It is empty,
-// one byte, where the receiver has all of it. The error is that of a page that cannot be read, or
-// of a way of which v itself lacks a part; what v lacks beside the ways stays a stub.
+// one byte, where the receiver has all of it. The error is ErrBagTooLarge, that of a page that
+// cannot be read, or of a way of which v itself lacks a part, unless below.Partly; what v lacks
+// beside the ways stays a stub.
 func (v *Version) Bag(wants []Want, below Below) ([]byte, error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
-	wants, err := v.resolveWants(wants)
+	wants, err := v.resolveWants(wants, below.Partly)
 	if err != nil {
 		return nil, fmt.Errorf("avlstar: bag: %w", err)
 	}
 	p := packing{v: v, below: below, out: []byte{bagVersion}}
+	p.visits = visitsOfWant*len(wants) + below.MaxBytes/bytesOfVisit
 	if v.top != emptyStub {
 		if err := p.find(&v.view, Subtree{Stub: v.top}, v.root, 0, wants); err != nil {
 			return nil, fmt.Errorf("avlstar: bag: %w", err)
@@ -115,8 +121,9 @@ func (v *Version) Upper(depth int) ([]byte, error) {
 	return p.out, nil
 }
 
-// resolveWants returns a sorted copy, in which no want is for a next key.
-func (v *Version) resolveWants(wants []Want) ([]Want, error) {
+// resolveWants returns a sorted copy, in which no want is for a next key. partly: where v lacks the
+// way to the next key, the key itself is wanted.
+func (v *Version) resolveWants(wants []Want, partly bool) ([]Want, error) {
 	sorted := make([]Want, 0, len(wants))
 	for _, w := range wants {
 		switch {
@@ -124,10 +131,13 @@ func (v *Version) resolveWants(wants []Want) ([]Want, error) {
 			return nil, fmt.Errorf("the want of key %s must be one of: a key, the next key, a range", abbreviate(w.Key))
 		case w.Next:
 			next, ok, err := v.above(w.Key)
-			if err != nil {
+			var missing *MissingNodeError
+			switch {
+			case partly && errors.As(err, &missing):
+				next = w.Key
+			case err != nil:
 				return nil, err
-			}
-			if !ok {
+			case !ok:
 				continue
 			}
 			w.Key, w.Next = next, false
@@ -176,13 +186,38 @@ type packing struct {
 	tree  []byte // items of the one under way
 	items int
 	upper int // the number of inner nodes of a way that are sent; 0: all
+	// visits is how many more nodes outside of trees may be visited. Without this limit, a request
+	// for a range of which the receiver claims to have everything would cost a walk of the range.
+	visits int
+}
+
+const (
+	// visitsOfWant is above the number of nodes on any way, with siblings.
+	visitsOfWant = 3 * maxSteps
+	// bytesOfVisit is how many bytes of Below.MaxBytes allow another visit, which takes less time
+	// than to make as many bytes.
+	bytesOfVisit = 32
+	// visitsOfPage is what reading a page counts for.
+	visitsOfPage = 64
+)
+
+// visit counts a visit of node n. It reports whether there may be another.
+func (p *packing) visit(n ref) bool {
+	p.visits--
+	if n == 0 {
+		p.visits -= visitsOfPage
+	}
+	return p.below.MaxBytes == 0 || p.visits >= 0
 }
 
 // find looks for the places where trees of the bag begin in the subtree s, which is n (0: a page):
 // at the depth, or below a stub that the receiver holds.
 func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error {
-	if len(wants) == 0 {
+	switch {
+	case len(wants) == 0, p.below.Partly && p.lacks(n):
 		return nil
+	case !p.visit(n):
+		return ErrBagTooLarge
 	}
 	w, n, err := p.enter(w, s, n)
 	if err != nil {
@@ -216,11 +251,11 @@ func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error
 // findSibling looks for such places in what a deletion on the other side may rotate: in the subtree
 // s, the higher child of its parent on one side, and in its inner child (see sibling).
 func (p *packing) findSibling(w nodes, s Subtree, n ref, depth, side int) error {
-	if p.isFull() {
-		return ErrBagTooLarge
-	}
 	if p.lacks(n) {
 		return nil
+	}
+	if p.isFull() || !p.visit(n) {
+		return ErrBagTooLarge
 	}
 	w, n, err := p.enter(w, s, n)
 	if err != nil {
@@ -250,11 +285,11 @@ func (p *packing) has(s Subtree, depth int) bool {
 
 // begin makes what open appends a tree of the bag.
 func (p *packing) begin(open func() error) error {
-	p.tree, p.items = p.tree[:0], 0
 	if err := open(); err != nil {
 		return err
 	}
 	p.out = appendTree(p.out, p.items, p.tree)
+	p.tree, p.items = p.tree[:0], 0 // isFull would count them twice
 	return nil
 }
 
@@ -267,7 +302,7 @@ func (p *packing) isFull() bool {
 // open appends the items of the subtree s, which has depth inner nodes of the tree above it. bound
 // is the height of the inner node that has its least key.
 func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants []Want) error {
-	if len(wants) == 0 || p.upper > 0 && (depth == p.upper || depth > 0 && p.lacks(n)) {
+	if len(wants) == 0 || depth > 0 && (p.upper > 0 || p.below.Partly) && p.lacks(n) || p.upper > 0 && depth == p.upper {
 		p.stub(s, bound)
 		return nil
 	}

@@ -432,7 +432,7 @@ func TestRangesAreJoined(t *testing.T) {
 		wants = append(wants, Want{Key: fmt.Appendf(nil, "k%02d", 10+i), Range: true, After: fmt.Appendf(nil, "k%02d", 12+i)})
 	}
 	wants = append(wants, Want{Key: []byte("k30"), Range: true, Deleted: true}, Want{Key: []byte("k20")})
-	resolved, err := v.resolveWants(wants)
+	resolved, err := v.resolveWants(wants, false)
 	require.NoError(t, err)
 	require.Equal(t, []Want{{Key: []byte("k10"), Range: true, Deleted: true}, {Key: []byte("k20")}}, resolved)
 	got, err := v.Bag(wants, Below{})

@@ -22,7 +22,7 @@ import (
 )
 
 // serve runs the application on a unix socket, and connects as CometBFT does.
-func serve(t *testing.T, opts ABCIOptions) (*ABCIServer, abcicli.Client) {
+func serveABCI(t *testing.T, opts ABCIOptions) (*ABCIServer, abcicli.Client) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "starling") // a unix socket's path must be short
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func TestABCIServer(t *testing.T) {
 				if known {
 					opts.GenesisFile = genesis
 				}
-				server, client := serve(t, opts)
+				server, client := serveABCI(t, opts)
 				params := doc.ConsensusParams.ToProto()
 				_, err := client.InitChain(t.Context(), &abci.RequestInitChain{
 					ChainId: doc.ChainID, AppStateBytes: doc.AppState, InitialHeight: 1, ConsensusParams: &params,
@@ -67,7 +67,7 @@ func TestABCIServer(t *testing.T) {
 				require.NoError(t, client.Stop())
 				require.NoError(t, server.Stop())
 
-				server, client = serve(t, opts)
+				server, client = serveABCI(t, opts)
 				info, err := client.Info(t.Context(), &abci.RequestInfo{})
 				require.NoError(t, err)
 				require.EqualValues(t, 1, info.LastBlockHeight)

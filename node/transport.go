@@ -14,6 +14,8 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/serve"
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
@@ -36,6 +38,8 @@ func transportLanes() []tcp.Lane {
 			Workers: min(3, max(1, runtime.GOMAXPROCS(0)/4)), // lightblocks.Server is busy above 3
 		},
 		{Methods: []transport.Method{lightblocks.MethodEvidence}, Workers: 1},
+		// Validators in sharded mode that lack a witness hold up a round: chunks must not delay it.
+		{Methods: []transport.Method{transport.Method(dsm.MethodWitness), transport.Method(dsm.MethodUpper)}, Workers: 2},
 	}
 }
 
@@ -99,6 +103,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 		Snapshots: n.application.snapshots, Blocks: n.blockRange, Peers: n.serving.reactor.Known, Genesis: genesis, Making: n.serving.making,
 	}).Register(mux)
 	n.serving.light.Register(mux)
+	serve.New(serve.Options{Versions: n.application, Making: n.serving.making}).Register(mux)
 	var handler transport.Handler = mux
 	if wrap != nil {
 		handler = wrap(mux)

@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/serve"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -18,7 +18,8 @@ type NodeOptions struct {
 	// Allow reports whether a peer may send updates; nil: anybody may. False updates are found
 	// without it, but peers that nobody has named could take all the places in which updates wait.
 	Allow func(transport.ID) bool
-	// MaxBagBytes limits a witness; default 8 MiB. A requester asks for less at once then.
+	// MaxBagBytes limits a witness; default serve.DefaultBagBytes. A requester then asks for less
+	// at once.
 	MaxBagBytes int
 	// Making has one element for each answer that takes long to make, of whatever server: its
 	// capacity is how many processors all of them may use. nil: all but one, for this node.
@@ -38,10 +39,8 @@ type Node struct {
 // NewNode returns a node of these replicas, whose ranges must not overlap. They stay the caller's.
 func NewNode(o NodeOptions, replicas ...*Replica) (*Node, error) {
 	n := &Node{o: o, replicas: slices.Clone(replicas)}
-	n.o.MaxBagBytes = orDefault(n.o.MaxBagBytes, 8<<20)
-	if n.o.Making == nil {
-		n.o.Making = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
-	}
+	n.o.MaxBagBytes = orDefault(n.o.MaxBagBytes, serve.DefaultBagBytes)
+	n.o.Making = serve.Places(n.o.Making)
 	slices.SortFunc(n.replicas, func(a, b *Replica) int { return bytes.Compare(a.o.Range.First, b.o.Range.First) })
 	for i, r := range n.replicas {
 		n.wake = append(n.wake, make(chan struct{}, 1))
@@ -60,20 +59,9 @@ func (n *Node) Register(mux *transport.Mux) {
 	handle := func(method uint8, f func(r transport.Request) ([]byte, error)) {
 		mux.Handle(transport.Method(method), transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) { return f(r) }))
 	}
-	costly := func(method uint8, f func(body []byte) ([]byte, error), weigh func(transport.Request) int64) {
-		mux.Handle(transport.Method(method), transport.Weighed(transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
-			select {
-			case n.o.Making <- struct{}{}:
-				defer func() { <-n.o.Making }()
-				return f(r.Body)
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-		}), weigh))
-	}
 	handle(dsm.MethodRanges, func(transport.Request) ([]byte, error) { return dsm.EncodeClaims(n.Claims()) })
-	costly(dsm.MethodWitness, n.witness, n.weighWitness)
-	costly(dsm.MethodUpper, n.upper, weighUpper)
+	serve.Costly(mux, n.o.Making, dsm.MethodWitness, n.witness, n.weighWitness)
+	serve.Costly(mux, n.o.Making, dsm.MethodUpper, n.upper, serve.WeighUpper)
 	handle(dsm.MethodUpdate, n.update)
 }
 
@@ -147,17 +135,14 @@ func (n *Node) Proved() {
 	}
 }
 
-// refused makes an error one that the peer is told as such.
-func refused(err error) error { return fmt.Errorf("%w: %w", transport.ErrRefused, err) }
-
 // update takes a part of an update, and wakes the replica if it is complete.
 func (n *Node) update(r transport.Request) ([]byte, error) {
 	if n.o.Allow != nil && !n.o.Allow(r.Peer) {
-		return nil, refused(fmt.Errorf("%w: it is not one of those that may send updates", ErrRefusedSender))
+		return nil, serve.Refused(fmt.Errorf("%w: it is not one of those that may send updates", ErrRefusedSender))
 	}
 	p, err := dsm.DecodeUpdatePart(r.Body)
 	if err != nil {
-		return nil, refused(err)
+		return nil, serve.Refused(err)
 	}
 	i := slices.IndexFunc(n.replicas, func(r *Replica) bool { return rangeOf(r.o.Range).Equal(p.Range) })
 	if i < 0 {
@@ -169,7 +154,7 @@ func (n *Node) update(r transport.Request) ([]byte, error) {
 	case errors.Is(err, ErrFull):
 		return nil, fmt.Errorf("%w: %w", transport.ErrBusy, err)
 	case errors.Is(err, ErrTooLarge), errors.Is(err, ErrRefusedSender), errors.Is(err, dsm.ErrSum), errors.Is(err, dsm.ErrOtherUpdate), errors.Is(err, dsm.ErrMessage):
-		return nil, refused(err)
+		return nil, serve.Refused(err)
 	default:
 		return nil, err
 	}
