@@ -233,7 +233,7 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 	v.Retain()
 	a.limitMemory(v)
 	a.replace(height, v, &params)
-	a.publish(nil, false)
+	a.publish(nil, false, nil)
 	return nil
 }
 
@@ -249,7 +249,7 @@ func (a *App) replace(height int64, v *avlstar.Version, params *Params) {
 
 // publish shows the committed state to queries and to CheckTx. The caller holds block's lock. For
 // the arguments see checker.reset.
-func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
+func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool, included []decoded) {
 	height, v := a.block.height, a.block.version
 	v.Retain()
 	old := a.published.Load().recent
@@ -259,9 +259,10 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool) {
 	for _, c := range old[:drop] { // only now that published lacks them: see acquire
 		c.version.Release()
 	}
-	a.check.reset(v, a.block.params, rewritten, sameRights)
+	a.check.reset(v, a.block.params, rewritten, sameRights, included)
+	a.ahead.committed()
 	a.options.Metrics.committed(height, v)
-	a.options.Metrics.Witness.Unchecked.Set(0) // a recheck counts them again
+	a.options.Metrics.Witness.Unchecked.Set(float64(a.check.numUnchecked()))
 	a.options.Metrics.OldestHeight.Set(float64(a.Oldest()))
 }
 
@@ -297,9 +298,13 @@ func (a *App) acquire(height int64) (committed, *tx.Error) {
 }
 
 // SetSnapshots connects the snapshots. It must be called at most once, before the first block. If
-// there is a state already, it is reported to them.
+// there is a state already, it is reported to them. With Options.Source nothing is reported: a
+// version that may lack nodes has neither a manifest nor chunks to offer.
 func (a *App) SetSnapshots(s Snapshots) {
 	a.snapshots.Store(&s)
+	if a.options.Source != nil {
+		return
+	}
 	if height, v := a.Latest(); v != nil {
 		defer v.Release()
 		s.Committed(height, v)
@@ -326,7 +331,7 @@ func (a *App) Forget() {
 	for _, c := range a.published.Swap(&published{}).recent {
 		c.version.Release()
 	}
-	a.check.reset(nil, nil, nil, false)
+	a.check.reset(nil, nil, nil, false, nil)
 }
 
 // Latest returns the last committed state, which the caller releases: height 0 and nil if there is

@@ -35,6 +35,7 @@ type pending struct {
 	changes   []avlstar.Change // they refer to the transactions' bytes, not to a version
 	res       *abci.ResponseFinalizeBlock
 	rewritten map[[sha256.Size]byte]struct{}
+	executed  []decoded // its transactions, with Options.Source; nil otherwise
 }
 
 var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain first")
@@ -113,7 +114,7 @@ func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *
 			continue
 		case err != nil:
 			return nil, err
-		case needs.lost():
+		case needs.lost() && ran.trace:
 			x.name(t.tx) // it may take another way when it is run again
 		}
 		res.TxResults[i] = execResult(ran)
@@ -137,6 +138,9 @@ func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *
 	done.changes = x.changes()
 	res.ValidatorUpdates = x.validatorUpdates()
 	done.res = res
+	if needs != nil {
+		done.executed = txs
+	}
 	return done, nil
 }
 
@@ -208,7 +212,9 @@ func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit
 	defer v.Release()
 	var oldest int64
 	if s := a.snapshots.Load(); s != nil {
-		(*s).Committed(height, v)
+		if a.options.Source == nil { // see SetSnapshots
+			(*s).Committed(height, v)
+		}
 		oldest = (*s).OldestServed()
 	}
 	return &abci.ResponseCommit{RetainHeight: retainHeight(height, a.options.RetainBlocks, oldest, a.options.Store.Durable())}, nil
@@ -254,7 +260,7 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 		a.logger.Info("the blocks from here on are of another app version", "after", p.height, "version", p.params.AppVersion)
 	}
 	a.replace(p.height, p.version, p.params)
-	a.publish(p.rewritten, !changeRights(p.changes))
+	a.publish(p.rewritten, !changeRights(p.changes), p.executed)
 	p.version.Retain()
 	return p.height, p.version, nil
 }

@@ -31,8 +31,12 @@ type checker struct {
 		oldest            int                 // in order
 
 		// Transactions that were let in since the last commit although nodes of the tree were
-		// missing that it takes to check them.
-		unchecked map[[sha256.Size]byte]struct{}
+		// missing that it takes to check them. Each has a place until its rights were checked, or
+		// the next commit.
+		unchecked map[[sha256.Size]byte]sender
+		// Those of them that have come to the next commit unchecked, and are in no block: they keep
+		// their places until the recheck comes to them, or another commit.
+		left map[[sha256.Size]byte]struct{}
 	}
 }
 
@@ -53,8 +57,9 @@ const maxAdmitted = 1 << 16
 const maxUnchecked = 1 << 12
 
 // reset starts again on a committed state, which it retains. sameRights: no block since the last
-// reset has altered what an account is allowed to do.
-func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha256.Size]byte]struct{}, sameRights bool) {
+// reset has altered what an account is allowed to do. included are transactions of the block, which
+// give up their places.
+func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha256.Size]byte]struct{}, sameRights bool, included []decoded) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.earlier = nil
@@ -70,6 +75,16 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 	}
 	c.mu.version, c.mu.params, c.mu.rewritten = v, params, rewritten
 	c.mu.waiting = make(map[[AccountBytes]byte]uint64)
+	c.mu.left = nil
+	if v != nil && len(c.mu.unchecked) > 0 {
+		c.mu.left = make(map[[sha256.Size]byte]struct{}, len(c.mu.unchecked))
+		for id := range c.mu.unchecked {
+			c.mu.left[id] = struct{}{}
+		}
+		for i := range included {
+			delete(c.mu.left, included[i].id)
+		}
+	}
 	c.mu.unchecked = nil
 }
 
@@ -98,8 +113,8 @@ func (c *checker) state() (*avlstar.Version, *Params) {
 
 // admit counts the transaction with hash id if its nonce is the account's next one. It need not be
 // checked again unless a right changes, if whole is set; otherwise, and where the account's nonce
-// is missing, it is one of those that wait unchecked.
-func (c *checker) admit(id [sha256.Size]byte, from sender, whole bool) *tx.Error {
+// is missing, it is one of those that wait unchecked. again: the mempool has it.
+func (c *checker) admit(id [sha256.Size]byte, from sender, whole, again bool) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.version == nil { // forgotten meanwhile, see App.Forget
@@ -128,7 +143,7 @@ func (c *checker) admit(id [sha256.Size]byte, from sender, whole bool) *tx.Error
 	}
 	if !known || !whole {
 		before := len(c.mu.unchecked)
-		if err := c.leaveUnchecked(id); err != nil {
+		if err := c.leaveUnchecked(id, from, again); err != nil {
 			return err
 		}
 		if len(c.mu.unchecked) > before {
@@ -137,6 +152,13 @@ func (c *checker) admit(id [sha256.Size]byte, from sender, whole bool) *tx.Error
 		return nil
 	}
 	c.mu.waiting[from.account] = waiting + 1
+	delete(c.mu.left, id)
+	c.remember(id, from)
+	return nil
+}
+
+// remember enters a transaction as admitted. The caller holds the lock.
+func (c *checker) remember(id [sha256.Size]byte, from sender) {
 	if len(c.mu.order) < maxAdmitted {
 		c.mu.order = append(c.mu.order, id)
 	} else {
@@ -145,30 +167,60 @@ func (c *checker) admit(id [sha256.Size]byte, from sender, whole bool) *tx.Error
 		*oldest, c.mu.oldest = id, (c.mu.oldest+1)%maxAdmitted
 	}
 	c.mu.admitted[id] = from
-	return nil
 }
 
 // leaveUnchecked lets the transaction with hash id in as one that could not be checked, unless
-// there are too many. The caller holds the lock.
-func (c *checker) leaveUnchecked(id [sha256.Size]byte) *tx.Error {
+// there are too many. One that the mempool has (again) stays: it had a place, and to refuse it
+// would lose it. The caller holds the lock.
+func (c *checker) leaveUnchecked(id [sha256.Size]byte, from sender, again bool) *tx.Error {
 	if _, ok := c.mu.unchecked[id]; ok {
 		return nil
 	}
-	if len(c.mu.unchecked) >= maxUnchecked {
+	if _, had := c.mu.left[id]; had {
+		delete(c.mu.left, id)
+		again = true
+	}
+	if len(c.mu.unchecked)+len(c.mu.left) >= maxUnchecked && !again {
 		return tx.Errorf(tx.CodeBusy, "%d transactions wait for parts of the state that this node lacks, send it again later or to another node", maxUnchecked)
 	}
 	if c.mu.unchecked == nil {
-		c.mu.unchecked = make(map[[sha256.Size]byte]struct{})
+		c.mu.unchecked = make(map[[sha256.Size]byte]sender)
 	}
-	c.mu.unchecked[id] = struct{}{}
+	c.mu.unchecked[id] = from
 	return nil
 }
 
 // leaveTextUnchecked is leaveUnchecked for a text, which has no nonce.
-func (c *checker) leaveTextUnchecked(id [sha256.Size]byte) *tx.Error {
+func (c *checker) leaveTextUnchecked(id [sha256.Size]byte, again bool) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.leaveUnchecked(id)
+	return c.leaveUnchecked(id, sender{}, again)
+}
+
+// checked gives the place of a transaction free that was let in unchecked, and has turned out to
+// have what rights it takes. A text is not remembered: it has no nonce to check again.
+func (c *checker) checked(id [sha256.Size]byte, newcomer, text bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	from, ok := c.mu.unchecked[id]
+	if !ok || c.mu.version == nil {
+		return
+	}
+	if next, err := committedNonce(c.mu.version, from.account[:]); err != nil || !text && from.nonce < next {
+		return // the recheck refuses it
+	}
+	delete(c.mu.unchecked, id)
+	if from.newcomer = newcomer; !text {
+		c.remember(id, from)
+	}
+}
+
+// drop gives the place of a transaction free.
+func (c *checker) drop(id [sha256.Size]byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.mu.unchecked, id)
+	delete(c.mu.left, id)
 }
 
 // admittedEarlier returns a transaction that was admitted before the last commit, of which only the
@@ -213,11 +265,11 @@ func committedNonce(v *avlstar.Version, account []byte) (uint64, error) {
 	return decodeUint64(value), err
 }
 
-// numUnchecked returns the number of transactions that were let in unchecked since the last commit.
+// numUnchecked returns the number of transactions that have places as unchecked ones.
 func (c *checker) numUnchecked() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.mu.unchecked)
+	return len(c.mu.unchecked) + len(c.mu.left)
 }
 
 func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
@@ -247,7 +299,11 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 		return tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
 	defer v.Release()
-	return a.checkTxOn(v, params, req)
+	refused := a.checkTxOn(v, params, req)
+	if refused != nil && req.Type == abci.CheckTxType_Recheck && a.options.Source != nil {
+		a.check.drop(sha256.Sum256(req.Tx)) // the mempool drops it, too
+	}
+	return refused
 }
 
 func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestCheckTx) *tx.Error {
@@ -260,7 +316,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 		if err != nil && !isMissing(err) {
 			return refusal(err, tx.CodeUnreadable)
 		}
-		return a.check.admit(id, from, err == nil)
+		return a.check.admit(id, from, err == nil, again)
 	}
 	t, refused := a.decoder.decode(id, req.Tx, params.ChainId)
 	if refused != nil {
@@ -283,12 +339,12 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	}
 	switch {
 	case t.Body != nil:
-		refused = a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce, newcomer}, !unchecked)
+		refused = a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce, newcomer}, !unchecked, again)
 	case unchecked:
-		refused = a.check.leaveTextUnchecked(id)
+		refused = a.check.leaveTextUnchecked(id, again)
 	}
 	if needs != nil && refused == nil {
-		return a.askFor(v, params, t, needs, unchecked)
+		return a.askFor(v, params, decoded{id: id, tx: t}, needs, unchecked)
 	}
 	return refused
 }
@@ -296,18 +352,20 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 // askFor asks for what it takes to execute a transaction or, if it is unchecked, to check it: so
 // nobody without a right has anything fetched but the records of his account. needs has what a
 // check lacked.
-func (a *App) askFor(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs, unchecked bool) *tx.Error {
-	switch {
-	case !unchecked:
-		nameKeys(needs, t)
-	case t.Body != nil:
+func (a *App) askFor(v *avlstar.Version, params *Params, t decoded, needs *needs, unchecked bool) *tx.Error {
+	if !unchecked {
+		nameKeys(needs, t.tx)
+		a.askChecked(v, needs.wants)
+		return nil
+	}
+	if t.tx.Body != nil {
 		o := newCheckOverlay(v)
 		o.needs = needs
-		if err := newExecutor(o, params, 0).exploreRights(t); err != nil {
+		if err := newExecutor(o, params, 0).exploreRights(t.tx); err != nil {
 			return refusal(err, tx.CodeUnreadable)
 		}
 	}
-	a.ask(v, needs.wants)
+	a.askUnchecked(v, t.id, needs.wants)
 	a.options.Metrics.Witness.Unchecked.Set(float64(a.check.numUnchecked()))
 	return nil
 }

@@ -1,16 +1,19 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -37,12 +40,13 @@ func TestCheckTxNeverWaits(t *testing.T) {
 		require.Equal(t, tx.CodeOK, checked(t, a, wrong, abci.CheckTxType_New), "unchecked")
 		require.Equal(t, 3, a.check.numUnchecked())
 		bubble.Sleep(time.Second)
+		require.Equal(t, 1, a.check.numUnchecked(), "what has its rights gave up its place when they came")
 		require.Equal(t, tx.CodeUnauthorized, checked(t, a, sign(t, "bob", 1, put("b", "x")), abci.CheckTxType_New), "bob's rights have come")
 
 		runBlock(t, local)
 		runBlock(t, a)
 		source.has(local)
-		require.Zero(t, a.check.numUnchecked())
+		require.Equal(t, 1, a.check.numUnchecked(), "until the recheck comes to it")
 		require.Equal(t, tx.CodeOK, checked(t, a, right, abci.CheckTxType_Recheck))
 		require.Equal(t, tx.CodeOK, checked(t, a, next, abci.CheckTxType_Recheck))
 		require.Equal(t, tx.CodeBadNonce, checked(t, a, old, abci.CheckTxType_Recheck))
@@ -71,7 +75,111 @@ func TestUncheckedTransactionsAreBounded(t *testing.T) {
 		require.Equal(t, tx.CodeBusy, checked(t, a, sign(t, "one more", 0, put("c", "1")), abci.CheckTxType_New))
 		require.Equal(t, tx.CodeOK, checked(t, a, last, abci.CheckTxType_New), "it waits already")
 		require.LessOrEqual(t, source.requests(), 3, "one request at a time")
+
+		// After a block they keep their places, and the recheck leaves them in, also beside new
+		// ones.
+		var others [][]byte
+		for i := range maxUnchecked {
+			others = append(others, sign(t, fmt.Sprint("stranger ", i), 0, put("c", "1")))
+		}
+		v, params := a.check.state()
+		a.check.reset(v, params, nil, true, a.decoder.decodeAll(others[:10], testChain)) // as a commit does
+		v.Release()
+		require.Equal(t, maxUnchecked-10, a.check.numUnchecked(), "those in the block have none any more")
+		for i := range 10 {
+			require.Equal(t, tx.CodeOK, checked(t, a, sign(t, fmt.Sprint("new ", i), 0, put("c", "1")), abci.CheckTxType_New))
+		}
+		require.Equal(t, tx.CodeBusy, checked(t, a, sign(t, "one more", 0, put("c", "1")), abci.CheckTxType_New))
+		for _, raw := range others[10:] {
+			require.Equal(t, tx.CodeOK, checked(t, a, raw, abci.CheckTxType_Recheck))
+		}
+		require.Equal(t, maxUnchecked, a.check.numUnchecked())
 	})
+}
+
+// What proposers ask for does not wait behind unchecked transactions, however many there are: it is
+// fetched while a request for these stands.
+func TestStrangersDoNotDelayProposers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, _, a := startBeside(t, avlstar.Retention{})
+		defer a.Stop()
+		source.silence(true)
+		for i := range maxUnchecked {
+			require.Equal(t, tx.CodeOK, checked(t, a, sign(t, fmt.Sprint("stranger ", i), 0, put("c", "1")), abci.CheckTxType_New))
+		}
+		synctest.Wait()
+		source.silence(false) // for what is asked from now on
+		began := time.Now()
+		txs := [][]byte{sign(t, "alice", 4, put("a7", "x"))}
+		for {
+			res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: 2, Txs: txs, MaxTxBytes: 1 << 20})
+			require.NoError(t, err)
+			if len(res.Txs) > 0 {
+				break
+			}
+			synctest.Wait()
+			require.Zero(t, time.Since(began))
+		}
+		a.ahead.mu.Lock()
+		defer a.ahead.mu.Unlock()
+		require.NotEmpty(t, a.ahead.mu.unchecked, "strangers wait")
+	})
+}
+
+// A request for what is ahead is for as many wants as bring requestBytes, and between two blocks
+// not more than aheadBytes come.
+func TestFetchedAheadIsBounded(t *testing.T) {
+	const value = 1 << 20
+	rnd := seeds.Rand(t)
+	a := &App{logger: log.NewNopLogger()}
+	a.life, a.end = context.WithCancel(t.Context())
+	defer a.end()
+	h := &a.ahead
+	for i := range 3000 {
+		enqueue(&h.mu.checked, []avlstar.Want{{Key: fmt.Appendf(nil, "key %d", i)}})
+		h.mu.unchecked = append(h.mu.unchecked, asked{id: [32]byte{byte(i)}, wants: []avlstar.Want{{Key: fmt.Appendf(nil, "record %d", i)}}})
+	}
+	came, most := 0, 0
+	for {
+		wants, ids := h.take(lineOfChecks)
+		if len(wants) == 0 {
+			break
+		}
+		require.LessOrEqual(t, len(ids), max(minRequest, len(wants)/2), "a half for each kind")
+		size := len(wants) * rnd.IntN(value)
+		h.came(lineOfChecks, len(wants), size)
+		came, most = came+size, max(most, len(wants))
+	}
+	require.Equal(t, maxRequest, most)
+	require.LessOrEqual(t, came, aheadBytes+maxRequest*value)
+	require.Nil(t, h.mu.checked)
+	h.committed()
+	enqueue(&h.mu.checked, []avlstar.Want{{Key: []byte("key")}})
+	wants, _ := h.take(lineOfChecks)
+	require.Len(t, wants, 1)
+}
+
+// What is taken from a queue can be queued again, and nothing is in it twice.
+func TestQueueHoldsEachWantOnce(t *testing.T) {
+	rnd := seeds.Rand(t)
+	var queue *needs
+	waiting := map[string]bool{}
+	for range 2000 {
+		w := avlstar.Want{Key: []byte{byte(rnd.IntN(50))}, Deleted: rnd.IntN(2) == 0}
+		enqueue(&queue, []avlstar.Want{w})
+		waiting[string(w.Key)] = true
+		if rnd.IntN(4) > 0 {
+			continue
+		}
+		for _, w := range dequeue(&queue, rnd.IntN(10)) {
+			require.True(t, waiting[string(w.Key)])
+			delete(waiting, string(w.Key))
+		}
+		if queue != nil {
+			require.Len(t, queue.wants, len(waiting))
+			require.Len(t, queue.index, len(waiting))
+		}
+	}
 }
 
 // The next nonce of an account whose record is missing is fetched.

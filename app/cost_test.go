@@ -206,7 +206,7 @@ func TestRightsFirst(t *testing.T) {
 		res, err := a.CheckTx(ctx, &abci.RequestCheckTx{Tx: c.raw})
 		require.NoError(t, err)
 		require.Equal(t, c.want, tx.Code(res.Code), "%s: %s", name, res.Log)
-		a.check.reset(a.block.version, a.block.params, nil, false)
+		a.check.reset(a.block.version, a.block.params, nil, false, nil)
 	}
 
 	require.Zero(t, pages.clients.Load(), "values that no right depends on")
@@ -240,13 +240,13 @@ func TestAdmittedIsBounded(t *testing.T) {
 	from := sender{account: [32]byte(account("alice"))}
 	for n := range uint64(maxAdmitted + 10) {
 		from.nonce = n
-		require.Nil(t, a.check.admit(id(n), from, true))
+		require.Nil(t, a.check.admit(id(n), from, true, false))
 	}
 	require.Len(t, a.check.mu.admitted, maxAdmitted)
 	from.nonce = maxAdmitted + 9
-	require.Nil(t, a.check.admit(id(from.nonce), from, true))
+	require.Nil(t, a.check.admit(id(from.nonce), from, true, false))
 	from.nonce = 0
-	require.Equal(t, tx.CodeBadNonce, a.check.admit(id(0), from, true).Code)
+	require.Equal(t, tx.CodeBadNonce, a.check.admit(id(0), from, true, false).Code)
 }
 
 // Anybody can make keys. Without a bound, each leaves a nonce record of 47 bytes for ever, under no

@@ -43,7 +43,7 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	}
 	a.block.initial = max(req.InitialHeight, 1)
 	a.replace(0, v, params)
-	a.check.reset(v, params, nil, false)
+	a.check.reset(v, params, nil, false, nil)
 
 	hash := v.AppHash()
 	res := &abci.ResponseInitChain{AppHash: hash[:]}

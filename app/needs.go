@@ -21,7 +21,8 @@ import (
 // needs are what a run lacked, each once. A nil *needs takes nothing, and nothing was lost.
 type needs struct {
 	wants []avlstar.Want
-	index map[string]int // in wants, by form and key
+	index map[string]int // in wants, by idOf, counting those that were taken
+	taken int            // wants that were there before the first, see dequeue
 	// The stubs that reads came upon.
 	met map[avlstar.Hash]struct{}
 	// If it is not nil, wants are to be asked for below these stubs, which lie beside the ways to
@@ -41,6 +42,19 @@ func (n *needs) add(w avlstar.Want) {
 	if n == nil {
 		return
 	}
+	id := idOf(w)
+	if i, ok := n.index[id]; ok {
+		n.wants[i-n.taken].Deleted = n.wants[i-n.taken].Deleted || w.Deleted
+		return
+	}
+	if len(n.wants) < maxNeeds {
+		n.index[id] = n.taken + len(n.wants)
+		n.wants = append(n.wants, w)
+	}
+}
+
+// idOf is equal for wants that differ in nothing but Deleted.
+func idOf(w avlstar.Want) string {
 	form := byte('k')
 	switch {
 	case w.Range:
@@ -48,15 +62,7 @@ func (n *needs) add(w avlstar.Want) {
 	case w.Next:
 		form = 'n'
 	}
-	id := string(append(append([]byte{form}, w.Key...), w.After...))
-	if i, ok := n.index[id]; ok {
-		n.wants[i].Deleted = n.wants[i].Deleted || w.Deleted
-		return
-	}
-	if len(n.wants) < maxNeeds {
-		n.index[id] = len(n.wants)
-		n.wants = append(n.wants, w)
-	}
+	return string(append(append([]byte{form}, w.Key...), w.After...))
 }
 
 // note notes wants, by default the way to the missing node, if err is that a node is missing.

@@ -58,6 +58,7 @@ type fetcher struct {
 	replace func(next *avlstar.Version) // takes over a reference
 
 	rounds int
+	bytes  int // of the bags that came
 	logged time.Time
 }
 
@@ -130,6 +131,9 @@ func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlst
 	bags, why := f.app.options.Source.Fetch(ctx, f.height, wants, avlstar.Below{Depth: math.MaxInt, Held: held})
 	if f.lock != nil {
 		f.lock.Lock()
+	}
+	for _, b := range bags {
+		f.bytes += b.Bytes()
 	}
 	v := f.version()
 	if v == nil {

@@ -85,6 +85,9 @@ func (b *Bag) Roots() []Stub {
 // Leaves returns how many leaves the bag has.
 func (b *Bag) Leaves() int { return b.leaves }
 
+// Bytes returns the length of the bag's encoding.
+func (b *Bag) Bytes() int { return len(b.data) }
+
 // Bag returns the encoding of the bag that opens wants below what the receiver has. It is empty,
 // one byte, where the receiver has all of it. The error is ErrBagTooLarge, that of a page that
 // cannot be read, or of a way of which v itself lacks a part, unless below.Partly; what v lacks

@@ -61,6 +61,10 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err := checkTransport(o.Transport, genesis); err != nil {
 		return nil, err
 	}
+	if o.Transport == "socket" && o.Config.State.Sharded() {
+		return nil, fmt.Errorf("%w socket takes one call at a time, so that a block which waits for storage nodes would stop all of CometBFT: "+
+			"use --transport grpc with state.mode = %q, or starlingd start", ErrTransport, config.ModeSharded)
+	}
 	network, address, ok := strings.Cut(o.Address, "://")
 	if !ok || network != "unix" && network != "tcp" {
 		return nil, fmt.Errorf("%w: address %q must be unix:///PATH or tcp://HOST:PORT", ErrTransport, o.Address)

@@ -43,7 +43,11 @@ func (d *pinDescription) keys(k uint32) (first, after []byte) {
 // Whoever stores it adds version, height and checksum (package storage): the description needs
 // none, since the app hash proves the manifest, and that the keys.
 func EncodePin(v *avlstar.Version) ([]byte, error) {
-	manifest, hash := v.Manifest().Encode(), v.AppHash()
+	m, err := v.TryManifest()
+	if err != nil {
+		return nil, err
+	}
+	manifest, hash := m.Encode(), v.AppHash()
 	b := append(make([]byte, 0, 2*len(manifest)+128), hash[:]...)
 	b = binary.AppendUvarint(b, uint64(len(manifest)))
 	b = append(b, manifest...)
