@@ -19,6 +19,7 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/shard"
 )
 
 // Exit statuses, listed in the package comment and in the help text.
@@ -144,7 +145,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 
 	root.AddCommand(
-		newInitCmd(env), newStartCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
+		newInitCmd(env), newStartCmd(env), newStorageCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
 		newStatusCmd(env), newHealthCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
 	)
 	root.AddCommand(offlineCommands(env)...)
@@ -244,7 +245,7 @@ func exitStatus(err error) int {
 		return exitAbsent
 	case disk.IsFull(err):
 		return exitDiskFull
-	case errors.Is(err, home.ErrDamaged):
+	case errors.Is(err, home.ErrDamaged), errors.Is(err, shard.ErrDamaged):
 		return exitDamaged
 	case errors.Is(err, comet.ErrHeaderMissing):
 		return exitHeader

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cometbft/cometbft/p2p"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -42,14 +43,16 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"freeports":  freePortsCmd,
-			"waitheight": waitHeightCmd,
-			"listen":     listenCmd,
-			"jsonset":    jsonSetCmd,
-			"killed":     killedSocketCmd,
-			"waitsocket": waitSocketCmd,
-			"status":     statusCmd,
-			"term":       termCmd,
+			"freeports":   freePortsCmd,
+			"waitheight":  waitHeightCmd,
+			"listen":      listenCmd,
+			"jsonset":     jsonSetCmd,
+			"killed":      killedSocketCmd,
+			"waitsocket":  waitSocketCmd,
+			"status":      statusCmd,
+			"term":        termCmd,
+			"storagefile": storageFileCmd,
+			"waitcheck":   waitCheckCmd,
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", env.WorkDir)
@@ -97,6 +100,29 @@ func waitSocketCmd(ts *testscript.TestScript, _ bool, args []string) {
 		}
 		if time.Now().After(deadline) {
 			ts.Fatalf("nobody listens on %s: %v", args[0], err)
+		}
+	}
+}
+
+// storagefile HOME names the storage node of a home as the one that has all keys.
+func storageFileCmd(ts *testscript.TestScript, _ bool, args []string) {
+	key, err := p2p.LoadNodeKey(ts.MkAbs(args[0] + "/config/node_key.json"))
+	ts.Check(err)
+	text := fmt.Sprintf("[[range]]\nfirst = \"\"\nnodes = [\"%s@127.0.0.1:1\"]\n", key.ID())
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]+"/config/storage_nodes.toml"), []byte(text), 0o600))
+}
+
+// waitcheck ADDRESS NAME waits until a check of /readyz is good.
+func waitCheckCmd(ts *testscript.TestScript, _ bool, args []string) {
+	for deadline := time.Now().Add(patience); ; {
+		report, err := askStatusServer(context.Background(), args[0])
+		for _, c := range report.Checks {
+			if c.Name == args[1] && c.OK {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s: %+v, %v", args[0], report, err)
 		}
 	}
 }

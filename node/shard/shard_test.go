@@ -1,0 +1,316 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// chain is a validator in local mode, and the updates of its blocks.
+type chain struct {
+	t         *testing.T
+	home      string
+	node      *node.Node
+	transport transport.Address
+	ranges    []avlstar.KeyRange
+
+	mu       sync.Mutex
+	versions []*avlstar.Version // by height, from 0 on; guarded by mu
+	updates  [][][]byte         // by height and range; guarded by mu
+}
+
+// local is the application, which records its versions.
+type local struct {
+	abci.Application
+	c      *chain
+	latest func() (int64, *avlstar.Version)
+}
+
+func (l local) Commit(ctx context.Context, req *abci.RequestCommit) (*abci.ResponseCommit, error) {
+	res, err := l.Application.Commit(ctx, req)
+	l.c.record(l.latest())
+	return res, err
+}
+
+// record makes the updates of a block. It runs in the node, where a failed test must not end the
+// goroutine.
+func (c *chain) record(height int64, v *avlstar.Version) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	base := c.versions[height-1]
+	changes := difference(c.t, base, v)
+	var of [][]byte
+	for _, r := range c.ranges {
+		u, err := v.UpdateOf(base, r, changes)
+		if err != nil {
+			panic(err)
+		}
+		of = append(of, u.Encode())
+	}
+	if len(c.versions) != int(height) {
+		panic(fmt.Sprintf("%d versions at height %d", len(c.versions), height))
+	}
+	c.versions, c.updates = append(c.versions, v), append(c.updates, of)
+}
+
+func leaves(t *testing.T, v *avlstar.Version) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for l, err := range v.Leaves() {
+		if err != nil {
+			panic(err)
+		}
+		all[string(l.Key)] = string(l.Value)
+	}
+	return all
+}
+
+func difference(t *testing.T, base, v *avlstar.Version) (changes []avlstar.Change) {
+	t.Helper()
+	before, after := leaves(t, base), leaves(t, v)
+	for k, value := range after {
+		if old, has := before[k]; !has || old != value {
+			changes = append(changes, avlstar.Change{Key: []byte(k), Value: []byte(value)})
+		}
+	}
+	for k := range before {
+		if _, has := after[k]; !has {
+			changes = append(changes, avlstar.Change{Key: []byte(k)})
+		}
+	}
+	return changes
+}
+
+// newChain starts a validator with keys key-00 and so on, some in each of the ranges.
+func newChain(t *testing.T, ranges ...avlstar.KeyRange) *chain {
+	t.Helper()
+	c := &chain{t: t, ranges: ranges}
+	port := nodetest.FreePorts(t, 1)[0]
+	dir, made := nodetest.Home(t, func(o *home.InitOptions) {
+		edit := o.Edit
+		o.Edit = func(conf *cfg.Config, a *config.App) {
+			edit(conf, a)
+			a.Transport.ListenAddress = fmt.Sprint("127.0.0.1:", port)
+		}
+	})
+	c.home, c.transport = dir, transport.Address{ID: transport.ID(made.NodeID), HostPort: fmt.Sprint("127.0.0.1:", port)}
+	doc, err := config.LoadGenesis(nodetest.Load(t, dir).CometBFT.GenesisFile())
+	require.NoError(t, err)
+	first, err := genesisState(doc)
+	require.NoError(t, err)
+	c.versions, c.updates = []*avlstar.Version{first}, [][][]byte{nil}
+	n, err := node.New(t.Context(), nodetest.Load(t, dir), log.NewNopLogger(), node.WithApp(func(a abci.Application) abci.Application {
+		return local{a, c, a.(interface {
+			Latest() (int64, *avlstar.Version)
+		}).Latest}
+	}))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, n.Stop())
+		for _, v := range c.versions {
+			v.Release()
+		}
+	})
+	require.NoError(t, n.Start(t.Context()))
+	c.node = n
+	return c
+}
+
+func (c *chain) put(from, to int) {
+	c.t.Helper()
+	client := nodetest.RPC(c.t, c.home)
+	for i := from; i < to; i++ {
+		nodetest.Put(c.t, client, fmt.Sprintf("key-%02d", i), fmt.Sprint("value ", i))
+	}
+}
+
+// storageHome makes the home of a storage node.
+func (c *chain) storageHome() (dir string, id transport.ID) {
+	c.t.Helper()
+	dir, made := nodetest.Home(c.t, func(o *home.InitOptions) {
+		o.GenesisFile, o.NoValidator = filepath.Join(c.home, "config", "genesis.json"), true
+		edit := o.Edit
+		o.Edit = func(conf *cfg.Config, a *config.App) {
+			edit(conf, a)
+			a.Join.Peers = c.transport.String()
+			a.StorageNode.Interval, a.StorageNode.ServeHeights = 20, 20
+		}
+	})
+	return dir, transport.ID(made.NodeID)
+}
+
+// divide writes the file of ranges: all nodes have all ranges.
+func (c *chain) divide(home string, nodes ...transport.Address) {
+	c.t.Helper()
+	var names []string
+	for _, n := range nodes {
+		names = append(names, fmt.Sprintf("%q", n.String()))
+	}
+	var text strings.Builder
+	for _, r := range c.ranges {
+		fmt.Fprintf(&text, "[[range]]\nfirst = %q\nnodes = [%s]\n", r.First, strings.Join(names, ", "))
+	}
+	nodetest.WriteFile(c.t, filepath.Join(home, config.DefaultStorageNodesFile), text.String())
+}
+
+// start starts a storage node; it is stopped at the end of the test unless the test has done so.
+func (c *chain) start(home string, logger log.Logger) *Node {
+	c.t.Helper()
+	n, err := New(c.t.Context(), Options{Config: nodetest.Load(c.t, home), Logger: logger})
+	require.NoError(c.t, err)
+	c.t.Cleanup(func() {
+		if n.ctx.Err() == nil {
+			require.NoError(c.t, n.Stop())
+		}
+	})
+	n.Start()
+	return n
+}
+
+// validator is a node that sends updates.
+type validator struct {
+	c    *chain
+	conn transport.Conn
+	lie  func(height int64, update []byte) []byte // nil: none
+}
+
+func (c *chain) dial(n *Node) *validator {
+	c.t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	require.NoError(c.t, err)
+	conn, err := tcp.NewDialer(tcp.Options{Key: key, ChainID: "test-chain"}).Dial(c.t.Context(), n.Address())
+	require.NoError(c.t, err)
+	c.t.Cleanup(func() { conn.Close() })
+	return &validator{c: c, conn: conn}
+}
+
+// feed sends each range the update that it needs, and reports whether all have come to a height.
+func (v *validator) feed(to int64) bool {
+	v.c.t.Helper()
+	b, err := v.conn.Call(v.c.t.Context(), transport.Call{Method: transport.Method(dsm.MethodRanges), Max: dsm.MaxClaimsBytes})
+	require.NoError(v.c.t, err)
+	claims, err := dsm.DecodeClaims(b)
+	require.NoError(v.c.t, err)
+	done := len(claims) == len(v.c.ranges)
+	for i, claim := range claims {
+		done = done && claim.Durable >= to
+		v.c.mu.Lock()
+		var update []byte
+		if int(claim.Needs) < len(v.c.updates) {
+			update = v.c.updates[claim.Needs][i]
+		}
+		v.c.mu.Unlock()
+		if update == nil {
+			continue
+		}
+		if v.lie != nil {
+			update = v.lie(claim.Needs, update)
+		}
+		for offset := 0; offset < len(update); {
+			part := dsm.PartOf(claim.Needs, claim.Range, update, sha256.Sum256(update), offset)
+			b, err := v.conn.Call(v.c.t.Context(), transport.Call{Method: transport.Method(dsm.MethodUpdate), Body: part.Encode(), Max: dsm.UpdateAnswerBytes})
+			if err != nil { // busy or refused
+				break
+			}
+			answer, err := dsm.DecodeUpdateAnswer(b)
+			require.NoError(v.c.t, err)
+			offset = int(answer.Have)
+		}
+	}
+	return done
+}
+
+// requireSame compares the newest height of each range with the validator's state.
+func (c *chain) requireSame(n *Node) {
+	c.t.Helper()
+	for i, p := range n.places {
+		claim := p.replica.Claim()
+		partial, ok := p.replica.At(claim.Newest)
+		require.True(c.t, ok)
+		c.mu.Lock()
+		want := c.versions[claim.Newest]
+		c.mu.Unlock()
+		require.Equal(c.t, want.AppHash(), partial.AppHash())
+		all := leaves(c.t, want)
+		for l, err := range partial.Leaves(c.ranges[i]) {
+			require.NoError(c.t, err)
+			require.Equal(c.t, all[string(l.Key)], string(l.Value))
+			delete(all, string(l.Key))
+		}
+		for key := range all {
+			require.False(c.t, c.ranges[i].Contains([]byte(key)), "%s", key)
+		}
+		partial.Release()
+	}
+}
+
+func twoRanges() []avlstar.KeyRange {
+	edge := []byte("key-20")
+	return []avlstar.KeyRange{{After: edge}, {First: edge}}
+}
+
+// A storage node begins with the genesis file, follows a validator's blocks, names a sender that
+// lies, and continues after a restart from what it has on disk.
+func TestFollowsAChain(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, twoRanges()...)
+	dir, id := c.storageHome()
+	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	logs := new(nodetest.LogBuffer)
+	n := c.start(dir, logs.Logger(t))
+	v := c.dial(n)
+	c.put(0, 25)
+	nodetest.Until(t, "the ranges at the chain's height", func() bool { return v.feed(c.node.Application().Height() - 3) })
+	require.True(t, logs.Has("Created a range from the genesis file"))
+	c.requireSame(n)
+	require.True(t, n.Health().Live)
+
+	liar := c.dial(n)
+	liar.lie = func(_ int64, update []byte) []byte {
+		lie := bytes.Clone(update)
+		lie[len(lie)-1] ^= 1
+		return lie
+	}
+	nodetest.Until(t, "the lie found", func() bool {
+		liar.feed(0)
+		return logs.Has("A node has sent a false update")
+	})
+	height := c.node.Application().Height()
+	nodetest.Until(t, "the ranges after the lie", func() bool { return v.feed(height) })
+	c.requireSame(n)
+	require.NoError(t, n.Stop())
+
+	logs = new(nodetest.LogBuffer)
+	n = c.start(dir, logs.Logger(t))
+	for _, claim := range n.Claims() {
+		require.GreaterOrEqual(t, claim.Durable, height)
+	}
+	v = c.dial(n)
+	c.put(40, 45)
+	height = c.node.Application().Height()
+	nodetest.Until(t, "the ranges after a restart", func() bool { return v.feed(height) })
+	c.requireSame(n)
+	require.False(t, logs.Has("Created a range"))
+	require.False(t, logs.Has("false update"))
+	require.Greater(t, n.headers.newestProved().height, height)
+}
