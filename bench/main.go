@@ -7,6 +7,7 @@
 //	├── byzantine  a join from many peers, of which some lie                 syncbench
 //	├── hiccup     the commits of a validator while nodes join from it       syncbench
 //	├── siege      a join and a validator among attackers of each kind        syncbench
+//	├── dsm        a state sharded over storage nodes, against local mode      dsmbench
 //	├── e2e        a network of validators, against CometBFT's kvstore       e2ebench
 //	├── joiners    the blocks of a network while many nodes join at once     e2ebench
 //	├── tables     the table writer of a restore, against Pebble's           tablebench
@@ -56,7 +57,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(),
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newDSM(), newDSMContestant(),
 		newTables(), newFrames(), newCompare())
 	return root
 }

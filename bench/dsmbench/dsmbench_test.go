@@ -1,0 +1,138 @@
+package dsmbench
+
+import (
+	"context"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
+)
+
+var small = spec{Keys: 3000, Signers: 50, Transfers: 40, Seed: 5}
+
+// The changes that the sizes are measured with are those that an application makes of the signed
+// transactions, and none of these fails.
+func TestBlocksAreWhatAnApplicationMakesOfThem(t *testing.T) {
+	g := newGenerator(small)
+	state, err := newState(g, func(int) {})
+	require.NoError(t, err)
+	expected, err := newState(newGenerator(small), func(int) {})
+	require.NoError(t, err)
+	a, err := app.New(app.Options{Store: &memory{first: state, height: firstHeight}, ChainID: chainID})
+	require.NoError(t, err)
+	deleted := 0
+	for n := range 60 {
+		b := g.next(n >= 10)
+		txs, err := g.sign(b)
+		require.NoError(t, err)
+		res, err := a.FinalizeBlock(context.Background(), &abci.RequestFinalizeBlock{Height: int64(firstHeight + 1 + n), Txs: txs})
+		require.NoError(t, err)
+		for _, r := range res.TxResults {
+			require.Zero(t, r.Code, r.Log)
+		}
+		next, err := expected.Apply(b.changes)
+		require.NoError(t, err)
+		expected.Release()
+		expected = next
+		hash := expected.AppHash()
+		require.Equal(t, hash[:], res.AppHash, "block %d", n)
+		_, err = a.Commit(context.Background(), &abci.RequestCommit{})
+		require.NoError(t, err)
+		for _, c := range b.changes {
+			if c.Value == nil {
+				deleted++
+			}
+		}
+	}
+	require.Positive(t, deleted)
+	require.InDelta(t, small.Keys, float64(expected.Len()), 200, "as many accounts are made as are deleted")
+}
+
+// A validator that has a part of the tree comes to the same states, and its bags are what was asked
+// for.
+func TestReceiverFollows(t *testing.T) {
+	g := newGenerator(small)
+	v, err := newState(g, func(int) {})
+	require.NoError(t, err)
+	for _, retain := range []int{0, 3, 7} {
+		r, err := newReceiver(v, retain, 3)
+		require.NoError(t, err)
+		require.NoError(t, r.check(v))
+		at := v
+		at.Retain()
+		fetched := 0
+		for range 12 {
+			b := g.next(true)
+			n, err := r.fetch(at, b.wants(true))
+			require.NoError(t, err)
+			_, held := r.p.Version().Lacks(b.wants(true))
+			require.Empty(t, held)
+			more, err := r.apply(at, b.changes)
+			require.NoError(t, err)
+			fetched += n + more
+			next, err := at.Apply(b.changes)
+			require.NoError(t, err)
+			at.Release()
+			at = next
+			require.NoError(t, r.check(at))
+		}
+		require.Positive(t, fetched)
+		r.p.Release()
+		at.Release()
+		g = newGenerator(small)
+	}
+	v.Release()
+}
+
+func TestEvenRanges(t *testing.T) {
+	v, err := newState(newGenerator(small), func(int) {})
+	require.NoError(t, err)
+	defer v.Release()
+	for _, n := range []int{1, 2, 7, 16} {
+		ranges, err := evenRanges(v, n)
+		require.NoError(t, err)
+		require.Len(t, ranges, n)
+		counts := make([]int, n)
+		for l, err := range v.Leaves() {
+			require.NoError(t, err)
+			in := 0
+			for i, r := range ranges {
+				if r.tree().Contains(l.Key) {
+					counts[i]++
+					in++
+				}
+			}
+			require.Equal(t, 1, in)
+		}
+		for _, c := range counts {
+			require.InDelta(t, float64(v.Len())/float64(n), float64(c), float64(n)+1)
+		}
+	}
+}
+
+// A way is the images of the inner nodes above a leaf, and the leaf.
+func TestRawBytes(t *testing.T) {
+	v, err := avlstar.Empty(avlstar.DefaultChunkBytes)
+	require.NoError(t, err)
+	var changes []avlstar.Change
+	for i := range 8 { // height 3
+		changes = append(changes, avlstar.Change{Key: []byte{'k', byte(i)}, Value: []byte("value")})
+	}
+	next, err := v.Apply(changes)
+	require.NoError(t, err)
+	n, err := rawBytes(next, changes[5].Key)
+	require.NoError(t, err)
+	require.Equal(t, 3*(imageBytes+keyBytes)+int(avlstar.RecordBytes(2, 5)), n)
+	n, err = rawBytes(next, []byte("absent"))
+	require.NoError(t, err)
+	require.Zero(t, n)
+}
+
+func TestAges(t *testing.T) {
+	require.Equal(t, []int{0, 1, 2, 4, 5, 8, 16, 32}, (&Options{Window: 32}).ages())
+	require.Equal(t, []int{0, 1}, (&Options{Window: 1}).ages())
+	require.Equal(t, []int{0, 1, 2, 4, 5}, (&Options{Window: 5}).ages())
+}

@@ -1,0 +1,141 @@
+package dsmbench
+
+import (
+	"context"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// runNodes measures storage nodes, each number of them by itself.
+func (r *runner) runNodes(ctx context.Context, dir string) error {
+	r.progress.Begin("storage nodes", "rows", len(r.o.Shards))
+	for _, n := range r.o.Shards {
+		r.progress.Working(harness.Count(n, "shard"))
+		row, err := r.shardRow(ctx, filepath.Join(dir, "nodes"), n, n == r.o.Shards[len(r.o.Shards)-1])
+		if err != nil {
+			return err
+		}
+		r.result.ShardRows = append(r.result.ShardRows, row)
+		r.progress.Add(1)
+	}
+	return nil
+}
+
+func (r *runner) shardRow(ctx context.Context, dir string, n int, last bool) (row ShardRow, err error) {
+	row.Shards = n
+	debug.FreeOSMemory()
+	nodes, err := startNodes(ctx, dir, n, r.chain.newest())
+	if err != nil {
+		return row, err
+	}
+	defer nodes.end()
+	if r.o.has(phaseNodes) {
+		if err := r.serve(ctx, nodes, &row); err != nil {
+			return row, err
+		}
+	}
+	join := last && r.o.has(phaseJoin)
+	txs, err := r.put(ctx, nodes, &row, join)
+	if err != nil {
+		return row, err
+	}
+	if _, row.MemoryBytes, err = nodes.usage(); err != nil {
+		return row, err
+	}
+	if !join {
+		return row, nil
+	}
+	r.result.Join, err = r.join(ctx, nodes, txs)
+	return row, err
+}
+
+// serve measures witnesses.
+func (r *runner) serve(ctx context.Context, nodes *storageNodes, row *ShardRow) error {
+	// Blocks of a generator of their own: which keys, not what becomes of them.
+	g := newGenerator(r.chain.g.spec)
+	g.epoch, g.closed = r.chain.g.epoch, r.chain.g.closed
+	var cpu, seconds []float64
+	for range servedRounds {
+		var blocks [][]avlstar.Want
+		for range r.o.few(servedBlocks) {
+			b := g.next(false)
+			blocks = append(blocks, b.wants(true))
+		}
+		took, used, keys, bytes, err := nodes.serve(ctx, r.chain.newest().height, r.o.Retain, blocks)
+		if err != nil {
+			return err
+		}
+		cpu, seconds = append(cpu, used/float64(keys)*1e6), append(seconds, took/float64(keys))
+		row.BytesKey = float64(bytes) / float64(keys)
+	}
+	row.CPUMicros = harness.Median(cpu)
+	row.OpsCore = harness.Ratio(1e6, row.CPUMicros)
+	row.OpsS = harness.Ratio(1, harness.Median(seconds))
+	return nil
+}
+
+// put makes blocks, and measures how storage nodes take their updates. It returns the transactions
+// of the last blocks.
+func (r *runner) put(ctx context.Context, nodes *storageNodes, row *ShardRow, sign bool) (txs [][][]byte, err error) {
+	updates := make([][][]byte, len(nodes.shards))
+	before, puts, n := r.chain.newest().height, 0, r.o.few(putBlocks)
+	r.chain.keep = max(r.chain.keep, n+1)
+	for range n {
+		b := r.chain.g.next(false)
+		if sign {
+			signed, err := r.chain.g.sign(b)
+			if err != nil {
+				return nil, err
+			}
+			txs = append(txs, signed)
+		}
+		base := r.chain.newest()
+		if err := r.chain.advance(b, nil); err != nil {
+			return nil, err
+		}
+		for i, s := range nodes.shards {
+			u, err := r.chain.newest().UpdateOf(base.Version, s.Range.tree(), b.changes)
+			if err != nil {
+				return nil, err
+			}
+			updates[i] = append(updates[i], u.Encode())
+			row.UpdateBytes += len(updates[i][len(updates[i])-1])
+		}
+		puts += len(b.changes)
+	}
+	row.UpdateBytes /= n
+	if err := nodes.prove(r.chain.recent[len(r.chain.recent)-n:]); err != nil {
+		return nil, err
+	}
+	used, _, err := nodes.usage()
+	if err != nil {
+		return nil, err
+	}
+	from := time.Now()
+	if err := nodes.feed(ctx, before+1, updates); err != nil {
+		return nil, err
+	}
+	row.PutS = float64(puts) / time.Since(from).Seconds()
+	after, _, err := nodes.usage()
+	row.PutCPUMicros = (after - used) / float64(puts) * 1e6
+	return txs, err
+}
+
+// join lets a new process join at a height that the nodes answer, and execute the blocks after it.
+func (r *runner) join(ctx context.Context, nodes *storageNodes, txs [][][]byte) (j Joined, err error) {
+	p, err := harness.StartRunning(ctx, ChildCommand, roleJoiner, begin{Role: roleJoiner, Retain: r.o.Retain, Window: r.o.Window, Nodes: nodes.shards}, new(answer))
+	if err != nil {
+		return j, err
+	}
+	defer p.End()
+	count := min(joinBlocks, len(txs))
+	start := r.chain.recent[len(r.chain.recent)-1-count]
+	q := request{Op: opJoin, Height: start.height, Hashes: []avlstar.Hash{start.AppHash(), r.chain.newest().AppHash()}, Txs: txs[len(txs)-count:]}
+	var a answer
+	err = p.Ask(q, &a)
+	return a.Join, err
+}

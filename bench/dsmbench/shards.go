@@ -1,0 +1,273 @@
+package dsmbench
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/storagenode"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+const (
+	servedBlocks = 40 // of which witnesses are served in one round
+	servedRounds = 3
+	putBlocks    = 32 // whose updates are sent; fewer than the heights for which updates wait
+	// joinBlocks are the blocks that a joiner executes: an update waits for the next header, so
+	// storage nodes are two blocks behind, and the validator joins at one before that.
+	joinBlocks = 3
+)
+
+// storage is storage nodes that keep all of the state.
+type storageNodes struct {
+	shards []shard
+	nodes  []*harness.Process
+	conns  []transport.Conn
+}
+
+// startNodes writes v into folders of n ranges with about as many keys each, and starts their
+// storage nodes.
+func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, err error) {
+	s = &storageNodes{}
+	defer func() {
+		if err != nil {
+			s.end()
+		}
+	}()
+	ranges, err := evenRanges(v.Version, n)
+	if err != nil {
+		return nil, err
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID})
+	next, stop := iter.Pull2(v.Leaves())
+	defer stop()
+	leaf, err, more := next()
+	for i, r := range ranges {
+		own := filepath.Join(dir, fmt.Sprintf("%d-of-%d", i+1, n))
+		if err := os.MkdirAll(own, 0o750); err != nil {
+			return s, fmt.Errorf("no folder for a storage node: %w", err)
+		}
+		leaves := func(yield func(avlstar.Leaf, error) bool) {
+			for more && (err != nil || r.tree().Contains(leaf.Key)) {
+				if !yield(leaf, err) {
+					return
+				}
+				leaf, err, more = next()
+			}
+		}
+		if err := createReplica(own, r, v, leaves); err != nil {
+			return s, err
+		}
+		var a answer
+		p, err := harness.StartRunning(ctx, ChildCommand, fmt.Sprintf("storage node %d of %d", i+1, n), begin{Role: roleNode, Dir: own, Range: r}, &a)
+		if err != nil {
+			return s, err
+		}
+		s.nodes, s.shards = append(s.nodes, p), append(s.shards, shard{r, a.Address})
+		address, err := transport.ParseAddress(a.Address)
+		if err != nil {
+			return s, err
+		}
+		c, err := dialer.Dial(ctx, address)
+		if err != nil {
+			return s, err
+		}
+		s.conns = append(s.conns, c)
+	}
+	return s, nil
+}
+
+// createReplica stores the first state of a range, as who has everything can.
+func createReplica(dir string, r keyRange, v at, leaves iter.Seq2[avlstar.Leaf, error]) error {
+	o, err := replicaOptions(dir, r, nil)
+	if err != nil {
+		return err
+	}
+	seam, err := v.Seam(r.tree())
+	if err == nil {
+		err = storagenode.Create(o, storagenode.StateInfo{Height: v.height, Commitment: v.Commitment(), Seam: seam}, leaves)
+	}
+	return errors.Join(err, o.Disk.Close())
+}
+
+// evenRanges cuts the keys of v into ranges with about as many of them each.
+func evenRanges(v *avlstar.Version, n int) ([]keyRange, error) {
+	ranges := []keyRange{{}}
+	at, each := uint64(0), v.Len()/uint64(n)
+	for l, err := range v.Leaves() {
+		if err != nil {
+			return nil, err
+		}
+		if len(ranges) == n {
+			break
+		}
+		if at == each*uint64(len(ranges)) {
+			edge := append([]byte(nil), l.Key...)
+			ranges[len(ranges)-1].After = edge
+			ranges = append(ranges, keyRange{First: edge})
+		}
+		at++
+	}
+	return ranges, nil
+}
+
+func (s *storageNodes) end() {
+	for _, c := range s.conns {
+		c.Close()
+	}
+	for _, p := range s.nodes {
+		p.End()
+	}
+}
+
+// usage is the processor time of all nodes so far, and the memory of them.
+func (s *storageNodes) usage() (cpu float64, rss int64, err error) {
+	for _, p := range s.nodes {
+		var a answer
+		if err := p.Ask(request{Op: opUsage}, &a); err != nil {
+			return 0, 0, err
+		}
+		cpu, rss = cpu+a.CPU, rss+a.RSS
+	}
+	return cpu, rss, nil
+}
+
+// each calls f for each node at once.
+func (s *storageNodes) each(f func(i int) error) error {
+	errs := make(chan error, len(s.shards))
+	for i := range s.shards {
+		go func() { errs <- f(i) }()
+	}
+	var all error
+	for range s.shards {
+		all = errors.Join(all, <-errs)
+	}
+	return all
+}
+
+// serve has the ways to the keys of blocks served, each block's at once, and returns what it cost
+// the nodes.
+func (s *storageNodes) serve(ctx context.Context, height int64, retain int, blocks [][]avlstar.Want) (seconds, cpu float64, keys, bytes int, err error) {
+	requests := make([][][]byte, len(s.shards))
+	for _, wants := range blocks {
+		parts := make([][]dsm.Want, len(s.shards))
+		i := 0
+		for _, w := range wants { // ascending, as ranges do
+			for !s.shards[i].Range.tree().Contains(w.Key) {
+				i++
+			}
+			parts[i] = append(parts[i], dsm.Want{Key: w.Key})
+			keys++
+		}
+		for i, part := range parts {
+			if len(part) == 0 {
+				continue
+			}
+			b, err := dsm.Witness{Height: height, Depth: uint8(retain), MaxBytes: maxBag, Wants: part}.Encode()
+			if err != nil {
+				return 0, 0, 0, 0, err
+			}
+			requests[i] = append(requests[i], b)
+		}
+	}
+	before, _, err := s.usage()
+	if err != nil {
+		return 0, 0, 0, 0, err
+	}
+	from := time.Now()
+	got := make([]int, len(s.shards))
+	err = s.each(func(i int) error {
+		for _, body := range requests[i] {
+			b, err := s.conns[i].Call(ctx, transport.Call{Method: transport.Method(dsm.MethodWitness), Body: body, Max: maxBag})
+			if err != nil {
+				return err
+			}
+			if len(b) == 0 {
+				return fmt.Errorf("%s: the bag is too large", s.nodes[i].Name)
+			}
+			got[i] += len(b)
+		}
+		return nil
+	})
+	seconds = time.Since(from).Seconds()
+	after, _, failed := s.usage()
+	for _, n := range got {
+		bytes += n
+	}
+	return seconds, after - before, keys, bytes, errors.Join(err, failed)
+}
+
+// maxBag is the most bytes of an answer.
+const maxBag = 8 << 20
+
+// prove names the app hashes of blocks.
+func (s *storageNodes) prove(blocks []at) error {
+	r := request{Op: opProve, Height: blocks[0].height}
+	for _, b := range blocks {
+		r.Hashes = append(r.Hashes, b.AppHash())
+	}
+	for _, p := range s.nodes {
+		if err := p.Ask(r, new(answer)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// feed sends the updates of blocks, by range, and waits until all are durable.
+func (s *storageNodes) feed(ctx context.Context, first int64, updates [][][]byte) error {
+	return s.each(func(i int) error {
+		r := dsm.Range{First: s.shards[i].Range.First, After: s.shards[i].Range.After}
+		var answer dsm.UpdateAnswer
+		var last dsm.UpdatePart
+		for n, u := range updates[i] {
+			sum := sha256.Sum256(u)
+			for offset := 0; offset < len(u); {
+				last = dsm.PartOf(first+int64(n), r, u, sum, offset)
+				var err error
+				if answer, err = s.part(ctx, i, last); err != nil {
+					return err
+				}
+				offset += len(last.Part)
+			}
+		}
+		every := time.NewTicker(time.Millisecond)
+		defer every.Stop()
+		last.Offset, last.Part = 0, nil // a probe
+		for answer.Durable < first+int64(len(updates[i]))-1 {
+			select {
+			case <-every.C:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			var err error
+			if answer, err = s.part(ctx, i, last); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *storageNodes) part(ctx context.Context, i int, p dsm.UpdatePart) (dsm.UpdateAnswer, error) {
+	b, err := s.conns[i].Call(ctx, transport.Call{Method: transport.Method(dsm.MethodUpdate), Body: p.Encode(), Max: dsm.UpdateAnswerBytes})
+	if err != nil {
+		return dsm.UpdateAnswer{}, fmt.Errorf("the update of height %d: %w", p.Height, err)
+	}
+	return dsm.DecodeUpdateAnswer(b)
+}

@@ -1,0 +1,175 @@
+package dsmbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/sgc"
+	"github.com/starling-kv/starling/treestore"
+)
+
+// Modes of a validator.
+const (
+	modeLocal   = "local"
+	modeSharded = "sharded"
+	modePaged   = "paged"
+)
+
+// validator is an application that executes blocks, without CometBFT.
+type validator struct {
+	g      *generator
+	app    *app.App
+	source *ownSource // sharded: with the full tree
+	store  *memory    // not paged
+	zone   *storage.Zone
+	height int64
+}
+
+func openValidator(b begin) (*validator, error) {
+	v := &validator{g: newGenerator(b.Spec), height: firstHeight}
+	state, err := newState(v.g, func(int) {})
+	if err != nil {
+		return nil, err
+	}
+	defer state.Release()
+	o := app.Options{ChainID: chainID, KeepRecent: 4}
+	v.store = &memory{first: state, height: firstHeight}
+	o.Store = v.store
+	switch b.Role {
+	case modeSharded:
+		p, _, err := upperTree(state, b.Retain)
+		if err != nil {
+			return nil, err
+		}
+		if p, err = withRecords(p, state); err != nil {
+			return nil, err
+		}
+		defer p.Release()
+		state.Retain()
+		v.source = newOwnSource(state)
+		v.store.first = p.Version()
+		o.Source, o.Retention = v.source, avlstar.Retention{Depth: b.Retain, Window: b.Window}
+	case modePaged:
+		paged, err := v.page(filepath.Join(b.Dir, "state"), state, b.PagedBytes)
+		if err != nil {
+			return nil, err
+		}
+		o.Store = paged
+	}
+	v.app, err = app.New(o)
+	v.store.first = nil
+	return v, err
+}
+
+// page writes the state to disk, and opens it as a node does that has `state_in_memory = false`.
+func (v *validator) page(dir string, state *avlstar.Version, memoryBytes int64) (*treestore.Store, error) {
+	so := storage.Options{CacheBytes: memoryBytes / 8, Generations: true}
+	zone, err := storage.Open(dir, so)
+	if err != nil {
+		return nil, err
+	}
+	var changes []avlstar.Change
+	for l, err := range state.Leaves() {
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, avlstar.Change{Key: l.Key, Value: l.Value})
+	}
+	err = treestore.New(treestore.Options{Zone: zone, ChainID: chainID}).Commit(firstHeight, state, nil, changes)
+	if err := errors.Join(err, zone.Close()); err != nil {
+		return nil, err
+	}
+	if v.zone, err = storage.Open(dir, so); err != nil {
+		return nil, err
+	}
+	return treestore.New(treestore.Options{Zone: v.zone, ChainID: chainID, Cache: sgc.New(memoryBytes - 2*so.CacheBytes)}), nil
+}
+
+func (v *validator) close() error {
+	v.app.Stop()
+	if v.zone == nil {
+		return nil
+	}
+	return v.zone.Close()
+}
+
+// blocks executes n blocks, whose transactions were checked before.
+func (v *validator) blocks(r request) (a answer, err error) {
+	for range r.N {
+		b := v.g.next(r.Deletions)
+		txs, err := v.g.sign(b)
+		if err != nil {
+			return a, err
+		}
+		one, err := v.block(context.Background(), txs, ways(b.wants(true)))
+		if err != nil {
+			return a, err
+		}
+		a.Nanos = append(a.Nanos, one.clock.Nanoseconds())
+		a.GraftNanos = append(a.GraftNanos, one.graft.Nanoseconds())
+		a.CPUNanos = append(a.CPUNanos, one.cpu.Nanoseconds())
+		a.Fetched += one.fetched
+	}
+	height, latest := v.app.Latest()
+	defer latest.Release()
+	a.Height, a.AppHash = height, latest.AppHash()
+	memory := latest.Memory()
+	a.TreeBytes = treeBytes(memory)
+	return a, nil
+}
+
+// took is what a block cost.
+type took struct {
+	clock, cpu, graft time.Duration
+	fetched           int // requests during the block
+}
+
+func (v *validator) block(ctx context.Context, txs [][]byte, wants []avlstar.Want) (t took, err error) {
+	if v.source != nil {
+		v.source.hold()
+	}
+	for i, raw := range txs {
+		res, err := v.app.CheckTx(ctx, &abci.RequestCheckTx{Tx: raw, Type: abci.CheckTxType_New})
+		if err != nil {
+			return t, err
+		}
+		if res.Code != 0 {
+			return t, fmt.Errorf("transaction %d was not admitted: %s", i, res.Log)
+		}
+	}
+	if v.source != nil {
+		if t.graft, t.cpu, err = v.source.place(v.app, wants); err != nil {
+			return t, err
+		}
+	}
+	v.height++
+	cpu, from := harness.CPUTime(), time.Now()
+	res, err := v.app.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: v.height, Txs: txs})
+	if err != nil {
+		return t, err
+	}
+	if _, err := v.app.Commit(ctx, &abci.RequestCommit{}); err != nil {
+		return t, err
+	}
+	t.clock = time.Since(from) + t.graft
+	t.cpu += harness.CPUTime().Sub(cpu).Total()
+	for i, r := range res.TxResults {
+		if r.Code != 0 {
+			return t, fmt.Errorf("block %d, transaction %d failed: %s", v.height, i, r.Log)
+		}
+	}
+	if v.source != nil {
+		t.fetched = v.source.during
+		return t, v.source.advance(v.store.changes)
+	}
+	return t, nil
+}
