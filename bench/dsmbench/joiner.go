@@ -65,7 +65,7 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 	done.UpperS, done.UpperBytes = time.Since(from).Seconds(), j.received.Load()
 	store := &memory{first: p.Version(), height: r.Height}
 	a, err := app.New(app.Options{
-		Store: store, ChainID: chainID, KeepRecent: 4, Source: s, Retention: avlstar.Retention{Depth: j.Retain, Window: j.Window},
+		Store: store, ChainID: chainID, KeepRecent: 4, Source: s, Retention: retention(j.Retain, j.Window),
 	})
 	if err != nil {
 		return done, err

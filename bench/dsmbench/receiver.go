@@ -12,6 +12,14 @@ import (
 // of all signers are there from the beginning: as at a validator that has run for a while.
 func records() avlstar.Want { return avlstar.Want{Range: true, Key: []byte{0}, After: []byte{1}} }
 
+// memoryBytes is what a validator's tree may take: the default of a node's memory.
+const memoryBytes = 256 << 20
+
+// retention is what a validator keeps, beside the records that app.App adds.
+func retention(retain, window int) avlstar.Retention {
+	return avlstar.Retention{Depth: retain, Window: window, Budget: func() int64 { return memoryBytes }}
+}
+
 // receiver is the tree of a validator that has a part of the state.
 type receiver struct {
 	p      *avlstar.Partial
@@ -30,7 +38,9 @@ func newReceiver(v *avlstar.Version, retain, window int) (*receiver, error) {
 		return nil, err
 	}
 	r.upper = upper
-	r.p.EnableRetention(avlstar.Retention{Depth: retain, Window: window, Keep: app.KeepRecords})
+	o := retention(retain, window)
+	o.Keep, o.Prefer = app.KeepRecords, app.PreferNonces
+	r.p.EnableRetention(o)
 	return r, nil
 }
 

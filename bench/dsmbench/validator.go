@@ -57,7 +57,7 @@ func openValidator(b begin) (*validator, error) {
 		state.Retain()
 		v.source = newOwnSource(state)
 		v.store.first = p.Version()
-		o.Source, o.Retention = v.source, avlstar.Retention{Depth: b.Retain, Window: b.Window}
+		o.Source, o.Retention = v.source, retention(b.Retain, b.Window)
 	case modePaged:
 		paged, err := v.page(filepath.Join(b.Dir, "state"), state, b.PagedBytes)
 		if err != nil {
