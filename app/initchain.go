@@ -67,9 +67,9 @@ func canWrite(v *avlstar.Version) (bool, error) {
 	return o.anyUnder(record(tagGrant))
 }
 
-// GenesisState returns the state before the first block, as InitChain computes it, for programs that
-// keep a part of it. The caller releases it. The error is that of a genesis file that cannot be
-// used.
+// GenesisState returns the state before the first block, as InitChain computes it, for programs
+// that keep a part of it. The caller releases it. The error is that of a genesis file that cannot
+// be used.
 func GenesisState(req *abci.RequestInitChain) (*avlstar.Version, error) {
 	_, v, err := genesisState(req)
 	return v, err

@@ -10,7 +10,7 @@ import (
 )
 
 // What later blocks will need is fetched ahead. Strangers can send as many transactions as they
-// like, so nobody waits behind them but themselves:
+// like, so only they wait behind what they send:
 //
 //	who asks                for what                               waits in   fetched by
 //	proposers               what was left out of a proposal        proposed   a goroutine of its own
