@@ -36,8 +36,12 @@ func (n *Node) decodeWants(body []byte) (dsm.Witness, *Replica, error) {
 	return w, r, nil
 }
 
-// inside reports whether what is wanted lies in a range.
+// inside reports whether what is wanted lies in a range. The way to the key with which the next
+// range begins does: the seam has it, and who takes the range over needs it.
 func inside(w dsm.Want, r dsm.Range) bool {
+	if len(r.After) > 0 && !w.Range && !w.Next && !w.Deleted && bytes.Equal(w.Key, r.After) {
+		return true
+	}
 	if !r.Contains(w.Least()) {
 		return false
 	}

@@ -47,6 +47,9 @@ func (n *Node) tend(ctx context.Context, v verifier) error {
 }
 
 func (n *Node) tendPlace(ctx context.Context, p *place, v verifier) error {
+	if p.taken.Load() {
+		return nil
+	}
 	now := time.Now()
 	if p.replica == nil {
 		if now.Before(p.tryFrom) {
@@ -56,11 +59,11 @@ func (n *Node) tendPlace(ctx context.Context, p *place, v verifier) error {
 		if newest == 0 {
 			return nil // nobody has answered yet
 		}
-		p.tryFrom = now.Add(againAfter)
-		if newest-n.genesis.InitialHeight < fromGenesis {
+		if newest-n.genesis.InitialHeight < n.young {
 			return n.createFromGenesis(p)
 		}
-		return n.takeOver(ctx, p, v, 0)
+		n.take(ctx, p, v, -1)
+		return nil
 	}
 	height, waits := p.replica.Newest()
 	_, moved := n.headers.AppHash(height + 1)
@@ -68,20 +71,32 @@ func (n *Node) tendPlace(ctx context.Context, p *place, v verifier) error {
 		p.height, p.since = height, now
 		return nil
 	}
-	if now.Sub(p.since) < stuckAfter || now.Before(p.tryFrom) {
-		return nil
-	}
-	p.tryFrom = now.Add(againAfter)
-	err := n.takeOver(ctx, p, v, height)
-	if !errors.Is(err, errNobody) {
-		return err
-	}
-	if now.Sub(p.warned) >= repeatAfter {
-		p.warned = now
-		n.log.Error("Nobody sends the update that this range needs, and nobody has the range at a newer height: do validators run with state.mode = \"sharded\", and is this node in their file of ranges?",
-			"range", p.String(), "needs", height+1)
+	if now.Sub(p.since) >= stuckAfter && !now.Before(p.tryFrom) {
+		n.take(ctx, p, v, height)
 	}
 	return nil
+}
+
+// take begins to take a range over, beside the headers that other ranges need.
+func (n *Node) take(ctx context.Context, p *place, v verifier, above int64) {
+	p.taken.Store(true)
+	n.taking.Go(func() {
+		defer p.taken.Store(false)
+		err := n.takeOver(ctx, p, v, above)
+		p.tryFrom = time.Now().Add(againAfter)
+		switch {
+		case err == nil, ctx.Err() != nil:
+		case isFinal(err):
+			n.fail(err)
+		case time.Since(p.warned) >= repeatAfter:
+			p.warned = time.Now()
+			text := "The range cannot be fetched at present"
+			if above >= 0 {
+				text = "Nobody sends the update that this range needs, and the range cannot be fetched at a newer height: do validators run with state.mode = \"sharded\", and is this node in their file of ranges?"
+			}
+			n.log.Error(text, "range", p.String(), "needs", above+1, "err", err)
+		}
+	})
 }
 
 // genesisState returns the state before the first block. The caller releases it.
@@ -155,8 +170,3 @@ func (n *Node) create(p *place, info storagenode.StateInfo, leaves iter.Seq2[avl
 	p.height, p.since = info.Height, time.Now()
 	return nil
 }
-
-var errNobody = errors.New("no replica of the range, and no node in local mode, gives it")
-
-// takeOver fetches the range at a height above the given one.
-func (n *Node) takeOver(context.Context, *place, verifier, int64) error { return errNobody }

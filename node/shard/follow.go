@@ -102,6 +102,9 @@ func (n *Node) follow(ctx context.Context) error {
 	}
 	defer network.Close()
 	defer n.saveTrust()
+	ctx, cancel := context.WithCancel(ctx)
+	defer n.taking.Wait()
+	defer cancel()
 	var warned, saved time.Time
 	for ctx.Err() == nil {
 		more, err := n.step(ctx, network.Verifier())

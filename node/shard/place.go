@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -25,7 +26,9 @@ type place struct {
 	// hold Node.mu.
 	replica *storagenode.Replica
 
-	// For the follower alone: since when the replica has been at a height.
+	// taken is set while the range is taken over, by a goroutine that has the fields below.
+	taken atomic.Bool
+	// For the follower alone, or who takes the range over: since when the replica has been at a height.
 	height  int64
 	since   time.Time
 	tryFrom time.Time // the next attempt to take the range over

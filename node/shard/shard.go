@@ -57,6 +57,8 @@ type Node struct {
 	places  []*place // the ranges of this node, in the order of keys
 	headers headers
 	circle  circle // the nodes that it is connected to
+	young   int64  // fromGenesis, but in tests
+	taking  sync.WaitGroup
 	metrics *metrics
 	lock    io.Closer // of data/ranges
 
@@ -82,7 +84,7 @@ type Node struct {
 // person must correct something, and ErrDamaged if data on disk are damaged. After an error,
 // everything that was opened is closed.
 func New(ctx context.Context, o Options) (*Node, error) {
-	n := &Node{o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1)}
+	n := &Node{o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	if err := n.open(ctx); err != nil {
 		return nil, errors.Join(err, n.close())

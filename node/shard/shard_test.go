@@ -174,10 +174,11 @@ func (c *chain) divide(home string, nodes ...transport.Address) {
 }
 
 // start starts a storage node; it is stopped at the end of the test unless the test has done so.
-func (c *chain) start(home string, logger log.Logger) *Node {
+func (c *chain) start(home string, logger log.Logger, young int64) *Node {
 	c.t.Helper()
 	n, err := New(c.t.Context(), Options{Config: nodetest.Load(c.t, home), Logger: logger})
 	require.NoError(c.t, err)
+	n.young = young
 	c.t.Cleanup(func() {
 		if n.ctx.Err() == nil {
 			require.NoError(c.t, n.Stop())
@@ -277,7 +278,7 @@ func TestFollowsAChain(t *testing.T) {
 	dir, id := c.storageHome()
 	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
 	logs := new(nodetest.LogBuffer)
-	n := c.start(dir, logs.Logger(t))
+	n := c.start(dir, logs.Logger(t), fromGenesis)
 	v := c.dial(n)
 	c.put(0, 25)
 	nodetest.Until(t, "the ranges at the chain's height", func() bool { return v.feed(c.node.Application().Height() - 3) })
@@ -301,7 +302,7 @@ func TestFollowsAChain(t *testing.T) {
 	require.NoError(t, n.Stop())
 
 	logs = new(nodetest.LogBuffer)
-	n = c.start(dir, logs.Logger(t))
+	n = c.start(dir, logs.Logger(t), fromGenesis)
 	for _, claim := range n.Claims() {
 		require.GreaterOrEqual(t, claim.Durable, height)
 	}
@@ -313,4 +314,34 @@ func TestFollowsAChain(t *testing.T) {
 	require.False(t, logs.Has("Created a range"))
 	require.False(t, logs.Has("false update"))
 	require.Greater(t, n.headers.newestProved().height, height)
+}
+
+// A storage node whose ranges the chain has outgrown fetches them from another one, and follows from
+// there.
+func TestTakesOver(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, twoRanges()...)
+	first, id := c.storageHome()
+	c.divide(first, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	a := c.start(first, log.NewNopLogger(), fromGenesis)
+	v := c.dial(a)
+	c.put(10, 30)
+	nodetest.Until(t, "the first node at the chain's height", func() bool { return v.feed(c.node.Application().Height() - 3) })
+
+	second, id := c.storageHome()
+	c.divide(second, a.Address(), transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	logs := new(nodetest.LogBuffer)
+	b := c.start(second, logs.Logger(t), 0)
+	w := c.dial(b)
+	height := c.node.Application().Height()
+	nodetest.Until(t, "the ranges taken over", func() bool {
+		v.feed(height)
+		return w.feed(height)
+	})
+	require.True(t, logs.Has("Took a range over"))
+	require.False(t, logs.Has("from the genesis file"))
+	c.requireSame(b)
+	require.NoError(t, b.Stop())
+	b = c.start(second, logs.Logger(t), 0)
+	c.requireSame(b)
 }
