@@ -161,7 +161,7 @@ type node struct {
 	owes   int // requests in flight
 	claims []dsm.Claim
 	gone   map[int]absence       // by number of the range
-	small  map[int]time.Duration // by number of the range: until then it is asked after others, since less was too large for it
+	small  map[int]time.Duration // by number of the range: asked after others until then
 
 	took      time.Duration // what its answers took lately; 0: unknown
 	tookSince time.Duration // when that was measured

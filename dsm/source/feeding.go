@@ -32,7 +32,7 @@ type feeding struct {
 		updates    map[place]*update // what the machine keeps
 		making     []made            // in the order of heights
 		wake       chan struct{}     // capacity 1: making has grown
-		changed    chan struct{}     // closed, and made anew, when something may have changed for Room
+		changed    chan struct{}     // closed, and made anew, when Room is to look
 		durable    int64
 		failed     error // why updates are not made just now
 		closed     bool
@@ -271,8 +271,8 @@ const (
 	logEvery = 10 * time.Second
 )
 
-// Durable returns the newest height that feed.Policy.MinAcks replicas of each range say they have on
-// disk. It never decreases; 0 if nothing is known yet.
+// Durable returns the newest height that feed.Policy.MinAcks replicas of each range say they have
+// on disk. It never decreases; 0 if nothing is known yet.
 func (s *Source) Durable() int64 {
 	s.feeding.mu.Lock()
 	defer s.feeding.mu.Unlock()
