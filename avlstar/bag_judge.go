@@ -64,3 +64,14 @@ func (b *Bag) LeafBelow(key []byte) (leaf []byte, ok bool) {
 	}
 	return nil, false
 }
+
+// LeafAbove returns the key of the first leaf of the bag that is above key; ok is false if there is
+// none. The result is not to be modified.
+func (b *Bag) LeafAbove(key []byte) (leaf []byte, ok bool) {
+	for _, k := range b.keys[b.floor(key)+1:] {
+		if b.isLeaf(int(k)) {
+			return b.item(int(k)).key, true
+		}
+	}
+	return nil, false
+}

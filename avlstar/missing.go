@@ -51,6 +51,11 @@ func (e *MissingNodeError) Held() map[Hash]struct{} {
 // which was read), with Held as Below.Held and nothing above Below.Depth.
 func (e *MissingNodeError) Wants(changes []Change) []Want {
 	wants := slices.Clone(e.wants)
+	for _, m := range e.All() {
+		if m.Beside && m.First != nil && (m != e || e.seen) {
+			wants = append(wants, Want{Key: m.First}) // perhaps another node has it than the way
+		}
+	}
 	if e.seen {
 		return wants
 	}
@@ -90,6 +95,9 @@ func (e *MissingNodeError) see(v *Version, ops []op, changes []Change) {
 	for _, m := range l.found {
 		if m.Node == e.Node {
 			e.seen = true
+			if e.First == nil {
+				e.First = m.First
+			}
 		} else {
 			e.others = append(e.others, m)
 		}

@@ -24,8 +24,8 @@ const (
 	minGrace = 20 * time.Millisecond
 	// mostHeights is how many heights a range is asked at for one fetch.
 	mostHeights = 3
-	// mostSteps is how many keys before the wanted one are tried, and mostBefore of how many wants.
-	mostSteps, mostBefore = 64, 64
+	// mostSteps is how many neighbours of a wanted key are tried, and mostKeys of how many wants.
+	mostSteps, mostKeys = 64, 64
 )
 
 // Fetch implements app.Source. It asks each range at the newest height that its replicas claim, up
@@ -162,8 +162,8 @@ func (f *fetching) run(ctx context.Context) ([]*avlstar.Bag, error) {
 			return bags, err
 		}
 		if errors.Is(err, errNothing) {
-			if bags, before := f.elsewhere(ctx, height); len(bags) > 0 || before != nil {
-				return bags, before
+			if bags, err := f.elsewhere(ctx, height); len(bags) > 0 || err != nil {
+				return bags, err
 			}
 		}
 		errs = append(errs, err)
@@ -199,36 +199,55 @@ func (f *fetching) at(ctx context.Context, height int64, wants []dsm.Want) ([]*a
 	return f.s.asking.ask(ctx, q, wants, f.began)
 }
 
-// elsewhere asks for the keys before those that are wanted: the way to a key leads into another
+// elsewhere asks for the neighbours of the keys that are wanted: the way to a key leads into another
 // subtree at an older height if its neighbours, or itself, were deleted since. The leaf before it
 // is in the subtree that is wanted, unless that one was deleted, too: then the one before that is.
+// At the left edge of the tree, where nothing is before, it is the leaf behind.
 func (f *fetching) elsewhere(ctx context.Context, height int64) ([]*avlstar.Bag, error) {
-	keys := f.keys()
-	for range mostSteps {
-		var wants []dsm.Want
-		for _, k := range keys {
-			if before := justBelow(k); before != nil {
-				wants = append(wants, dsm.Want{Key: before})
+	for _, to := range []direction{before, behind} {
+		keys := f.keys()
+		for range mostSteps {
+			var wants []dsm.Want
+			for _, k := range keys {
+				if w, ok := to.next(k); ok {
+					wants = append(wants, w)
+				}
 			}
-		}
-		if len(wants) == 0 {
-			return nil, nil
-		}
-		f.s.o.Metrics.Elsewhere.Inc()
-		parts, err := f.s.o.Ranges.Route(wants) // perhaps it is in the range before
-		if err != nil {
-			return nil, err
-		}
-		bags, err := f.all(ctx, parts, question{height: height, depth: f.depth, held: f.held})
-		if len(bags) > 0 || err != nil && !errors.Is(err, errNothing) {
-			return bags, err
-		}
-		if keys = f.leavesBefore(ctx, height, keys, parts); len(keys) == 0 {
-			return nil, nil
+			if len(wants) == 0 {
+				break
+			}
+			f.s.o.Metrics.Elsewhere.Inc()
+			parts, err := f.s.o.Ranges.Route(wants) // perhaps it is in another range
+			if err != nil {
+				return nil, err
+			}
+			bags, err := f.all(ctx, parts, question{height: height, depth: f.depth, held: f.held})
+			if len(bags) > 0 || err != nil && !errors.Is(err, errNothing) {
+				return bags, err
+			}
+			if keys = f.leaves(ctx, height, keys, parts, to); len(keys) == 0 {
+				break
+			}
 		}
 	}
 	return nil, nil
 }
+
+// direction is where neighbours of keys are looked for.
+type direction struct {
+	next func(key []byte) (dsm.Want, bool) // the way to the neighbour
+	leaf func(b *avlstar.Bag, key []byte) ([]byte, bool)
+}
+
+var (
+	before = direction{func(key []byte) (dsm.Want, bool) {
+		below := justBelow(key)
+		return dsm.Want{Key: below}, below != nil
+	}, (*avlstar.Bag).LeafBelow}
+	behind = direction{func(key []byte) (dsm.Want, bool) {
+		return dsm.Want{Key: key, Next: true}, len(key) < dsm.MaxKeyBytes
+	}, (*avlstar.Bag).LeafAbove}
+)
 
 // all asks several ranges the same, one after another.
 func (f *fetching) all(ctx context.Context, parts []dsm.Part, of question) (bags []*avlstar.Bag, err error) {
@@ -246,15 +265,15 @@ func (f *fetching) all(ctx context.Context, parts []dsm.Part, of question) (bags
 // keys returns the keys whose ways may lead elsewhere.
 func (f *fetching) keys() (keys [][]byte) {
 	for _, w := range f.wants {
-		if len(keys) < mostBefore {
+		if len(keys) < mostKeys {
 			keys = append(keys, w.Key)
 		}
 	}
 	return keys
 }
 
-// leavesBefore returns the keys of the leaves before keys, at a height; parts lead there.
-func (f *fetching) leavesBefore(ctx context.Context, height int64, keys [][]byte, parts []dsm.Part) (before [][]byte) {
+// leaves returns the keys of the leaves next to keys, at a height; parts lead there.
+func (f *fetching) leaves(ctx context.Context, height int64, keys [][]byte, parts []dsm.Part, to direction) (next [][]byte) {
 	ways := *f
 	ways.began = func() {} // nothing that was asked for
 	bags, err := ways.all(ctx, parts, question{height: height})
@@ -263,13 +282,13 @@ func (f *fetching) leavesBefore(ctx context.Context, height int64, keys [][]byte
 	}
 	for _, k := range keys {
 		for _, b := range bags {
-			if leaf, ok := b.LeafBelow(k); ok {
-				before = append(before, bytes.Clone(leaf))
+			if leaf, ok := to.leaf(b, k); ok {
+				next = append(next, bytes.Clone(leaf))
 				break
 			}
 		}
 	}
-	return before
+	return next
 }
 
 // others asks those that are no storage nodes, one after another, at the height itself.

@@ -1,7 +1,6 @@
 package source
 
 import (
-	"errors"
 	"runtime"
 	"sync"
 	"time"
@@ -97,6 +96,3 @@ func (f *feeding) makeOf(m made, shard int) *update {
 	}
 	return nil
 }
-
-// errUpper is wrapped by the errors of Upper about what nodes sent.
-var errUpper = errors.New("no upper tree")

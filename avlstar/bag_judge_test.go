@@ -1,0 +1,85 @@
+package avlstar
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+// What a bag says of itself is what the tree says of the keys that it was asked for.
+func TestBagsAreJudged(t *testing.T) {
+	rng := seeds.Rand(t)
+	var changes []Change
+	for i := range 300 {
+		changes = append(changes, Change{Key: []byte{byte(i >> 8), byte(i), byte(rng.IntN(256))}, Value: []byte("value")})
+	}
+	empty, err := Empty(512)
+	require.NoError(t, err)
+	v, err := empty.Apply(changes)
+	require.NoError(t, err)
+	empty.Release()
+	defer v.Release()
+	for range 100 {
+		var wants []Want
+		for range 1 + rng.IntN(10) {
+			wants = append(wants, Want{Key: changes[rng.IntN(len(changes))].Key})
+		}
+		b, err := v.Bag(wants, Below{Depth: rng.IntN(6)})
+		require.NoError(t, err)
+		bag, err := DecodeBag(b)
+		require.NoError(t, err)
+		for _, w := range wants {
+			require.False(t, bag.Omits(w.Key))
+			below, ok := bag.LeafBelow(append(bytes.Clone(w.Key), 0))
+			require.True(t, ok)
+			require.Equal(t, w.Key, below)
+			above, ok := bag.LeafAbove(justBelow(w.Key))
+			require.True(t, ok)
+			require.Equal(t, w.Key, above)
+		}
+		omitted := 0
+		for _, c := range changes {
+			asked := false
+			for _, w := range wants {
+				asked = asked || bytes.Equal(w.Key, c.Key)
+			}
+			if bag.Omits(c.Key) {
+				omitted++
+				require.False(t, asked)
+			}
+		}
+		roots := bag.Roots()
+		if len(roots) == 1 {
+			require.NotZero(t, omitted)
+		}
+		kept := roots[rng.IntN(len(roots))]
+		require.Same(t, bag, bag.Only(func(Stub) bool { return true }))
+		one := bag.Only(func(root Stub) bool { return root == kept })
+		require.Equal(t, []Stub{kept}, one.Roots())
+		rest := bag.Only(func(root Stub) bool { return root != kept })
+		require.Equal(t, bag.Leaves(), one.Leaves()+rest.Leaves())
+
+		// It is grafted as if the others had not been sent.
+		p, err := NewPartial(v.Commitment())
+		require.NoError(t, err)
+		upper, err := v.Upper(6)
+		require.NoError(t, err)
+		above, err := DecodeBag(upper)
+		require.NoError(t, err)
+		base, _, err := p.Graft(above)
+		require.NoError(t, err)
+		p.Release()
+		same, nothing, err := base.Graft(bag.Only(func(Stub) bool { return false }))
+		require.NoError(t, err)
+		require.Zero(t, nothing.Inner+nothing.Leaves)
+		same.Release()
+		next, done, err := base.Graft(one)
+		require.NoError(t, err)
+		require.LessOrEqual(t, done.Leaves, one.Leaves())
+		base.Release()
+		next.Release()
+	}
+}

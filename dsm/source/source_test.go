@@ -1,0 +1,136 @@
+package source_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+func sumOf(b []byte) [32]byte { return sha256.Sum256(b) }
+
+// A validator that has the upper tree and what changed lately executes blocks on what storage nodes
+// send that are two blocks behind, and comes to the full tree's app hashes.
+func TestBlocksOnStorageNodesThatAreBehind(t *testing.T) {
+	rng := seeds.Rand(t)
+	for _, depth := range []int{0, 4, 12} {
+		for _, shards := range []int{1, 3, 8} {
+			seed := rng.Uint64()
+			t.Run(fmt.Sprintf("depth %d, %d ranges", depth, shards), func(t *testing.T) {
+				inWorld(t, seed, shards, 1, func(w *world) { blocksBehind(w, depth) })
+			})
+		}
+	}
+}
+
+func blocksBehind(w *world, depth int) {
+	const blocks, behind = 30, 2
+	m := source.NopMetrics()
+	s := w.source(func(o *source.Options) { o.Depth, o.Metrics = depth, m })
+	defer func() { require.NoError(w.t, s.Close()) }()
+	for range 3 {
+		w.block(w.draw())
+	}
+	w.feed(3)
+	h := w.join(s, depth, 4)
+	defer func() { h.partial.Release() }()
+	for height := int64(4); height <= blocks; height++ {
+		w.feed(max(3, height-1-behind))
+		_, err := s.Claims(context.Background())
+		require.NoError(w.t, err)
+		var wants []avlstar.Want
+		for range w.rng.IntN(20) {
+			wants = append(wants, avlstar.Want{Key: worldKey(w.rng.IntN(worldKeys)), Deleted: w.rng.IntN(3) == 0})
+		}
+		if w.rng.IntN(3) == 0 {
+			from := w.rng.IntN(worldKeys)
+			wants = append(wants, avlstar.Want{Key: worldKey(from), Range: true, After: worldKey(from + 1 + w.rng.IntN(20))})
+		}
+		if w.rng.IntN(3) == 0 {
+			wants = append(wants, avlstar.Want{Key: worldKey(w.rng.IntN(worldKeys)), Next: true})
+		}
+		for _, c := range w.changes[height-1] { // what was just deleted, too
+			if w.rng.IntN(4) == 0 {
+				wants = append(wants, avlstar.Want{Key: c.Key})
+			}
+		}
+		h.read(wants)
+		h.execute(w.block(w.draw()))
+		h.shed()
+	}
+	w.t.Logf("%d fetches, %v steps to keys before", h.fetches, sum(w.t, m.Elsewhere))
+}
+
+// Nothing is known of a range that nobody serves but its name, and Fetch says so.
+func TestRangeOfNobody(t *testing.T) {
+	inWorld(t, 1, 3, 2, func(w *world) {
+		w.block(w.draw())
+		w.feed(1)
+		s := w.source(nil)
+		defer func() { require.NoError(t, s.Close()) }()
+		h := w.join(s, 2, 4)
+		defer func() { h.partial.Release() }()
+		w.nodes[2].listener.Close()
+		w.nodes[3].listener.Close()
+		var wants []avlstar.Want
+		for i := range 3 {
+			wants = append(wants, avlstar.Want{Key: append(w.ranges.Shard(i).Range.First, '0')})
+		}
+		lacking, held := h.partial.Version().Lacks(wants)
+		require.Len(t, lacking, 3)
+		bags, err := s.Fetch(context.Background(), 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held})
+		require.ErrorIs(t, err, source.ErrUnserved)
+		require.ErrorContains(t, err, w.ranges.Shard(1).Range.String())
+		require.Len(t, bags, 2)
+		st := s.Status()
+		require.Len(t, st.Waits, 1)
+		require.Equal(t, w.ranges.Shard(1).Range, st.Waits[0].Range)
+		require.False(t, st.Ranges[1].Nodes[0].Connected)
+		require.True(t, st.Ranges[0].Nodes[0].Connected)
+		_, err = s.Fetch(context.Background(), 1, lacking[1:2], avlstar.Below{Depth: 1 << 20, Held: held})
+		require.ErrorIs(t, err, source.ErrUnserved)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err = s.Claims(ctx)
+		require.ErrorContains(t, err, w.ranges.Shard(1).Range.String())
+		_, err = s.Upper(ctx, 1, w.full[1].AppHash(), 2)
+		require.ErrorContains(t, err, w.ranges.Shard(1).Range.String())
+	})
+}
+
+// A fetch ends soon after its context does, whoever is silent, and with the Source.
+func TestFetchEnds(t *testing.T) {
+	inWorld(t, 2, 1, 1, func(w *world) {
+		w.block(w.draw())
+		w.feed(1)
+		s := w.source(nil)
+		h := w.join(s, 0, 4)
+		defer func() { h.partial.Release() }()
+		w.silence(0)
+		lacking, held := h.partial.Version().Lacks([]avlstar.Want{{Key: worldKey(1)}})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err := s.Fetch(ctx, 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(began))
+		ended := make(chan error)
+		go func() {
+			_, err := s.Fetch(context.Background(), 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held})
+			ended <- err
+		}()
+		time.AfterFunc(time.Second, func() { require.NoError(t, s.Close()) })
+		require.Error(t, <-ended)
+		require.Equal(t, 2*time.Second, time.Since(began))
+		_, err = s.Fetch(context.Background(), 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held})
+		require.ErrorIs(t, err, source.ErrClosed)
+		require.ErrorIs(t, s.Room(context.Background()), source.ErrClosed)
+	})
+}
