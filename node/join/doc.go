@@ -8,5 +8,8 @@
 // one that is complete, but that no block belongs to, is kept, and only the rest is done. A node
 // that catches up has old blocks, which are put aside once the new state is complete.
 //
+// A node whose state storage nodes keep takes up its upper tree from them, and has no state zone
+// (sharded.go).
+//
 // Decide returns, once, what a start has to do. Run does it.
 package join

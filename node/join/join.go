@@ -117,8 +117,11 @@ type Options struct {
 	OnlyValidator bool
 
 	State State
-	Chain Chain
-	Have  comet.Heights // of CometBFT, when the home was opened
+	// Sharded is the application if storage nodes keep its state: then Target, Stored, Paged and
+	// Replace of State are not called. nil: the state is in the home.
+	Sharded Sharded
+	Chain   Chain
+	Have    comet.Heights // of CometBFT, when the home was opened
 
 	Metrics  *statesync.Metrics // nil: none
 	View     *fastsync.View     // what others see of it
@@ -132,11 +135,15 @@ func Allowed(c *config.Config, onlyValidator bool) bool {
 }
 
 // InBand reports whether a new node can join by CometBFT's own state sync, too.
-func (o Options) InBand() bool { return len(o.Config.CometBFT.StateSync.RPCServers) >= 2 }
+func (o Options) InBand() bool {
+	return o.Sharded == nil && len(o.Config.CometBFT.StateSync.RPCServers) >= 2
+}
 
 // Decide returns what a start has to do. It changes nothing.
 func Decide(o Options) (Way, error) {
 	switch c := o.Config; {
+	case o.Sharded != nil:
+		return decideSharded(o)
 	case !Allowed(c, o.OnlyValidator):
 		return None, nil
 	case o.Have.None():
@@ -231,6 +238,9 @@ func (j *joining) join(ctx context.Context) error {
 	if err := j.trusted(ctx); err != nil {
 		return err
 	}
+	if j.Sharded != nil {
+		return j.takeUp(ctx)
+	}
 	if height := j.State.Height(); height > 0 { // complete, but CometBFT was not told of it
 		err := j.bootstrap(ctx, height)
 		if err == nil || ctx.Err() != nil || errors.Is(err, lightblocks.ErrConflict) {
@@ -305,12 +315,17 @@ func (j *joining) fetch(ctx context.Context) error {
 		return err
 	}
 	result.Version.Release()
+	return j.settle(ctx, result.Height)
+}
+
+// settle tells CometBFT of the state, as often as it takes for the headers that belong to it.
+func (j *joining) settle(ctx context.Context, height int64) error {
 	for try := 1; ; try++ {
-		err := j.bootstrap(ctx, result.Height)
+		err := j.bootstrap(ctx, height)
 		if err == nil || ctx.Err() != nil || try == bootstrapTries || errors.Is(hopeless(err), fastsync.ErrHopeless) {
 			return err
 		}
-		j.log.Error("The headers that belong to the state are missing, trying again", "height", result.Height, "err", err)
+		j.log.Error("The headers that belong to the state are missing, trying again", "height", height, "err", err)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
