@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -29,6 +30,7 @@ func newJoinCmd(env *cliEnv) *cobra.Command {
 	var (
 		opts   home.NewcomerOptions
 		noRun  bool
+		nodes  string
 		joined home.Newcomer
 	)
 	cmd := &cobra.Command{
@@ -41,15 +43,25 @@ chain. If it is killed, "starlingd start" resumes the join.
 ADDRESS is a node's RPC server (http://host:26657) or its transport (host:26666 or
 id@host:26666: the p2p port + 10). The node's genesis file is used, and checked
 against the trusted header: --trust-height and --trust-hash, which should come from
-a source you trust. Without them the newest header of ADDRESS is trusted.`,
+a source you trust. Without them the newest header of ADDRESS is trusted.
+
+With --storage-nodes the new node leaves the state to storage nodes ([state] mode =
+"sharded"): it takes up the upper part of the tree only, in seconds whatever the
+state's size. The file is config/storage_nodes.toml of a node that has done so.`,
 		Example: `  starlingd join http://HOST:26657 --trust-height 1000 --trust-hash A1B2…
-  starlingd join HOST:26666 --home ~/.starling-carol --moniker carol`,
+  starlingd join HOST:26666 --home ~/.starling-carol --moniker carol
+  starlingd join HOST:26666 --storage-nodes storage_nodes.toml`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			opts.Home, opts.From, opts.Moniker = env.Home, args[0], env.V.GetString("moniker")
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()
 			var err error
+			if nodes != "" {
+				if opts.StorageNodes, err = os.ReadFile(nodes); err != nil {
+					return config.Invalid(fmt.Errorf("--storage-nodes: %w", err))
+				}
+			}
 			if joined, err = home.InitFrom(ctx, opts); err != nil {
 				return err
 			}
@@ -72,6 +84,7 @@ a source you trust. Without them the newest header of ADDRESS is trusted.`,
 	config.AddFlags(cmd.Flags())
 	cmd.Flags().Int64Var(&opts.TrustHeight, "trust-height", 0, "height of a header that you trust")
 	cmd.Flags().StringVar(&opts.TrustHash, "trust-hash", "", "hash of that header, in hex")
+	cmd.Flags().StringVar(&nodes, "storage-nodes", "", "file of the storage nodes that keep the state, if this node is not to keep it")
 	cmd.Flags().BoolVar(&noRun, "no-start", false, "only make the home")
 	return cmd
 }

@@ -46,6 +46,9 @@ type NewcomerOptions struct {
 	// which is then trusted for everything.
 	TrustHeight int64
 	TrustHash   string
+	// StorageNodes is the file that says which storage nodes keep the network's state, if the node
+	// is to leave it there; empty: it keeps the state itself.
+	StorageNodes []byte
 	// Edit changes the configuration before it is written; nil: nothing is changed.
 	Edit func(*cfg.Config, *config.App)
 }
@@ -79,6 +82,11 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	if raw, err := hex.DecodeString(o.TrustHash); o.TrustHash != "" && (err != nil || len(raw) != 32) {
 		return Newcomer{}, config.Invalid(fmt.Errorf("--trust-hash is %q, it must be 64 hex digits", o.TrustHash))
 	}
+	if len(o.StorageNodes) > 0 {
+		if _, err := config.ParseStorageNodes(o.StorageNodes); err != nil {
+			return Newcomer{}, config.Invalid(err)
+		}
+	}
 	if _, err := os.Lstat(config.CometFile(o.Home)); err == nil {
 		return Newcomer{}, fmt.Errorf("%w: %q exists: continue with `starlingd start --home %q`, or give --home another folder", ErrInitialised, config.CometFile(o.Home), o.Home)
 	}
@@ -109,11 +117,22 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	made.InitResult, err = Init(InitOptions{Home: o.Home, Moniker: o.Moniker, GenesisFile: genesis, Edit: func(c *cfg.Config, a *config.App) {
 		c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, made.TrustHeight, made.TrustHash
 		c.P2P.PersistentPeers, a.Join.Peers = s.peer, s.joins
+		if len(o.StorageNodes) > 0 {
+			a.State.Mode = config.ModeSharded
+		}
 		if o.Edit != nil {
 			o.Edit(c, a)
 		}
 	}})
+	if err == nil && len(o.StorageNodes) > 0 {
+		err = os.WriteFile(storageNodesFile(o.Home), o.StorageNodes, 0o600)
+	}
 	return made, err
+}
+
+// storageNodesFile is where InitFrom writes NewcomerOptions.StorageNodes.
+func storageNodesFile(home string) string {
+	return filepath.Join(home, config.DefaultStorageNodesFile)
 }
 
 // Undo removes what InitFrom made, and what a start of it has made since that ended before it
@@ -122,7 +141,7 @@ func (n Newcomer) Undo(c *cfg.Config) error {
 	if _, err := Reset(c); err != nil {
 		return err
 	}
-	for _, file := range []string{config.CometFile(n.Home), config.AppFile(n.Home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()} {
+	for _, file := range []string{config.CometFile(n.Home), config.AppFile(n.Home), storageNodesFile(n.Home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()} {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

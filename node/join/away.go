@@ -1,0 +1,39 @@
+package join
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/starling-kv/starling/node/config"
+)
+
+// Command returns the command that makes a new home beside that of c and joins the network with it,
+// for a node whose state storage nodes keep, and who no longer have a state that its blocks lead on
+// from. height and hash name the last header of this home, which is trusted then; 0: there is none.
+func Command(c *config.Config, height int64, hash []byte) string {
+	address := "ADDRESS"
+	if known, err := config.JoinAddresses(c); err == nil && len(known) > 0 {
+		address = known[0].String()
+	}
+	file := c.App.State.StorageNodes
+	if !filepath.IsAbs(file) {
+		file = filepath.Join(c.Home, file)
+	}
+	words := []string{"starlingd join", address, "--home", quote(c.Home + "-new"), "--moniker", quote(c.CometBFT.Moniker), "--storage-nodes", quote(file)}
+	if height > 0 {
+		words = append(words, fmt.Sprintf("--trust-height %d --trust-hash %X", height, hash))
+	}
+	return strings.Join(words, " ")
+}
+
+// quote returns a word of a shell's command line.
+func quote(s string) string {
+	plain := func(r rune) bool {
+		return strings.ContainsRune("/._-+:@,=%", r) || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+	}
+	if s != "" && strings.TrimFunc(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
