@@ -14,7 +14,8 @@ import (
 //
 // Errors: ErrOtherState if u does not lead there, whatever is wrong with it; *MissingNodeError if p
 // is not full inside r; ErrNotLatest and ErrTooLarge as for Apply. Then p is as it was. An update
-// that changes nothing makes no version: the result is p with one more reference.
+// that changes nothing makes no version: the result is p with one more reference. Changes in u that
+// change nothing are taken as such. The result has no index by hash (Version.EnableIndex).
 //
 // # How
 //
@@ -57,11 +58,10 @@ func (v *Version) replay(r KeyRange, u *Update) (*Version, error) {
 	if err := r.Check(); err != nil {
 		return nil, err
 	}
-	touched, err := u.touched(r)
-	if err != nil {
+	if err := u.check(r); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
 	}
-	rp, err := newReplaying(r, u, touched)
+	rp, err := newReplaying(r, u)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
 	}
@@ -78,16 +78,20 @@ func (v *Version) replay(r KeyRange, u *Update) (*Version, error) {
 	switch {
 	case u.To.ChunkBytes != v.chunkBytes:
 		return nil, fmt.Errorf("%w: chunks of at most %d bytes, not %d", ErrOtherState, u.To.ChunkBytes, v.chunkBytes)
-	case len(touched) == 0 && u.To == v.Commitment():
+	case len(u.Changes)+len(u.Moved) == 0 && u.To == v.Commitment():
 		v.Retain()
 		return v, nil
 	}
+	if rp.touched, err = u.touched(v, r); err != nil {
+		return nil, err
+	}
+	rp.sortTouched()
 	var done Reclaimed
-	t.reclaim(max(t.early(len(touched)), t.excess()), &done)
+	t.reclaim(max(t.early(len(rp.touched)), t.excess()), &done)
 	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
 	next, err := t.replay(v, rp)
 	made, died := int(t.mu.nodes+t.mu.leaves)-int(nodes), int(t.held())-int(held)
-	t.mu.usual.nodes, t.mu.usual.changes = max(made, died, 0), len(touched)
+	t.mu.usual.nodes, t.mu.usual.changes = max(made, died, 0), len(rp.touched)
 	t.reclaim(2*t.mu.usual.nodes+tune.minReclaim-done.Freed-done.PassedOn, &done)
 	t.mu.reclaimed = done
 	t.account()
@@ -96,10 +100,10 @@ func (v *Version) replay(r KeyRange, u *Update) (*Version, error) {
 
 // replay makes the version after v. The caller holds t.mu.
 func (t *tree) replay(v *Version, r *replaying) (*Version, error) {
-	needed := r.needed()
-	if t.room(needed, v) != nil {
+	full := r.r.equal(v.full)
+	if t.roomOf(r.needs(t, v, full)) != nil {
 		t.reclaim(math.MaxInt, new(Reclaimed)) // not yet freed is not needed
-		if err := t.room(needed, v); err != nil {
+		if err := t.roomOf(r.needs(t, v, full)); err != nil {
 			return nil, err
 		}
 	}
@@ -108,7 +112,7 @@ func (t *tree) replay(v *Version, r *replaying) (*Version, error) {
 	}
 	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
 	next := &Version{chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: true, uncounted: true}
-	if r.full = r.r.equal(v.full); r.full {
+	if r.full = full; full {
 		next.full = v.full
 	}
 	a := newAllocator(&t.mu.memory, false)
@@ -169,7 +173,7 @@ type border struct {
 	height uint8
 }
 
-func newReplaying(r KeyRange, u *Update, touched []touch) (*replaying, error) {
+func newReplaying(r KeyRange, u *Update) (*replaying, error) {
 	if (u.To.Chunks == 0) != (u.To.Root == emptyStub) {
 		return nil, fmt.Errorf("a state of %d bytes in %d chunks", u.To.Root.Bytes, u.To.Chunks)
 	}
@@ -180,26 +184,56 @@ func newReplaying(r KeyRange, u *Update, touched []touch) (*replaying, error) {
 	if err != nil {
 		return nil, fmt.Errorf("seam: %w", err)
 	}
-	p := &replaying{r: r, to: u.To, touched: touched, order: make([]op, len(touched))}
-	for i := range touched {
-		p.order[i] = op{prefixOf(touched[i].key), uint32(i)}
-	}
+	p := &replaying{r: r, to: u.To}
 	p.before, p.behind, err = seam.outside(u.To, r)
 	return p, err
 }
 
-// needed returns changes that take as much memory as the update does.
-func (r *replaying) needed() []Change {
-	changes := make([]Change, 0, len(r.touched)+len(r.before)+len(r.behind))
+// sortTouched makes the order of what is touched, which is in key order.
+func (r *replaying) sortTouched() {
+	r.order = make([]op, len(r.touched))
 	for i := range r.touched {
-		changes = append(changes, Change{r.touched[i].key, r.touched[i].value})
+		r.order[i] = op{prefixOf(r.touched[i].key), uint32(i)}
+	}
+}
+
+// needs returns the maximum number of nodes and pages that the update can need. A false one can
+// name as many keys as it has bytes, and must not end the replica: so each key that is named counts
+// for what it takes, and not for the largest that a change could take.
+//
+// The version before is taken apart along one way for each key that is named, and for each edge of
+// the range; and beside each, along two more where a boundary is not higher than the subtrees next
+// to it. Each node that is taken apart leaves one part more, and the parts are joined again.
+func (r *replaying) needs(t *tree, v *Version, full bool) (nodes, pages int) {
+	named, puts := len(r.touched)+len(r.before)+len(r.behind)+2, 0
+	var perClass [len(classBytes)]int
+	add := func(key, value []byte) {
+		puts++
+		if n := recordHeader - 1 + int(RecordBytes(len(key), len(value))); n > int(classBytes[len(classBytes)-1]) {
+			pages++
+		} else {
+			perClass[classOf[(n+unitBytes-1)/unitBytes]]++
+		}
+	}
+	for i := range r.touched {
+		if r.touched[i].value != nil {
+			add(r.touched[i].key, r.touched[i].value)
+		}
 	}
 	for _, items := range [][]seamItem{r.before, r.behind} {
 		for i := range items {
-			changes = append(changes, Change{items[i].key, items[i].value})
+			add(items[i].key, items[i].value) // a leaf, or a stand-in
 		}
 	}
-	return changes
+	for class, n := range perClass {
+		slots := pageBytes / int(classBytes[class])
+		pages += (n + slots - 1) / slots
+	}
+	nodes = min(named*3*(int(v.top.Height)+2), int(t.mu.nodes)+1+puts)
+	if !full { // stand-ins; most of these trees are small, otherwise the lists grow
+		pages += nodes / 16
+	}
+	return nodes, pages
 }
 
 // assemble makes the tree without the hashes of what is new, below r.top. v is the version before.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -72,8 +73,8 @@ func (r *replica) replay(t require.TestingT, v, base *Version, block []Change) {
 	u := mustUpdate(t, v, base, r.r, block)
 	if key := append(bytes.Clone(r.r.First), 0, 0, 1); r.r.Contains(key) && r.rnd.IntN(2) == 0 {
 		wrong := u
-		wrong.Changes = append(slices.Clone(u.Changes), Change{key, []byte("no such change")})
-		slices.SortFunc(wrong.Changes, func(a, b Change) int { return bytes.Compare(a.Key, b.Key) })
+		wrong.Changes = append(slices.Clone(u.Changes), UpdateChange{Change{key, []byte("no such change")}, 0})
+		slices.SortFunc(wrong.Changes, func(a, b UpdateChange) int { return bytes.Compare(a.Key, b.Key) })
 		before := r.p.v.Memory()
 		_, err := r.p.Replay(r.r, wrong)
 		require.ErrorIs(t, err, ErrOtherState)
@@ -325,18 +326,34 @@ func TestReplayOfWrongUpdates(t *testing.T) {
 	require.NoError(t, err)
 	leaf := appendLeafItem(nil, Leaf{Key: []byte("k"), Value: []byte("v")})
 	for name, damage := range map[string]func(u *Update){
-		"a change less":              func(u *Update) { u.Changes = u.Changes[1:] },
-		"no changes":                 func(u *Update) { u.Changes = nil },
-		"another value":              func(u *Update) { u.Changes[1].Value = []byte("lie") },
-		"a change more":              func(u *Update) { u.Changes = append(u.Changes, Change{[]byte("k45"), []byte("lie")}) },
-		"a height less":              func(u *Update) { i := heightOf(u, "k31"); u.Heights = slices.Delete(u.Heights, i, i+1) },
-		"no heights":                 func(u *Update) { u.Heights = nil },
-		"another height":             func(u *Update) { u.Heights[heightOf(u, "k31")].Height++ },
-		"the greatest height":        func(u *Update) { u.Heights[heightOf(u, "k31")].Height = 255 },
-		"height 0":                   func(u *Update) { u.Heights[0].Height = 0 },
-		"a height of a deleted key":  func(u *Update) { u.Heights = []KeyHeight{{[]byte("k24"), 1}} },
-		"a height of an absent key":  func(u *Update) { u.Heights = append(u.Heights, KeyHeight{[]byte("k49"), 1}) },
-		"a key outside of the range": func(u *Update) { u.Changes = append(u.Changes, block[0]) },
+		"a change less": func(u *Update) { u.Changes = u.Changes[1:] },
+		"no changes":    func(u *Update) { u.Changes = nil },
+		"another value": func(u *Update) { u.Changes[1].Value = []byte("lie") },
+		"a change more": func(u *Update) {
+			u.Changes = append(u.Changes, UpdateChange{Change: Change{[]byte("k45"), []byte("lie")}})
+		},
+		"a height less":                func(u *Update) { u.Changes[1].Height = 0 },
+		"a moved node less":            func(u *Update) { u.Moved = u.Moved[1:] },
+		"no moved nodes":               func(u *Update) { u.Moved = nil },
+		"another height":               func(u *Update) { u.Changes[1].Height++ },
+		"the greatest height":          func(u *Update) { u.Changes[1].Height = 255 },
+		"another height of a node":     func(u *Update) { u.Moved[0].Height++ },
+		"height 0":                     func(u *Update) { u.Moved[0].Height = 0 },
+		"a height of a deleted key":    func(u *Update) { u.Changes[0].Height = 1 },
+		"a place below a leaf":         func(u *Update) { u.Moved[0].Place = u.Moved[0].Place<<20 | 1 },
+		"a place outside of the range": func(u *Update) { u.Moved = []MovedNode{{2, 3}} },
+		"the first key of the tree":    func(u *Update) { u.Moved = []MovedNode{{0, 3}} },
+		"the place of a key that was put": func(u *Update) {
+			place, err := v.place([]byte("k44"))
+			require.NoError(t, err)
+			u.Moved = []MovedNode{{place, 3}}
+		},
+		"places that do not ascend": func(u *Update) { u.Moved = append(u.Moved, u.Moved[0]) },
+		"a deletion of an absent key": func(u *Update) {
+			u.Changes = append(u.Changes, UpdateChange{Change: Change{Key: []byte("k47")}})
+			u.To.Root.Hash[1]++
+		},
+		"a key outside of the range": func(u *Update) { u.Changes = append(u.Changes, UpdateChange{Change: block[0]}) },
 		"keys that do not ascend":    func(u *Update) { slices.Reverse(u.Changes) },
 		"a key twice":                func(u *Update) { u.Changes = append(u.Changes, u.Changes[len(u.Changes)-1]) },
 		"an empty value":             func(u *Update) { u.Changes[1].Value = []byte{} },
@@ -357,7 +374,7 @@ func TestReplayOfWrongUpdates(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, right.Changes, 3)
 			u := right
-			u.Changes, u.Heights = slices.Clone(right.Changes), slices.Clone(right.Heights)
+			u.Changes, u.Moved = slices.Clone(right.Changes), slices.Clone(right.Moved)
 			damage(&u)
 			before := p.v.Memory()
 			_, err = p.Replay(r, u)
@@ -373,9 +390,65 @@ func TestReplayOfWrongUpdates(t *testing.T) {
 	}
 }
 
-// heightOf returns the place of the height of a key.
-func heightOf(u *Update, key string) int {
-	return slices.IndexFunc(u.Heights, func(h KeyHeight) bool { return string(h.Key) == key })
+// TestReplayOfHugeLies: an update that names more keys than a tree could ever hold the ways of is
+// refused as a lie, and not for want of memory, which would end the replica.
+func TestReplayOfHugeLies(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	p := mustReplica(t, v, KeyRange{})
+	to := mustApply(t, v, Change{[]byte("k31"), []byte("y")}).Commitment()
+	for name, value := range map[string][]byte{"deletions of absent keys": nil, "new values": []byte("y")} {
+		t.Run(name, func(t *testing.T) {
+			u := Update{To: to, Seam: []byte{bagVersion}}
+			for i := range 700_000 {
+				key := fmt.Appendf(nil, "k%07d", i)
+				u.Changes = append(u.Changes, UpdateChange{Change: Change{key, value}})
+			}
+			before := p.v.Memory()
+			_, err := p.Replay(KeyRange{}, u)
+			require.ErrorIs(t, err, ErrOtherState)
+			require.NotErrorIs(t, err, ErrTooLarge)
+			now := p.v.Memory()
+			require.Equal(t, before.InnerNodes+before.Leaves, now.InnerNodes+now.Leaves)
+		})
+	}
+}
+
+// TestLengthOfUpdates: blocks that are made to have long updates keep the limit that
+// docs/spec/updates.md derives.
+func TestLengthOfUpdates(t *testing.T) {
+	rnd := seeds.Rand(t)
+	for _, step := range []int{1, 7, 64} {
+		// A tree of which all keys are as long as they may be. It is perfect, so that one insertion
+		// in each of many subtrees makes the whole way to it higher.
+		const n = 1 << 11
+		key := func(i int) []byte {
+			return append(fmt.Appendf(nil, "%06d", i), bytes.Repeat([]byte{'k'}, MaxKeyBytes-6)...)
+		}
+		var state []Change
+		for i := range n {
+			state = append(state, Change{key(i), []byte("v")})
+		}
+		v := mustApply(t, mustEmpty(t, DefaultChunkBytes), state...)
+		var block []Change
+		for i := rnd.IntN(step); i < n; i += step {
+			block = append(block, Change{fmt.Appendf(nil, "%06d", i), []byte("w")}) // a short one before a long one
+		}
+		next := mustApply(t, v, block...)
+		u := mustUpdate(t, next, v, KeyRange{}, block)
+		records := 0
+		for _, c := range u.Changes {
+			records += 1 + int(RecordBytes(len(c.Key), len(c.Value)))
+		}
+		m, h := len(u.Changes), int(next.Root().Height)
+		nodes := 3 * (2*m + m*(h-bits.Len(uint(m))+1))
+		got, limit := len(u.Encode()), 64+records+nodes*(2+h/7)+len(u.Seam)
+		require.LessOrEqual(t, got, limit)
+		require.Positive(t, len(u.Moved))
+		t.Logf("%d changes of %d bytes: %d moved nodes, an update of %d bytes, the limit is %d", m, records, len(u.Moved), got, limit)
+		replica, err := mustReplica(t, v, KeyRange{}).Replay(KeyRange{}, u)
+		require.NoError(t, err)
+		require.Equal(t, next.Commitment(), replica.Commitment())
+	}
 }
 
 // TestSeamCannotHideKeys: whoever calls keys of a range deleted, and names a root that has them in
@@ -388,12 +461,12 @@ func TestSeamCannotHideKeys(t *testing.T) {
 	before, _, err := bag.outside(v.Commitment(), r)
 	require.NoError(t, err)
 	require.NotEmpty(t, before)
-	var hidden []Change // those of the stub that crosses the edge
+	var hidden []UpdateChange // those of the stub that crosses the edge
 	cut := before[len(before)-1].key
 	for s := range prunedTo(t, v, bag).Stubs(cut) {
 		require.Less(t, string(r.First), string(s.After), "no stub crosses the edge")
 		for _, l := range leavesOf(t, v, KeyRange{First: r.First, After: s.After}) {
-			hidden = append(hidden, Change{Key: l.Key})
+			hidden = append(hidden, UpdateChange{Change: Change{Key: l.Key}})
 		}
 		break
 	}
@@ -426,7 +499,7 @@ func TestSeamOpensTheNextRange(t *testing.T) {
 		}
 		tried++
 		p := mustReplica(t, v, r)
-		_, err = p.Replay(r, Update{To: v.Commitment(), Changes: []Change{{Key: []byte("k200")}}, Seam: seam})
+		_, err = p.Replay(r, Update{To: v.Commitment(), Changes: []UpdateChange{{Change: Change{Key: []byte("k200")}}}, Seam: seam})
 		require.ErrorIs(t, err, ErrOtherState)
 		require.ErrorContains(t, err, "with which the next range begins")
 		_, err = FromRange(v.Commitment(), r, bag, withoutError(slices.Values(leavesOf(t, v, r))))

@@ -78,7 +78,7 @@ func TestScripts(t *testing.T) {
 					return err.Error()
 				}
 				require.Equal(t, v.Commitment(), p.Commitment())
-				return drawUpdate(t, u) + drawReplica(p)
+				return drawUpdate(t, base, u) + drawReplica(p)
 			case "manifest":
 				var b strings.Builder
 				for k, e := range v.Manifest().Entries {
@@ -132,9 +132,9 @@ func parseChanges(t *testing.T, d *datadriven.TestData) (changes []Change) {
 	return changes
 }
 
-func drawUpdate(t *testing.T, u Update) string {
+func drawUpdate(t *testing.T, base *Version, u Update) string {
 	var b strings.Builder
-	touched, err := u.touched(KeyRange{})
+	touched, err := u.touched(base, KeyRange{})
 	require.NoError(t, err)
 	for _, c := range touched {
 		switch {

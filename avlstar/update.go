@@ -4,29 +4,56 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/bits"
+	"runtime"
 	"slices"
 )
 
 // Update is what one block changes for a replica of a range: its changes, and what these and
 // changes elsewhere did to the tree's shape there. It is logical: new nodes and their hashes follow
-// from it (docs/spec/updates.md).
+// from it (docs/spec/updates.md, also for how long it can be).
 type Update struct {
 	// To is the version after the block. Nothing but a header commits to To.Chunks: compare
 	// To.AppHash with a proved one before the result of Replay is used.
 	To Commitment
-	// Changes are those of the block in the range, in ascending key order. A nil Value: deleted.
-	Changes []Change
-	// Heights are those of the inner nodes in the range that are new, or have another height, in
-	// ascending key order (NewInner). There may be more.
-	Heights []KeyHeight
+	// Changes are those of the block in the range that change something, in ascending key order.
+	Changes []UpdateChange
+	// Moved are the other inner nodes with a key in the range that have another height than before,
+	// or are new, in ascending key order. There may be more.
+	Moved []MovedNode
 	// Seam is that of the version after the block, for the range (Version.Seam).
 	Seam []byte
 }
 
-// KeyHeight is the key of an inner node, and its height.
-type KeyHeight struct {
-	Key    []byte
+// UpdateChange is a change of a leaf. A nil Value: deleted.
+type UpdateChange struct {
+	Change
+	// Height is that of the inner node with the same key; 0: there is none, or it has the height
+	// that it had before.
 	Height uint8
+}
+
+// MovedNode is the inner node that has the key of an inner node of the version before, and its
+// height now. Keys are long, and here both sides know them: so they are named by where they were.
+type MovedNode struct {
+	// Place is where the inner node with this key was: a binary 1, and then the way from the root
+	// down to it, 0 for left and 1 for right. Place 0 is the leaf with the least key, which no
+	// inner node had.
+	Place  uint64
+	Height uint8
+}
+
+// maxPlaceDepth is the greatest depth of a node that a Place can name. A tree in which one is
+// deeper has more leaves than its memory can hold.
+const maxPlaceDepth = 63
+
+// order is greater the greater the key of the node is.
+func (m MovedNode) order() uint64 {
+	if m.Place == 0 {
+		return 0
+	}
+	depth := bits.Len64(m.Place) - 1
+	return (m.Place<<1 | 1) << (maxPlaceDepth - depth) // the leading 1 is shifted out
 }
 
 var (
@@ -36,39 +63,120 @@ var (
 	ErrOtherState = errors.New("not the state that was named")
 )
 
-// UpdateOf returns the update of a block for replicas of r. base is the version to which the block
-// was applied, v the result; changes are all of the block, in any order, or those in r. Their keys
-// and values are not copied. A base of which v was not made directly costs bytes: the update then
-// has heights that did not change. The errors are those of Seam: what v needs are the ways to both
-// edges of r as they are after the block.
+// UpdateOf returns the update of a block for replicas of r. v is what Apply returned, and base the
+// version that it was called on: ErrOtherState if v is another version, such as one that Shed or
+// Graft made of it. changes are all of the block, in any order, or those in r. Their keys and
+// values are not copied; those that change nothing are left out. A nil base is one that has no key
+// in r, so changes must put every key in r then. Other errors are those of Seam: what v needs are
+// the ways to both edges of r as they are after the block.
 func (v *Version) UpdateOf(base *Version, r KeyRange, changes []Change) (Update, error) {
+	if base != nil && (base.tree != v.tree || base.epoch != v.epoch && v.parent != base.epoch || v.sameAs && base.epoch != v.epoch) {
+		return Update{}, fmt.Errorf("avlstar: update: %w: it was not made by applying a block to the base", ErrOtherState)
+	}
 	seam, err := v.Seam(r)
 	if err != nil {
 		return Update{}, err
 	}
 	u := Update{To: v.Commitment(), Seam: seam}
+	if base != nil && base.epoch == v.epoch {
+		return u, nil // nothing changed
+	}
+	defer runtime.KeepAlive(base)
+	w := newInRange{view: &v.view, r: r, all: base == nil}
+	if base != nil {
+		w.epoch = base.epoch
+	}
+	ordered := make([]Change, 0, len(changes))
 	for _, c := range changes {
 		if r.Contains(c.Key) {
-			u.Changes = append(u.Changes, c)
+			ordered = append(ordered, c)
 		}
 	}
-	slices.SortFunc(u.Changes, func(a, b Change) int { return bytes.Compare(a.Key, b.Key) })
-	for i := 1; i < len(u.Changes); i++ {
-		if bytes.Equal(u.Changes[i-1].Key, u.Changes[i].Key) {
-			return Update{}, fmt.Errorf("%w: key %s twice", ErrInvalidChange, abbreviate(u.Changes[i].Key))
+	slices.SortFunc(ordered, func(a, b Change) int { return bytes.Compare(a.Key, b.Key) })
+	for i := 1; i < len(ordered); i++ {
+		if bytes.Equal(ordered[i-1].Key, ordered[i].Key) {
+			return Update{}, fmt.Errorf("%w: key %s twice", ErrInvalidChange, abbreviate(ordered[i].Key))
 		}
 	}
-	w := newInRange{view: &v.view, r: r, all: true}
-	if base != nil && base.tree == v.tree {
-		if base.epoch == v.epoch {
-			return u, nil
-		}
-		w.all, w.epoch, w.movedOnly = false, base.epoch, v.parent == base.epoch
+	w.found = make([]foundInRange, 0, len(ordered))
+	w.walk(v.root, v.top, len(r.First) == 0, r.After == nil)
+	if w.missing != nil {
+		return Update{}, fmt.Errorf("avlstar: update: %w", w.missing)
 	}
-	w.heights = make([]KeyHeight, 0, len(u.Changes))
-	w.walk(v.root, len(r.First) == 0, r.After == nil)
-	u.Heights = w.heights
+	if err := u.take(w.found, ordered, base); err != nil {
+		return Update{}, fmt.Errorf("avlstar: update: %w", err)
+	}
 	return u, nil
+}
+
+// take adds what the walk found to u, and of changes those that change something.
+func (u *Update) take(found []foundInRange, changes []Change, base *Version) error {
+	u.Changes = make([]UpdateChange, 0, len(changes))
+	for len(found)+len(changes) > 0 {
+		order := -1
+		switch {
+		case len(changes) == 0:
+			order = 1
+		case len(found) > 0:
+			order = bytes.Compare(changes[0].Key, found[0].key)
+		}
+		switch {
+		case order > 0 && found[0].height > 0:
+			if base == nil {
+				return fmt.Errorf("%w: without a base, all keys are to be put: %s is not", ErrOtherState, abbreviate(found[0].key))
+			}
+			place, err := base.place(found[0].key)
+			if err != nil {
+				return err
+			}
+			u.Moved = append(u.Moved, MovedNode{place, found[0].height})
+		case order == 0 && changes[0].Value != nil && found[0].leaf:
+			u.Changes = append(u.Changes, UpdateChange{changes[0], found[0].height})
+		case order == 0 && found[0].height > 0: // the value is as it was
+			place, err := base.place(found[0].key)
+			if err != nil {
+				return err
+			}
+			u.Moved = append(u.Moved, MovedNode{place, found[0].height})
+		case order < 0 && changes[0].Value == nil && base != nil:
+			there, err := base.Has(changes[0].Key)
+			if err != nil {
+				return err
+			}
+			if there {
+				u.Changes = append(u.Changes, UpdateChange{Change: changes[0]})
+			}
+		}
+		if order <= 0 {
+			changes = changes[1:]
+		}
+		if order >= 0 {
+			found = found[1:]
+		}
+	}
+	return nil
+}
+
+// place returns the Place of the inner node with a key.
+func (v *Version) place(key []byte) (uint64, error) {
+	place, prefix, n := uint64(1), prefixOf(key), v.root
+	for depth := 0; n.isInner(); depth++ {
+		l, side := v.link(n), left
+		if !v.less(key, prefix, n, l) {
+			if l.prefix == prefix && bytes.Equal(v.keyOf(n), key) {
+				return place, nil
+			}
+			side = right
+		}
+		if depth == maxPlaceDepth {
+			return 0, fmt.Errorf("%w: an inner node below %d others", ErrTooLarge, depth)
+		}
+		place, n = place<<1|uint64(side), l.child[side]
+	}
+	if n.isLeaf() && place&(place-1) == 0 && bytes.Equal(v.key(n), key) { // left at each node
+		return 0, nil
+	}
+	return 0, fmt.Errorf("%w: the base has no inner node with key %s", ErrOtherState, abbreviate(key))
 }
 
 // UpdateOf is that of Version.
@@ -79,19 +187,49 @@ func (p *Partial) UpdateOf(base *Partial, r KeyRange, changes []Change) (Update,
 	return p.v.UpdateOf(base.v, r, changes)
 }
 
-// newInRange is view.newInner for the keys of a range, without a visit of what is outside.
+// newInRange finds the inner nodes that moved, and the leaves that are new, in a range, without a
+// visit of what is outside.
 type newInRange struct {
 	*view
-	r              KeyRange
-	epoch          uint32
-	all, movedOnly bool
-	heights        []KeyHeight
+	r       KeyRange
+	epoch   uint32
+	all     bool // everything is new
+	low     ref  // the inner node that has the least key of what is visited; 0: it is the tree's least
+	found   []foundInRange
+	missing *MissingNodeError // if all: a leaf of the range is not in memory
+}
+
+// foundInRange is a key, which is the version's memory.
+type foundInRange struct {
+	key    []byte
+	height uint8 // of its inner node, if that is new or has another height; or 0
+	leaf   bool  // its leaf is new
 }
 
 // walk visits the subtree n, of which all keys are above r.First, and all below r.After, if that is
-// set: then no key is read to find out.
-func (w *newInRange) walk(n ref, above, below bool) {
-	if !n.isInner() {
+// set: then no key is read to find out. Keys are found in order: an inner node's own is the least
+// of its right side.
+func (w *newInRange) walk(n ref, s Stub, above, below bool) {
+	switch {
+	case n == 0:
+		if w.all && s != emptyStub && w.missing == nil {
+			w.missing = &MissingNodeError{Node: s, Key: bytes.Clone(w.r.First)}
+			if w.low != 0 {
+				w.missing.Key = bytes.Clone(w.keyOf(w.low))
+			}
+		}
+		return
+	case n.isLeaf():
+		if !w.all && w.recordEpoch(n) <= w.epoch {
+			return
+		}
+		if key := w.key(n); w.r.Contains(key) {
+			if last := len(w.found) - 1; last >= 0 && bytes.Equal(w.found[last].key, key) {
+				w.found[last].leaf = true
+			} else {
+				w.found = append(w.found, foundInRange{key: key, leaf: true})
+			}
+		}
 		return
 	}
 	l, i := w.link(n), w.image(n)
@@ -101,13 +239,14 @@ func (w *newInRange) walk(n ref, above, below bool) {
 	atLeast := above || bytes.Compare(w.keyOf(n), w.r.First) >= 0
 	less := below || bytes.Compare(w.keyOf(n), w.r.After) < 0
 	if atLeast {
-		w.walk(l.child[left], above, less)
+		w.walk(l.child[left], i.stub(left), above, less)
 	}
-	if atLeast && less && (!w.movedOnly || i.flags()&moved != 0) {
-		w.heights = append(w.heights, KeyHeight{bytes.Clone(w.keyOf(n)), i.ownHeight()})
+	if atLeast && less && (w.all || i.flags()&moved != 0) {
+		w.found = append(w.found, foundInRange{key: w.keyOf(n), height: i.ownHeight()})
 	}
 	if less {
-		w.walk(l.child[right], atLeast, below)
+		w.low = n
+		w.walk(l.child[right], i.stub(right), atLeast, below)
 	}
 }
 
@@ -122,44 +261,106 @@ type touch struct {
 // changes reports whether the leaf may be another one, or none.
 func (t *touch) changes() bool { return t.deleted || t.value != nil }
 
-// touched returns what u says of each key, in ascending order. It fails if u was not made for r.
-func (u *Update) touched(r KeyRange) ([]touch, error) {
-	touched := make([]touch, 0, len(u.Changes)+len(u.Heights))
-	changes, heights := u.Changes, u.Heights
-	for len(changes)+len(heights) > 0 {
-		var t touch
-		order := compareNext(changes, heights)
-		if order <= 0 {
-			if err := changes[0].check(); err != nil {
-				return nil, err
-			}
-			t.key, t.value, t.deleted = changes[0].Key, changes[0].Value, changes[0].Value == nil
-			changes = changes[1:]
-		}
-		if order >= 0 {
-			t.key, t.height = heights[0].Key, heights[0].Height
-			heights = heights[1:]
+// check returns an error unless u could have been made for r, whatever the version before.
+func (u *Update) check(r KeyRange) error {
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		if err := c.check(); err != nil {
+			return err
 		}
 		switch {
-		case !r.Contains(t.key):
-			return nil, fmt.Errorf("key %s is not in the range", abbreviate(t.key))
-		case order >= 0 && (t.height == 0 || t.deleted):
-			return nil, fmt.Errorf("no inner node has height %d and key %s", t.height, abbreviate(t.key))
-		case len(touched) > 0 && bytes.Compare(t.key, touched[len(touched)-1].key) <= 0:
-			return nil, fmt.Errorf("key %s does not ascend", abbreviate(t.key))
+		case !r.Contains(c.Key):
+			return fmt.Errorf("key %s is not in the range", abbreviate(c.Key))
+		case c.Height > 0 && c.Value == nil:
+			return fmt.Errorf("no inner node has height %d and key %s", c.Height, abbreviate(c.Key))
+		case i > 0 && bytes.Compare(c.Key, u.Changes[i-1].Key) <= 0:
+			return fmt.Errorf("key %s does not ascend", abbreviate(c.Key))
 		}
-		touched = append(touched, t)
+	}
+	for i, m := range u.Moved {
+		if err := m.check(u.Moved[:i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check checks m, which follows others.
+func (m MovedNode) check(before []MovedNode) error {
+	switch {
+	case m.Height == 0:
+		return errors.New("no inner node has height 0")
+	case len(before) > 0 && m.order() <= before[len(before)-1].order():
+		return fmt.Errorf("place %b does not ascend", m.Place)
+	}
+	return nil
+}
+
+// touched returns what u says of each key, in ascending order. v is the version before; keys may be
+// its memory.
+func (u *Update) touched(v *Version, r KeyRange) ([]touch, error) {
+	touched := make([]touch, 0, len(u.Changes)+len(u.Moved))
+	changes := u.Changes
+	add := func() {
+		c := &changes[0]
+		touched = append(touched, touch{c.Key, c.Value, c.Height, c.Value == nil})
+		changes = changes[1:]
+	}
+	for _, m := range u.Moved {
+		key, err := v.keyAt(m.Place, r)
+		if err != nil {
+			return nil, err
+		}
+		for len(changes) > 0 && bytes.Compare(changes[0].Key, key) < 0 {
+			add()
+		}
+		switch {
+		case !r.Contains(key):
+			return nil, fmt.Errorf("%w: key %s is not in the range", ErrOtherState, abbreviate(key))
+		case len(changes) > 0 && bytes.Equal(changes[0].Key, key):
+			return nil, fmt.Errorf("%w: key %s is named twice", ErrOtherState, abbreviate(key))
+		}
+		touched = append(touched, touch{key: key, height: m.Height})
+	}
+	for len(changes) > 0 {
+		add()
 	}
 	return touched, nil
 }
 
-// compareNext compares the first keys of two lists, of which one is not empty.
-func compareNext(changes []Change, heights []KeyHeight) int {
-	switch {
-	case len(heights) == 0:
-		return -1
-	case len(changes) == 0:
-		return 1
+// keyAt returns the key of the node at a Place: ErrOtherState if there is none, *MissingNodeError
+// if it may be below a stub, of a version that is not known to be full in r.
+func (v *Version) keyAt(place uint64, r KeyRange) ([]byte, error) {
+	n, s, low := v.root, v.top, ref(0)
+	down := func(side int) {
+		if side == right {
+			low = n
+		}
+		n, s = v.link(n).child[side], v.image(n).stub(side)
 	}
-	return bytes.Compare(changes[0].Key, heights[0].Key)
+	for i := bits.Len64(place) - 2; i >= 0 && n.isInner(); i-- {
+		down(int(place >> i & 1))
+		if i == 0 && n.isInner() {
+			return v.keyOf(n), nil
+		}
+	}
+	switch {
+	case place == 1 && n.isInner():
+		return v.keyOf(n), nil
+	case place == 0:
+		for n.isInner() {
+			down(left)
+		}
+		if n.isLeaf() {
+			return v.key(n), nil
+		}
+	}
+	if n == 0 && s != emptyStub && !r.equal(v.full) {
+		missing := &MissingNodeError{Node: s, Key: bytes.Clone(r.First)}
+		if low != 0 {
+			missing.Key = bytes.Clone(v.keyOf(low))
+		}
+		return nil, missing
+	}
+	return nil, fmt.Errorf("%w: there is no inner node at place %b", ErrOtherState, place)
 }

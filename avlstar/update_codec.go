@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 
 	"github.com/starling-kv/starling/avlstar/record"
 )
@@ -11,20 +12,21 @@ import (
 // The encoding of an update (docs/spec/updates.md). A leaf that is put has the height of its inner
 // node in its record, as in a chunk.
 //
-//	update  = version:u8 (1) ‖ commitment:53 ‖ uvarint(number of entries) ‖ entry ... ‖ seam
-//	entry   = kind:u8 ‖ body                                    in ascending key order
+//	update  = version:u8 (1) ‖ commitment:53 ‖ uvarint(number of changes) ‖ change ...
+//	          ‖ uvarint(number of moved nodes) ‖ moved ... ‖ seam
+//	change  = kind:u8 ‖ body                                    in ascending key order
 //	deleted = uvarint(len key) ‖ key                            kind 0
 //	put     = leaf record; height 0: none, or as it was         kind 1
-//	height  = height:u8 ‖ uvarint(len key) ‖ key                kind 2
+//	moved   = uvarint(place) ‖ height:u8                        in ascending order of keys
 //	seam    = bag of one tree, or of none
 const (
 	updateVersion = 1
 
 	updateDeleted = 0
 	updatePut     = 1
-	updateHeight  = 2
 
-	minUpdateEntry = 1 + 1 + 1 // the shortest is a deleted key of one byte
+	minUpdateChange = 1 + 1 + 1 // the shortest is a deleted key of one byte
+	minMovedNode    = 1 + 1
 
 	// maxSeamItems is the number of items of two ways in the highest tree that the formats allow.
 	maxSeamItems = 2 * (255 + 1)
@@ -33,53 +35,28 @@ const (
 // Encode returns the encoding of what UpdateOf or DecodeUpdate returned. It has one: that of an
 // update which was decoded is equal to the bytes it was decoded from.
 func (u Update) Encode() []byte {
-	size := 1 + CommitmentBytes + binary.MaxVarintLen64 + len(u.Seam)
-	for _, c := range u.Changes {
+	size := 1 + CommitmentBytes + 2*binary.MaxVarintLen64 + len(u.Seam)
+	for i := range u.Changes {
+		c := &u.Changes[i]
 		size += 1 + int(RecordBytes(len(c.Key), len(c.Value)))
 	}
-	for _, h := range u.Heights {
-		size += 1 + 1 + 2 + len(h.Key)
+	for _, m := range u.Moved {
+		size += 2 + bits.Len64(m.Place)/7
 	}
 	b := append(append(make([]byte, 0, size), updateVersion), u.To.Encode()...)
-	b = binary.AppendUvarint(b, uint64(u.entries()))
-	changes, heights := u.Changes, u.Heights
-	for len(changes)+len(heights) > 0 {
-		order := compareNext(changes, heights)
-		switch {
-		case order > 0:
-			b = appendKey(append(b, updateHeight, heights[0].Height), heights[0].Key)
-		case changes[0].Value == nil:
-			b = appendKey(append(b, updateDeleted), changes[0].Key)
-		default:
-			l := Leaf{Key: changes[0].Key, Value: changes[0].Value}
-			if order == 0 {
-				l.Height = heights[0].Height
-			}
-			b = record.Append(append(b, updatePut), l)
+	b = binary.AppendUvarint(b, uint64(len(u.Changes)))
+	for i := range u.Changes {
+		if c := &u.Changes[i]; c.Value == nil {
+			b = appendKey(append(b, updateDeleted), c.Key)
+		} else {
+			b = record.Append(append(b, updatePut), Leaf{Key: c.Key, Value: c.Value, Height: c.Height})
 		}
-		if order <= 0 {
-			changes = changes[1:]
-		}
-		if order >= 0 {
-			heights = heights[1:]
-		}
+	}
+	b = binary.AppendUvarint(b, uint64(len(u.Moved)))
+	for _, m := range u.Moved {
+		b = append(binary.AppendUvarint(b, m.Place), m.Height)
 	}
 	return append(b, u.Seam...)
-}
-
-// entries returns the number of keys.
-func (u *Update) entries() (n int) {
-	changes, heights := u.Changes, u.Heights
-	for ; len(changes)+len(heights) > 0; n++ {
-		order := compareNext(changes, heights)
-		if order <= 0 {
-			changes = changes[1:]
-		}
-		if order >= 0 {
-			heights = heights[1:]
-		}
-	}
-	return n
 }
 
 func appendKey(b, key []byte) []byte {
@@ -88,7 +65,7 @@ func appendKey(b, key []byte) []byte {
 
 // DecodeUpdate decodes what Encode returns, and refuses every other encoding. It checks the form:
 // what the update leads to, Replay finds out. The result refers to b; beside that, it takes at most
-// 16 times the length of b. All errors wrap ErrInvalidUpdate.
+// 20 times the length of b. All errors wrap ErrInvalidUpdate.
 func DecodeUpdate(b []byte) (Update, error) {
 	u, err := decodeUpdate(b)
 	if err != nil {
@@ -107,74 +84,77 @@ func decodeUpdate(b []byte) (u Update, err error) {
 	if u.To, err = DecodeCommitment(b[1 : 1+CommitmentBytes]); err != nil {
 		return u, err
 	}
-	n, entries, err := record.Uvarint(b[1+CommitmentBytes:])
-	switch {
-	case err != nil:
-		return u, fmt.Errorf("number of entries: %w", err)
-	case n > uint64(len(entries))/minUpdateEntry:
-		return u, fmt.Errorf("%d entries in %d bytes", n, len(entries))
+	n, b, err := numberOf("changes", b[1+CommitmentBytes:], minUpdateChange)
+	if err != nil {
+		return u, err
 	}
-	// They are read twice, so that what is allocated is what they need.
-	changes, heights, last := 0, 0, []byte(nil)
-	rest := entries
-	for i := range n {
-		var e updateEntry
-		if e, rest, err = decodeUpdateEntry(rest); err == nil && i > 0 && bytes.Compare(e.Key, last) <= 0 {
-			err = fmt.Errorf("key %s does not ascend", abbreviate(e.Key))
+	u.Changes = make([]UpdateChange, n)
+	for i := range u.Changes {
+		if b, err = u.Changes[i].decode(b); err == nil && i > 0 && bytes.Compare(u.Changes[i].Key, u.Changes[i-1].Key) <= 0 {
+			err = fmt.Errorf("key %s does not ascend", abbreviate(u.Changes[i].Key))
 		}
 		if err != nil {
-			return u, fmt.Errorf("entry %d: %w", i, err)
-		}
-		if last = e.Key; e.kind != updateHeight {
-			changes++
-		}
-		if e.Height > 0 {
-			heights++
+			return u, fmt.Errorf("change %d: %w", i, err)
 		}
 	}
-	if err := checkSeam(rest); err != nil {
+	if n, b, err = numberOf("moved nodes", b, minMovedNode); err != nil {
+		return u, err
+	}
+	u.Moved = make([]MovedNode, n)
+	for i := range u.Moved {
+		if b, err = u.Moved[i].decode(b); err == nil {
+			err = u.Moved[i].check(u.Moved[:i])
+		}
+		if err != nil {
+			return u, fmt.Errorf("moved node %d: %w", i, err)
+		}
+	}
+	if err := checkSeam(b); err != nil {
 		return u, fmt.Errorf("seam: %w", err)
 	}
-	u.Changes, u.Heights, u.Seam = make([]Change, 0, changes), make([]KeyHeight, 0, heights), rest
-	for range n {
-		var e updateEntry
-		if e, entries, err = decodeUpdateEntry(entries); err != nil {
-			return u, err
-		}
-		if e.kind != updateHeight {
-			u.Changes = append(u.Changes, Change{e.Key, e.Value})
-		}
-		if e.Height > 0 {
-			u.Heights = append(u.Heights, KeyHeight{e.Key, e.Height})
-		}
-	}
+	u.Seam = b
 	return u, nil
 }
 
-// updateEntry is an entry. Its value is nil unless it is put.
-type updateEntry struct {
-	kind byte
-	Leaf
+// numberOf decodes a number of things, each of which takes at least so many bytes.
+func numberOf(what string, b []byte, least int) (n uint64, rest []byte, err error) {
+	n, b, err = record.Uvarint(b)
+	switch {
+	case err != nil:
+		return 0, nil, fmt.Errorf("number of %s: %w", what, err)
+	case n > uint64(len(b)/least):
+		return 0, nil, fmt.Errorf("%d %s in %d bytes", n, what, len(b))
+	}
+	return n, b, nil
 }
 
-func decodeUpdateEntry(b []byte) (e updateEntry, rest []byte, err error) {
+func (c *UpdateChange) decode(b []byte) (rest []byte, err error) {
 	if len(b) < 2 {
-		return e, nil, record.ErrShort
+		return nil, record.ErrShort
 	}
-	switch e.kind, b = b[0], b[1:]; e.kind {
+	kind, b := b[0], b[1:]
+	switch kind {
 	case updateDeleted:
-		e.Key, b, err = record.Field(b, MaxKeyBytes)
+		c.Key, b, err = record.Field(b, MaxKeyBytes)
 	case updatePut:
-		e.Leaf, b, err = record.Decode(b)
-	case updateHeight:
-		if e.Height = b[0]; e.Height == 0 {
-			return e, nil, fmt.Errorf("no inner node has height 0")
-		}
-		e.Key, b, err = record.Field(b[1:], MaxKeyBytes)
+		var l Leaf
+		l, b, err = record.Decode(b)
+		c.Key, c.Value, c.Height = l.Key, l.Value, l.Height
 	default:
-		return e, nil, fmt.Errorf("unknown kind %d", e.kind)
+		return nil, fmt.Errorf("unknown kind %d", kind)
 	}
-	return e, b, err
+	return b, err
+}
+
+func (m *MovedNode) decode(b []byte) (rest []byte, err error) {
+	if m.Place, b, err = record.Uvarint(b); err != nil {
+		return nil, err
+	}
+	if len(b) == 0 {
+		return nil, record.ErrShort
+	}
+	m.Height = b[0]
+	return b[1:], nil
 }
 
 // checkSeam checks that b is the encoding of a bag that can be a seam, and allocates nothing: such

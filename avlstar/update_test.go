@@ -14,39 +14,131 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestUpdateHasNewInner: an update has, of all that NewInner yields, what is in its range.
+// TestUpdateHasNewInner: an update has, of all that NewInner yields, what is in its range, and of
+// the changes those that change something.
 func TestUpdateHasNewInner(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for range scaled(30) {
 		keys := 10 << rnd.IntN(7)
 		first := randomState(t, rnd, keys)
-		block := randomBlock(rnd, 1+rnd.IntN(50), keys, 0.3, false)
-		base := mustApply(t, first, block...)
-		v := mustApply(t, base, randomBlock(rnd, 1+rnd.IntN(50), keys, 0.3, false)...)
-		bases := map[*Version]bool{base: true, first: true, nil: true, v: true}
+		base := mustApply(t, first, randomBlock(rnd, 1+rnd.IntN(50), keys, 0.3, false)...)
+		block := randomBlock(rnd, 1+rnd.IntN(50), keys, 0.3, true)
+		v := mustApply(t, base, block...)
 		for _, r := range randomRanges(rnd, 1+rnd.IntN(6), keys) {
-			for base := range bases {
-				u, err := v.UpdateOf(base, r, nil)
-				require.NoError(t, err)
-				var want []KeyHeight
-				for key, height := range v.NewInner(base) {
-					if r.Contains(key) {
-						want = append(want, KeyHeight{key, height})
-					}
+			heights, changes := map[string]uint8{}, map[string]bool{}
+			for key, height := range v.NewInner(base) {
+				if r.Contains(key) {
+					heights[string(key)] = height
 				}
-				require.Len(t, u.Heights, len(want))
-				for i := range want {
-					require.Equal(t, want[i], u.Heights[i])
-				}
-				require.Equal(t, v.Commitment(), u.To)
 			}
+			for _, c := range block {
+				before, there := mustGet(t, base, c.Key)
+				if r.Contains(c.Key) && (c.Value != nil || there) && !(c.Value != nil && bytes.Equal(before, c.Value)) {
+					changes[string(c.Key)] = true
+				}
+			}
+			u, err := v.UpdateOf(base, r, block)
+			require.NoError(t, err)
+			require.Equal(t, v.Commitment(), u.To)
+			require.Len(t, u.Changes, len(changes))
+			for _, c := range u.Changes {
+				require.True(t, changes[string(c.Key)])
+				require.Equal(t, heights[string(c.Key)], c.Height)
+				delete(heights, string(c.Key))
+			}
+			require.Len(t, u.Moved, len(heights))
+			for _, m := range u.Moved {
+				key, err := base.keyAt(m.Place, KeyRange{})
+				require.NoError(t, err)
+				require.Equal(t, heights[string(key)], m.Height)
+			}
+			u, err = v.UpdateOf(v, r, block)
+			require.NoError(t, err)
+			require.Empty(t, append(u.Changes, changesOf(u.Moved)...), "nothing changed")
 		}
 		again, err := FromLeaves(v.ChunkBytes(), v.Leaves())
 		require.NoError(t, err)
-		u, err := again.UpdateOf(base, KeyRange{}, nil)
+		var all []Change
+		for l := range mustLeaves(t, again) {
+			all = append(all, Change{bytes.Clone(l.Key), bytes.Clone(l.Value)})
+		}
+		u, err := again.UpdateOf(nil, KeyRange{}, all)
 		require.NoError(t, err)
-		require.Len(t, u.Heights, max(1, int(v.Len()))-1, "a base of another tree is none")
+		require.Empty(t, u.Moved)
+		require.Len(t, u.Changes, len(all))
+		if v != base && base != first {
+			_, err = v.UpdateOf(first, KeyRange{}, nil)
+			require.ErrorIs(t, err, ErrOtherState, "an older version")
+		}
+		_, err = v.UpdateOf(again, KeyRange{}, nil)
+		require.ErrorIs(t, err, ErrOtherState, "another tree")
+		if len(all) > 1 {
+			_, err = again.UpdateOf(nil, KeyRange{}, all[:len(all)-1])
+			require.ErrorIs(t, err, ErrOtherState, "a key that is not put")
+		}
 	}
+}
+
+func changesOf(moved []MovedNode) []UpdateChange { return make([]UpdateChange, len(moved)) }
+
+// TestPlaces: each inner node has a place, and the places have the order of the keys.
+func TestPlaces(t *testing.T) {
+	rnd := seeds.Rand(t)
+	for range scaled(20) {
+		v := randomState(t, rnd, 1<<rnd.IntN(9))
+		last, i := MovedNode{}, 0
+		for l := range mustLeaves(t, v) {
+			place, err := v.place(l.Key)
+			require.NoError(t, err)
+			m := MovedNode{place, 1}
+			require.Equal(t, i == 0, place == 0)
+			if i > 0 {
+				require.Greater(t, m.order(), last.order())
+			}
+			key, err := v.keyAt(place, KeyRange{})
+			require.NoError(t, err)
+			require.Equal(t, l.Key, key)
+			if absent := append(bytes.Clone(l.Key), 0); !mustHas(t, v, absent) {
+				_, err = v.place(absent)
+				require.ErrorIs(t, err, ErrOtherState)
+			}
+			last, i = m, i+1
+		}
+		for range 50 {
+			if place := rnd.Uint64() >> rnd.IntN(64); place>>v.Root().Height > 1 {
+				_, err := v.keyAt(place, KeyRange{})
+				require.ErrorIs(t, err, ErrOtherState, "%b", place)
+			}
+		}
+	}
+}
+
+// TestUpdateOfOtherVersions: a version that is not what Apply made of the base is refused, instead
+// of an update that lacks something.
+func TestUpdateOfOtherVersions(t *testing.T) {
+	v := stateOf(t, 50, 40)
+	p, err := v.Prune(func(Subtree) bool { return false })
+	require.NoError(t, err)
+	p.EnableRetention(Retention{Depth: 1, Window: 0})
+	block := []Change{{[]byte("k44"), []byte("z")}}
+	next, err := p.Apply(block)
+	require.NoError(t, err)
+	_, err = next.UpdateOf(p, KeyRange{}, block)
+	require.NoError(t, err)
+	shed, err := next.Shed()
+	require.NoError(t, err)
+	require.NotSame(t, next.v, shed.v)
+	_, err = shed.UpdateOf(p, KeyRange{}, block)
+	require.ErrorIs(t, err, ErrOtherState)
+	_, err = shed.UpdateOf(next, KeyRange{}, nil)
+	require.ErrorIs(t, err, ErrOtherState)
+	var missing *MissingNodeError
+	var all []Change
+	for l := range mustLeaves(t, mustApply(t, v, block...)) {
+		all = append(all, Change{l.Key, l.Value})
+	}
+	_, err = shed.UpdateOf(nil, KeyRange{}, all)
+	require.ErrorAs(t, err, &missing)
 }
 
 // TestUpdateOfAPartial: a validator that has the ways to the changes and to the edges of a range
@@ -57,7 +149,7 @@ func TestUpdateOfAPartial(t *testing.T) {
 	block := []Change{{[]byte("k44"), []byte("z")}, {[]byte("k31"), []byte("y")}, {[]byte("k07"), []byte("x")}}
 	want, err := mustApply(t, v, block...).UpdateOf(v, r, block)
 	require.NoError(t, err)
-	require.True(t, slices.IsSortedFunc(want.Changes, func(a, b Change) int { return bytes.Compare(a.Key, b.Key) }))
+	require.True(t, slices.IsSortedFunc(want.Changes, func(a, b UpdateChange) int { return bytes.Compare(a.Key, b.Key) }))
 	p := pruneTo(t, v, []byte("k44"), []byte("k31"), []byte("k07"), r.First, r.After)
 	next, err := p.Apply(block)
 	require.NoError(t, err)
@@ -66,10 +158,15 @@ func TestUpdateOfAPartial(t *testing.T) {
 	require.Equal(t, want, u)
 	replica, err := mustReplica(t, v, r).Replay(r, u)
 	require.NoError(t, err)
-	again, err := replica.UpdateOf(nil, r, block) // with all heights of the range
+	before := mustReplica(t, v, r)
+	replica, err = before.Replay(r, u)
 	require.NoError(t, err)
-	require.Equal(t, u.Seam, again.Seam)
-	require.Greater(t, len(again.Heights), len(u.Heights))
+	again, err := replica.UpdateOf(before, r, block) // for other replicas of the range
+	require.NoError(t, err)
+	require.Equal(t, u.Changes[0].Key, again.Changes[0].Key)
+	same, err := mustReplica(t, v, r).Replay(r, again)
+	require.NoError(t, err)
+	require.Equal(t, next.Commitment(), same.Commitment())
 
 	_, err = next.UpdateOf(p, KeyRange{First: []byte("k70")}, block)
 	var missing *MissingNodeError
@@ -77,7 +174,7 @@ func TestUpdateOfAPartial(t *testing.T) {
 	require.Equal(t, []byte("k70"), missing.Key)
 	_, err = v.UpdateOf(v, KeyRange{First: []byte("b"), After: []byte("a")}, nil)
 	require.ErrorContains(t, err, "no key is in the range")
-	_, err = v.UpdateOf(v, r, append(block, block[0]))
+	_, err = next.UpdateOf(p, r, append(block, block[0]))
 	require.ErrorIs(t, err, ErrInvalidChange)
 }
 
@@ -184,10 +281,11 @@ func updateVectors(t *testing.T) updateFile {
 	}
 	good := []byte(f.Valid[4].Update)
 	head := 1 + CommitmentBytes
-	to := func(entries int, rest ...byte) []byte {
-		return append(append(bytes.Clone(good[:head]), byte(entries)), rest...)
+	to := func(changes int, rest ...byte) []byte {
+		return append(append(bytes.Clone(good[:head]), byte(changes)), rest...)
 	}
-	seam := func(rest ...byte) []byte { return to(0, append([]byte{bagVersion}, rest...)...) }
+	moved := func(nodes int, rest ...byte) []byte { return to(0, append([]byte{byte(nodes)}, rest...)...) }
+	seam := func(rest ...byte) []byte { return moved(0, append([]byte{bagVersion}, rest...)...) }
 	leaf := appendLeafItem(nil, Leaf{Key: []byte("k"), Value: []byte("v")})
 	commitment := bytes.Clone(good)
 	clear(commitment[1+8 : 1+12])
@@ -199,15 +297,22 @@ func updateVectors(t *testing.T) updateFile {
 		{"version 2", "only version 1 is known", append([]byte{2}, good[1:]...)},
 		{"half a commitment", "it is cut", good[:40]},
 		{"a state without chunks", "only the empty tree has none", commitment},
-		{"no seam", "it is cut", to(0)},
-		{"more entries than bytes", "there is no room for so many", to(100, bagVersion)},
-		{"a number of entries in two bytes", "not in its shortest form", append(append(bytes.Clone(good[:head]), 0x80, 0), bagVersion)},
-		{"an unknown kind", "kinds are 0 to 2", to(1, 3, 1, 'k', bagVersion)},
-		{"a height of 0", "no inner node has it", to(1, updateHeight, 0, 1, 'k', bagVersion)},
-		{"an empty key", "it has 1 to 4096 bytes", to(1, updateDeleted, 0, bagVersion)},
-		{"an empty value", "it has 1 to 1048576 bytes", to(1, updatePut, 1, 1, 'k', 0, bagVersion)},
-		{"keys that do not ascend", "the second is the first again", to(2, updateDeleted, 1, 'k', updateHeight, 1, 1, 'k', bagVersion)},
-		{"a seam of version 2", "only version 1 of bags is known", to(0, 2)},
+		{"no moved nodes", "their number is cut", to(0)},
+		{"no seam", "it is cut", moved(0)},
+		{"more changes than bytes", "there is no room for so many", to(100, 0, bagVersion)},
+		{"a number of changes in two bytes", "not in its shortest form", append(append(bytes.Clone(good[:head]), 0x80, 0, 0), bagVersion)},
+		{"an unknown kind", "kinds are 0 and 1", to(1, 2, 1, 'k', 0, bagVersion)},
+		{"an empty key", "it has 1 to 4096 bytes", to(1, updateDeleted, 0, 0, bagVersion)},
+		{"an empty value", "it has 1 to 1048576 bytes", to(1, updatePut, 1, 1, 'k', 0, 0, bagVersion)},
+		{"keys that do not ascend", "the second is the first again", to(2, updateDeleted, 1, 'k', updateDeleted, 1, 'k', 0, bagVersion)},
+		{"more moved nodes than bytes", "there is no room for so many", moved(100, bagVersion)},
+		{"a number of moved nodes in two bytes", "not in its shortest form", to(0, 0x80, 0, bagVersion)},
+		{"a place in two bytes", "not in its shortest form", moved(1, 0x81, 0, 1, bagVersion)},
+		{"a place without a height", "it is cut", moved(1, 5)},
+		{"a height of 0", "no inner node has it", moved(1, 1, 0, bagVersion)},
+		{"places that do not ascend", "the root's key is above those on its left", moved(2, 1, 3, 2, 2, bagVersion)},
+		{"a place twice", "keys ascend", moved(2, 5, 3, 5, 3, bagVersion)},
+		{"a seam of version 2", "only version 1 of bags is known", moved(0, 2)},
 		{"a seam of two trees", "a seam has one", seam(append(appendTree(nil, 1, leaf), appendTree(nil, 1, leaf)...)...)},
 		{"a seam of too many items", "two ways have at most 512", seam(0x81, 4)},
 		{"a seam that is cut", "its last item", good[:len(good)-1]},

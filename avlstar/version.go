@@ -34,6 +34,7 @@ type Version struct {
 	chunkBytes uint64
 	epoch      uint32
 	parent     uint32 // epoch of the version from which this one was made
+	sameAs     bool   // it is the same state as its parent
 	upper      uint64 // inner nodes above the chunks, of which there is one more
 	leaves     uint64
 	partial    bool // there may be stubs

@@ -23,8 +23,9 @@ const (
 	MaxClaims    = 1024    // ranges in an answer to MethodRanges
 	MaxWants     = 16_384  // in a request for a witness
 	MaxHeld      = 16_384  // hashes in a request for a witness
-	// MaxUpdateBytes is the greatest length of an encoded update. Nodes may set a lower one.
-	MaxUpdateBytes = 128 << 20
+	// MaxUpdateBytes is the greatest length of an encoded update. It holds that of every block that
+	// CometBFT allows (docs/spec/updates.md). Nodes may set a lower one.
+	MaxUpdateBytes = 256 << 20
 	// MaxPartBytes is the greatest part of an update in one request.
 	MaxPartBytes = MaxBodyBytes - 16<<10
 	// CommitmentBytes is the length of an encoded avlstar.Commitment.

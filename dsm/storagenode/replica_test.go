@@ -106,17 +106,17 @@ func (c *chain) lies(t *testing.T, i int, height int64) map[string][]byte {
 	u.To.Chunks++
 	lies["another number of chunks"] = u.Encode()
 	u = decode()
-	u.Changes = append(u.Changes, avlstar.Change{Key: c.ranges[i].First, Value: []byte("a value that nobody has put")})
-	slices.SortFunc(u.Changes, func(a, b avlstar.Change) int { return bytes.Compare(a.Key, b.Key) })
-	u.Changes = slices.CompactFunc(u.Changes, func(a, b avlstar.Change) bool { return bytes.Equal(a.Key, b.Key) })
+	u.Changes = append(u.Changes, avlstar.UpdateChange{Change: avlstar.Change{Key: c.ranges[i].First, Value: []byte("a value that nobody has put")}})
+	slices.SortFunc(u.Changes, func(a, b avlstar.UpdateChange) int { return bytes.Compare(a.Key, b.Key) })
+	u.Changes = slices.CompactFunc(u.Changes, func(a, b avlstar.UpdateChange) bool { return bytes.Equal(a.Key, b.Key) })
 	lies["a value more"] = u.Encode()
 	u = decode()
-	if at := slices.IndexFunc(u.Changes, func(c avlstar.Change) bool { return c.Value != nil }); at >= 0 {
+	if at := slices.IndexFunc(u.Changes, func(c avlstar.UpdateChange) bool { return c.Value != nil }); at >= 0 {
 		u.Changes = slices.Delete(u.Changes, at, at+1)
 		lies["a change less"] = u.Encode()
 	}
-	if u = decode(); len(u.Heights) > 0 {
-		u.Heights[0].Height++
+	if u = decode(); len(u.Moved) > 0 {
+		u.Moved[0].Height++
 		lies["another height"] = u.Encode()
 	}
 	before, err := c.at(height - 1).Seam(c.ranges[i])

@@ -31,7 +31,7 @@ var (
 type Limits struct {
 	Ahead       int64         // heights from the next one on of which updates wait; default 64
 	Senders     int           // updates that wait of one height, complete or not; default 4
-	UpdateBytes int           // of one update, at most dsm.MaxUpdateBytes; default 32 MiB
+	UpdateBytes int           // of one update, at most dsm.MaxUpdateBytes; default 128 MiB
 	Bytes       int           // of all; default, and at least, Senders × UpdateBytes
 	Patience    time.Duration // in which an update is to be complete, beside Rate; default 10 s
 	Rate        int           // least bytes a second of a sender; default 64 KiB
@@ -39,7 +39,7 @@ type Limits struct {
 }
 
 func (l *Limits) setDefaults() {
-	defaults := Limits{Ahead: 64, Senders: 4, UpdateBytes: 32 << 20, Patience: 10 * time.Second, Rate: 64 << 10, Refused: 1000}
+	defaults := Limits{Ahead: 64, Senders: 4, UpdateBytes: 128 << 20, Patience: 10 * time.Second, Rate: 64 << 10, Refused: 1000}
 	l.Ahead = orDefault(l.Ahead, defaults.Ahead)
 	l.Senders = orDefault(l.Senders, defaults.Senders)
 	l.UpdateBytes = min(orDefault(l.UpdateBytes, defaults.UpdateBytes), dsm.MaxUpdateBytes)
