@@ -50,7 +50,7 @@ With the defaults, a run takes about ten minutes.`,
 	flags.IntVar(&o.Retain, "retain", 12, "r: the depth to which a validator keeps the tree")
 	flags.IntVar(&o.Window, "window", 32, "blocks for which it keeps what changed")
 	flags.IntSliceVar(&o.Shards, "shards", []int{1, 2, 4, 8, 16}, "storage nodes, one row each")
-	flags.IntSliceVar(&o.Depths, "depths", []int{0, 4, 8, 10, 14, 16}, "r of further rows of the sizes")
+	flags.IntSliceVar(&o.Depths, "depths", []int{0, 8, 10, 14, 16}, "r of further rows of the sizes")
 	flags.IntVar(&o.Blocks, "blocks", 60, "blocks of each row that count")
 	flags.StringVar(&phases, "phases", strings.Join(dsmbench.Phases, ","), "what is measured")
 	flags.IntVar(&o.PagedMB, "paged-mb", 64, "MiB of memory of the paged state")

@@ -6,6 +6,6 @@
 //	nodes     a process a shard   this process ──witness, update──► transport/tcp ──► storagenode.Node
 //	join      a process           upper tree and first blocks from these nodes, in an app.App without CometBFT
 //
-// The workload is the paper's: transfers among accounts, of which a tenth take part in nine tenths of
-// the transfers. A second one deletes accounts, too.
+// The workload is the paper's: transfers among accounts, of which a tenth take part in nine tenths
+// of the transfers. A second one deletes accounts, too.
 package dsmbench

@@ -19,8 +19,8 @@ type Options struct {
 	PagedMB int
 	Seed    uint64
 	Dir     string
-	// Quick makes everything so small that it takes seconds: a test of the program. Its figures mean
-	// nothing.
+	// Quick makes everything so small that it takes seconds: a test of the program. Its figures
+	// mean nothing.
 	Quick bool
 }
 

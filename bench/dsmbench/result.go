@@ -20,13 +20,15 @@ type Result struct {
 	WitnessReduction float64 `json:"witness_reduction"` // 1 - BagBytesTx / RawBytesTx
 	ColdReduction    float64 `json:"cold_reduction"`
 
-	MissRate  float64 `json:"miss_rate"`  // of ways in bags up to window blocks old; the highest of all ages
+	// MissRate is of the ways in bags up to Window blocks old; the highest of all ages.
+	MissRate  float64 `json:"miss_rate"`
 	StaleRate float64 `json:"stale_rate"` // of transactions after one block
 
-	WitnessOpsS     float64 `json:"witness_ops_s"`      // keys a second and core, with one shard
-	WitnessCPUMicro float64 `json:"witness_cpu_us"`     // of a key, with one shard
-	WitnessCPURatio float64 `json:"witness_cpu_ratio"`  // of a key, with the most shards to one
-	WitnessServedS  float64 `json:"witness_served_ops"` // keys a second by the clock, with the most shards
+	WitnessOpsS     float64 `json:"witness_ops_s"`     // keys a second and core, with one shard
+	WitnessCPUMicro float64 `json:"witness_cpu_us"`    // of a key, with one shard
+	WitnessCPURatio float64 `json:"witness_cpu_ratio"` // of a key, with the most shards to one
+	// WitnessServedS is keys a second by the clock, with the most shards.
+	WitnessServedS float64 `json:"witness_served_ops"`
 
 	MemoryRatio float64 `json:"memory_ratio"` // of a validator's tree to the full one
 	TreeBytes   uint64  `json:"tree_bytes"`   // of the full one

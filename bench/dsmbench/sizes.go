@@ -78,13 +78,12 @@ type sizer struct {
 }
 
 // measure makes blocks until the trees are in their usual state, and then those that count.
-func (s *sizer) measure(ctx context.Context, deletions bool) (*Sizes, error) {
+func (s *sizer) measure(ctx context.Context, deletions bool, warm int) (*Sizes, error) {
 	s.txs, s.raw, s.cold = 0, 0, 0
 	s.rows, s.ages = make([]DepthRow, len(s.receivers)), nil
 	for _, a := range s.o.ages() {
 		s.ages = append(s.ages, AgeRow{Age: a})
 	}
-	warm := s.o.warmUp()
 	for n := range warm + s.o.Blocks {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -276,12 +275,12 @@ func (r *runner) runSizes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.progress.Begin("bags", "blocks", 2*(r.o.warmUp()+r.o.Blocks))
+	r.progress.Begin("bags", "blocks", r.o.warmUp()+r.o.Window+2*r.o.Blocks)
 	r.progress.Working("transfers")
-	if r.result.Transfers.Sizes, err = s.measure(ctx, false); err != nil {
+	if r.result.Transfers.Sizes, err = s.measure(ctx, false, r.o.warmUp()); err != nil {
 		return err
 	}
 	r.progress.Working("with deletions")
-	r.result.Deletions.Sizes, err = s.measure(ctx, true)
+	r.result.Deletions.Sizes, err = s.measure(ctx, true, r.o.Window)
 	return err
 }
