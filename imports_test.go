@@ -56,7 +56,7 @@ var arrows = map[string]struct {
 	"statuspage":               {nil, "it shows what it is given, and reaches the node through its own interface"},
 	"client":                   {[]string{"tx", "avlstar", "lightclient"}, "a client must not link a node"},
 	"node": {[]string{"app", "avlstar", "storage", "storage/blocks", "storage/sgc", "statesync", "statesync/fastsync",
-		"treestore", "lightblocks", "transport", "transport/tcp", "health", "statuspage", "dsm", "dsm/serve",
+		"treestore", "lightblocks", "transport", "transport/tcp", "health", "statuspage", "dsm", "dsm/ask", "dsm/feed", "dsm/serve", "dsm/source", "dsm/storagenode",
 		"node/buildinfo", "node/comet", "node/config", "node/disk", "node/join"}, "the process wires the parts together"},
 	"node/join": {[]string{"app", "avlstar", "lightblocks", "node/buildinfo", "node/comet", "node/config", "statesync", "statesync/fastsync",
 		"storage", "transport", "transport/tcp"}, "a join reaches the node's state and CometBFT's databases through its own interfaces"},

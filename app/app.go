@@ -90,6 +90,8 @@ type Options struct {
 	// Edges are keys to which every version that Commit hands over has the ways, whatever became of
 	// the leaves beside them: where the state is divided. Retention.Keep should hold these ways.
 	Edges [][]byte
+	// Life ends all waiting for the Source, as Stop does; nil: only Stop does.
+	Life context.Context //nolint:containedctx // it says how long the application lives
 	// WitnessTimeout limits the time that a proposal waits for the Source, times the number of
 	// proposals seen at its height; default DefaultWitnessTimeout.
 	WitnessTimeout time.Duration
@@ -179,7 +181,10 @@ func New(options Options) (*App, error) {
 		options.WitnessTimeout = DefaultWitnessTimeout
 	}
 	a := &App{options: options, logger: options.Logger, queries: make(chan struct{}, maxWaitingQueries)}
-	a.life, a.end = context.WithCancel(context.Background())
+	if options.Life == nil {
+		options.Life = context.Background()
+	}
+	a.life, a.end = context.WithCancel(options.Life)
 	a.published.Store(&published{})
 	height, v, err := options.Store.Load()
 	if err != nil {

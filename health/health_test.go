@@ -47,6 +47,8 @@ func TestOf(t *testing.T) {
 		{"catching up", func(f *Facts) { f.CatchingUp = true }, true, false, "not ready: fetching blocks, 100 is the last"},
 		{"joining", func(f *Facts) { f.Joining, f.Started, f.Height = "12 of 300 chunks", false, 0 }, true, false,
 			"not ready: joining: 12 of 300 chunks; the node has not started yet; there is no block yet"},
+		{"waiting for storage nodes", func(f *Facts) { f.Waiting = "no storage node answers" }, true, false,
+			"not ready: waiting for storage nodes: no storage node answers"},
 		{"failed", func(f *Facts) { f.Failed = errors.New("consensus has ended: x") }, false, false, "not ready: the node is stopping: consensus has ended: x"},
 	} {
 		facts := well()
@@ -61,7 +63,7 @@ func TestOf(t *testing.T) {
 			names = append(names, check.Name)
 			require.NotEmpty(t, check.Detail)
 		}
-		require.Equal(t, []string{NameFailure, NameJoin, NameSync, NameBlocks, NameRound, NameDisk}, names)
+		require.Equal(t, []string{NameFailure, NameJoin, NameSync, NameBlocks, NameRound, NameDisk, NameState}, names)
 	}
 }
 

@@ -27,6 +27,8 @@ type Facts struct {
 	// MaxPending is the time for which a block may be pending before the chain counts as standing.
 	MaxPending time.Duration
 	Disk       *Disk // the fullest disk that the node writes to; nil: unknown
+	// Waiting is what of the storage nodes of a sharded state the node waits for, or empty.
+	Waiting string
 }
 
 // Pending is a block that is not decided yet.
@@ -71,11 +73,12 @@ const (
 	NameBlocks  = "blocks"
 	NameRound   = "round"
 	NameDisk    = "disk"
+	NameState   = "state"
 )
 
 // Of judges the facts.
 func Of(f Facts) Report {
-	r := Report{Live: f.Failed == nil, Height: f.Height, Checks: []Check{failure(f), join(f), sync(f), blocks(f), round(f), disk(f)}}
+	r := Report{Live: f.Failed == nil, Height: f.Height, Checks: []Check{failure(f), join(f), sync(f), blocks(f), round(f), disk(f), state(f)}}
 	r.Ready = true
 	for _, c := range r.Checks {
 		r.Ready = r.Ready && c.OK
@@ -105,6 +108,13 @@ func sync(f Facts) Check {
 		return Check{NameSync, false, fmt.Sprintf("fetching blocks, %d is the last", f.Height)}
 	}
 	return Check{NameSync, true, "follows consensus"}
+}
+
+func state(f Facts) Check {
+	if f.Waiting != "" {
+		return Check{NameState, false, "waiting for storage nodes: " + f.Waiting}
+	}
+	return Check{NameState, true, "waits for no storage node"}
 }
 
 func blocks(f Facts) Check {

@@ -47,6 +47,9 @@ type ApplicationOptions struct {
 	// KeepRestored: a restored state that no block belongs to is kept, for the next join to resume.
 	KeepRestored bool
 
+	// Sharded is used where Config says that storage nodes keep the state.
+	Sharded *ShardedOptions
+
 	// Converting is storage.Options.Converting.
 	Converting func(done, total uint64) error
 
@@ -57,22 +60,32 @@ type ApplicationOptions struct {
 // `starlingd abci`. Its fields do not change.
 type Application struct {
 	*app.App
-	snapshots *statesync.Manager
-	state     *storage.Zone
-	store     *treestore.Store
+	snapshots *statesync.Manager // of a sharded state it has none, and takes none
+	sharded   *sharded           // nil: the state is in this home
 	cache     *sgc.Cache
 	joined    *atomic.Int64 // height of the state that was restored; 0: none
-	target    treestore.Target
-	interval  int64 // of snapshots, as the genesis file says; 0: not known
+	interval  int64         // of snapshots, as the genesis file says; 0: not known
 	metrics   *statesync.Metrics
+
+	// Of a state in this home.
+	state     *storage.Zone
+	store     *treestore.Store
+	target    treestore.Target
 	stopScrub func() // waits until nothing verifies the pages on disk
 }
 
-// NewApplication opens the state zone, rebuilds the tree and connects the parts. Close releases
-// them.
+// NewApplication opens the state zone, rebuilds the tree and connects the parts; or it connects to
+// the storage nodes that keep the state, and takes its upper tree up from them. Close releases the
+// parts.
 func NewApplication(o ApplicationOptions) (*Application, error) {
 	if o.Cache == nil {
 		o.Cache = sgc.New(o.Config.Storage.CacheBytes())
+	}
+	if o.Config.State.Sharded() {
+		return newSharded(o)
+	}
+	if err := config.CheckMode(o.DataDir, config.ModeLocal); err != nil {
+		return nil, err
 	}
 	state, err := openState(o)
 	if err != nil {
@@ -152,16 +165,13 @@ func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
 	if !o.Config.Storage.StateInMemory {
 		store.Cache = o.Cache
 	}
-	newest, err := buildinfo.NewestAppVersion()
+	trees := treestore.New(store)
+	options, err := o.forApp()
 	if err != nil {
 		return nil, err
 	}
-	trees := treestore.New(store)
-	application, err := app.New(app.Options{
-		Logger: o.Logger.With("module", "app"), Store: trees, ChainID: store.ChainID,
-		KeepRecent: o.Config.State.KeepRecent, KeepRecentBytes: uint64(o.Config.State.KeepRecentBytes), RetainBlocks: o.Config.State.RetainBlocks,
-		Version: buildinfo.Read().Starling, NewestVersion: newest, Metrics: appMetrics,
-	})
+	options.Store, options.ChainID, options.Metrics = trees, store.ChainID, appMetrics
+	application, err := app.New(options)
 	if err != nil {
 		return nil, err
 	}
@@ -188,6 +198,17 @@ func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
 	}, nil
 }
 
+// forApp returns what does not depend on who keeps the state.
+func (o ApplicationOptions) forApp() (app.Options, error) {
+	newest, err := buildinfo.NewestAppVersion()
+	c := o.Config.State
+	return app.Options{
+		Logger:     o.Logger.With("module", "app"),
+		KeepRecent: c.KeepRecent, KeepRecentBytes: uint64(c.KeepRecentBytes), RetainBlocks: c.RetainBlocks,
+		Version: buildinfo.Read().Starling, NewestVersion: newest,
+	}, err
+}
+
 // Target is where a join writes the state, and where it resumes.
 func (a *Application) Target() fastsync.Target { return a.target }
 
@@ -205,10 +226,15 @@ func (s joinState) Replace()                     { s.target.Replace() }
 func (s joinState) SnapshotInterval() int64      { return s.interval }
 
 // StopJoining ends a restore, so that no snapshot call waits any longer, and the settling of a
-// state that was joined, so that no Commit waits for it. No snapshot is served afterwards.
+// state that was joined, so that no Commit waits for it; or all waiting for storage nodes. No
+// snapshot is served afterwards.
 func (a *Application) StopJoining() error {
 	err := a.snapshots.Close()
-	a.state.StopSettling()
+	if a.sharded != nil {
+		a.App.Stop()
+	} else {
+		a.state.StopSettling()
+	}
 	return err
 }
 
@@ -216,6 +242,9 @@ func (a *Application) StopJoining() error {
 // that was joined is not settled yet, the blocks since then are executed again at the next start,
 // as after a kill.
 func (a *Application) Close() error {
+	if a.sharded != nil {
+		return errors.Join(a.snapshots.Close(), a.sharded.source.Close())
+	}
 	a.stopScrub()
 	return errors.Join(a.snapshots.Close(), a.state.Close())
 }

@@ -57,6 +57,9 @@ func (n *Node) healthFacts() health.Facts {
 	n.mu.Lock()
 	facts.Failed = n.mu.failure
 	n.mu.Unlock()
+	if s := n.application.sharded; s != nil {
+		facts.Waiting = s.waiting()
+	}
 	n.instance.Read(func(comet *cometnode.Node, syncing bool) {
 		switch {
 		case syncing:

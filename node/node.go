@@ -122,6 +122,10 @@ type Node struct {
 	started atomic.Bool // Start was called
 	ctx     context.Context
 	cancel  context.CancelFunc // ends ctx
+	// life ends all waiting for storage nodes: with ctx, and with the context of New while that
+	// runs.
+	life    context.Context
+	endLife context.CancelFunc
 	// wg has the goroutines that end with ctx; Stop waits for them before anything is closed.
 	wg sync.WaitGroup
 }
@@ -136,6 +140,7 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 	}
 	n := &Node{config: config, log: logger, failed: make(chan error, 1)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.life, n.endLife = context.WithCancel(n.ctx)
 	if err := n.open(ctx, o); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
@@ -143,6 +148,7 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 }
 
 func (n *Node) open(ctx context.Context, o options) error {
+	defer context.AfterFunc(ctx, n.endLife)()
 	validator, err := n.openKeys(ctx)
 	if err != nil {
 		return err
@@ -152,7 +158,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		return err
 	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
-	if err := n.openApplication(ctx, have, onlyValidator, o); err != nil {
+	if err := n.openApplication(ctx, have, validator, o); err != nil {
 		return err
 	}
 	n.serving = newServing(n.config, n.genesis, n.log)
@@ -168,7 +174,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		State: joinState{n.application}, Chain: n.databases, Have: have,
 		Metrics: n.application.metrics, View: &n.joinView, Progress: o.progress, Times: o.joinTimes,
 	}
-	if n.way, err = join.Decide(n.joinOptions); err != nil {
+	if err := n.decide(have); err != nil {
 		return err
 	}
 	if n.config.CometBFT.Instrumentation.Prometheus {
@@ -187,13 +193,16 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if err := n.serve(o.wrapTransport); err != nil {
 		return err
 	}
+	if err := n.serveHeaders(have); err != nil {
+		return err
+	}
 	if n.way != join.None {
 		return nil // CometBFT is made once there is something that it can continue from, see Start
 	}
 	if have.None() && n.config.CometBFT.StateSync.Enable && !onlyValidator {
 		n.instance.StateSync()
 	}
-	if _, _, unfinished := n.application.target.Unfinished(); unfinished && !have.None() {
+	if n.unfinishedRestore() && !have.None() {
 		return config.Invalid(errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it continues"))
 	}
 	return n.instance.Make(ctx)
@@ -273,7 +282,7 @@ func (n *Node) readFailed(err error) {
 
 // openApplication rebuilds the tree. The error is comet.ErrPastHalt if there is nothing to do
 // before halt_height.
-func (n *Node) openApplication(ctx context.Context, have comet.Heights, onlyValidator bool, options options) (err error) {
+func (n *Node) openApplication(ctx context.Context, have comet.Heights, validator cmttypes.PrivValidator, options options) (err error) {
 	halt := n.config.App.HaltHeight
 	if have.State != halt { // else that block may have to be executed again, to become durable
 		if err := comet.CheckHalt(halt, have.State); err != nil {
@@ -283,7 +292,13 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, onlyVali
 	o := ApplicationOptions{
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
 		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
-		KeepRestored: join.Allowed(n.config, onlyValidator), fs: options.faults.state,
+		KeepRestored: join.Allowed(n.config, isOnlyValidator(validator, n.genesis)), fs: options.faults.state,
+	}
+	if n.config.App.State.Sharded() {
+		if err := n.prepareSharded(&o, have, validator); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, n.stopStatus()) }() // the page that says what is waited for
 	}
 	o.Converting = func(done, total uint64) error {
 		if options.converting != nil {
@@ -420,8 +435,16 @@ func (n *Node) fail(err error) {
 
 // unfinished reports whether a join has left something to resume.
 func (n *Node) unfinished() bool {
+	return n.unfinishedRestore() || n.application.Height() > 0
+}
+
+// unfinishedRestore reports whether a restore has given the old state up and not made a new one.
+func (n *Node) unfinishedRestore() bool {
+	if n.application.sharded != nil {
+		return false
+	}
 	_, _, unfinished := n.application.target.Unfinished()
-	return unfinished || n.application.Height() > 0
+	return unfinished
 }
 
 // Stop ends the node, in order: nothing calls the application once its storage is closed. A node

@@ -27,13 +27,21 @@ func (n *Node) serveStatus(ctx context.Context) (err error) {
 	if c.ListenAddress == "" {
 		return nil
 	}
+	if err := n.listenStatus(ctx, statusSource{n}, n.mountStatus); err != nil {
+		return err
+	}
+	n.log.Info("Serving the status page", "address", "http://"+n.status.Addr()+"/")
+	return nil
+}
+
+func (n *Node) listenStatus(ctx context.Context, source statuspage.Source, mount func(*http.ServeMux)) (err error) {
+	c := n.config.App.Status
 	n.status, err = statuspage.Listen(ctx, c.ListenAddress, statuspage.Options{
-		Logger: n.log.With("module", "status"), Source: statusSource{n}, Public: c.Public, Hosts: c.HostNames(), Mount: n.mountStatus,
+		Logger: n.log.With("module", "status"), Source: source, Public: c.Public, Hosts: c.HostNames(), Mount: mount,
 	})
 	if err != nil {
 		return config.AddressError("status.laddr", c.ListenAddress, err)
 	}
-	n.log.Info("Serving the status page", "address", "http://"+n.status.Addr()+"/")
 	return nil
 }
 
@@ -42,10 +50,12 @@ func (n *Node) mountStatus(mux *http.ServeMux) { health.Register(mux, n.Health) 
 
 // stopStatus ends the page, before what it shows is closed.
 func (n *Node) stopStatus() error {
-	if n.status == nil {
+	status := n.status
+	n.status = nil
+	if status == nil {
 		return nil
 	}
-	return n.status.Close()
+	return status.Close()
 }
 
 // statusSource is what the status page shows of a node.
@@ -75,6 +85,10 @@ func (s statusSource) Status() statuspage.Status {
 			Keys: int64(v.Len()), Bytes: v.Root().Bytes, Height: int(v.Root().Height), Chunks: v.NumChunks(),
 			MemoryBytes: memory.NodeBytes + memory.LeafBytes, HeldNodes: memory.Held, HeldBytes: memory.HeldBytes, Versions: memory.Versions,
 		}
+	}
+	if n.application.sharded != nil {
+		status.Sharded = n.application.sharded.status()
+		return status
 	}
 	m := n.application.state.Metrics()
 	status.Flusher = statuspage.Flusher{SafeHeight: m.SafeHeight, LagBlocks: m.LagBlocks, LagBytes: m.LagBytes, LagSeconds: m.LagSeconds}
@@ -124,7 +138,10 @@ func blockTime(blocks *store.BlockStore) (last time.Time, seconds float64) {
 
 // caches are the zones' shares of the cache.
 func (s statusSource) caches() []statuspage.Cache {
-	stats, disk := s.n.cache.Stats(), map[sgc.Zone]uint64{sgc.State: s.n.application.state.Metrics().DiskBytes}
+	stats, disk := s.n.cache.Stats(), map[sgc.Zone]uint64{}
+	if s.n.application.state != nil {
+		disk[sgc.State] = s.n.application.state.Metrics().DiskBytes
+	}
 	if zone := s.n.databases.BlockZone(); zone != nil {
 		disk[sgc.Blocks] = zone.Metrics().DiskBytes
 	}

@@ -25,6 +25,46 @@ type Status struct {
 	Disk      Disk      `json:"disk"`
 	Snapshots []int64   `json:"snapshots"` // heights that other nodes can join from
 	Join      *Join     `json:"join"`      // nil: this process has not joined over the transport
+	Sharded   *Sharded  `json:"sharded"`   // nil: the state is in the node's own home
+}
+
+// Sharded describes the storage nodes that keep the state.
+type Sharded struct {
+	Head    int64        `json:"head"`    // the last block whose changes are for the storage nodes
+	Durable int64        `json:"durable"` // the newest height that enough replicas of each range have on disk
+	Lag     int64        `json:"lag_blocks"`
+	Waiting string       `json:"waiting"` // what the node waits for; empty: nothing
+	Ranges  []ShardRange `json:"ranges"`
+	Liars   []ShardLiar  `json:"liars"` // storage nodes that sent what no honest one sends
+}
+
+// ShardRange is a range of keys and where its replicas stand.
+type ShardRange struct {
+	Range       string      `json:"range"`
+	Durable     int64       `json:"durable"`
+	QueuedBytes uint64      `json:"queued_bytes"` // of updates that are kept for its replicas
+	Nodes       []ShardNode `json:"nodes"`
+}
+
+// ShardNode is a replica of a range.
+type ShardNode struct {
+	ID        string `json:"id"`
+	Address   string `json:"address"`
+	Connected bool   `json:"connected"`
+	Error     string `json:"error"` // why it is not connected
+	State     string `json:"state"` // unheard, in step, lagging
+	Newest    int64  `json:"newest"`
+	Durable   int64  `json:"durable"`
+	LagBlocks int64  `json:"lag_blocks"`
+}
+
+// ShardLiar is a storage node that sent what no honest one sends.
+type ShardLiar struct {
+	ID      string    `json:"id"`
+	Range   string    `json:"range"`
+	Verdict string    `json:"verdict"`
+	Count   int       `json:"count"`
+	Last    time.Time `json:"last"`
 }
 
 // The phases of a node.

@@ -46,6 +46,11 @@ func showInspection(env *cliEnv, r home.Inspection) error {
 	table := tabwriter.NewWriter(env.Out, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(table, name+"\t"+format+"\n", args...) }
 	s := r.State
+	row("mode", "%s", r.Mode)
+	if r.Mode == config.ModeSharded {
+		row("state", "storage nodes keep it")
+		return showBlocks(table, row, r)
+	}
 	row("state", "%s", s.Folder)
 	if s.Height == 0 {
 		row("  height", "there is no state")
@@ -73,6 +78,11 @@ func showInspection(env *cliEnv, r home.Inspection) error {
 	for _, p := range s.Snapshots {
 		row(fmt.Sprintf("  snapshot %d", p.Height), "%s, shared with the state", humanize.IBytes(p.Bytes))
 	}
+	return showBlocks(table, row, r)
+}
+
+// showBlocks ends the table of an inspection.
+func showBlocks(table *tabwriter.Writer, row func(name, format string, args ...any), r home.Inspection) error {
 	if r.Blocks == nil {
 		row("blocks", "there are none")
 		return table.Flush()
@@ -83,6 +93,10 @@ func showInspection(env *cliEnv, r home.Inspection) error {
 	for _, d := range r.Blocks.Databases {
 		row("  "+d.ID, "%s", humanize.IBytes(d.Bytes))
 	}
-	row("to execute", "%s at the next start", counted(r.Lag, "block"))
+	if r.Mode == config.ModeSharded {
+		row("to execute", "the blocks since the newest state that the storage nodes have, at the next start")
+	} else {
+		row("to execute", "%s at the next start", counted(r.Lag, "block"))
+	}
 	return table.Flush()
 }

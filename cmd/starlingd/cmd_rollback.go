@@ -70,6 +70,9 @@ func showRollback(env *cliEnv, plan home.RollbackPlan) {
 	}
 	fmt.Fprintf(env.Out, "rolled back %s to height %d, app hash %s\n", what, plan.Height, plan.AppHash)
 	switch {
+	case plan.Sharded:
+		fmt.Fprintf(env.Out, "the next start takes up the newest state, not above that height, that the storage nodes have, and executes the blocks since then\n")
+		return
 	case plan.Empties():
 		fmt.Fprintf(env.Out, "removed the state of height %d\n", plan.StateBefore)
 	case plan.State < plan.StateBefore:

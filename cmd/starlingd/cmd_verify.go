@@ -54,7 +54,10 @@ the remedy.`,
 }
 
 func showVerification(env *cliEnv, result home.Verification, err error) {
-	if result.State == nil && err == nil {
+	switch {
+	case result.Sharded:
+		fmt.Fprintln(env.Out, "there is no state here: storage nodes keep it, and each checks its own")
+	case result.State == nil && err == nil:
 		fmt.Fprintln(env.Out, "there is no state: the node has not committed a block, or its join was interrupted")
 	}
 	states := result.Snapshots

@@ -72,6 +72,9 @@ func ExportSnapshot(ctx context.Context, conf *config.Config, o ExportOptions) (
 		return result, stopTheNode(err, "export from a node that is stopped")
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
+	if d.sharded {
+		return result, config.Invalid(fmt.Errorf("%w: export from a node with [state] mode = %q", ErrSharded, config.ModeLocal))
+	}
 	if d.state == nil {
 		return result, fmt.Errorf("%w: there is no %q", ErrNoData, config.StateDir(d.dataDir()))
 	}

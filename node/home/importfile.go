@@ -207,6 +207,10 @@ func (i *importer) own() (hash []byte, err error) {
 		return nil, stopTheNode(err, "import into another home")
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
+	if d.sharded || i.config.App.State.Sharded() {
+		return nil, config.Invalid(fmt.Errorf("%w: import into the home of a node with [state] mode = %q, from which storage nodes can fetch their ranges; this one follows the network with `starlingd start`",
+			ErrSharded, config.ModeLocal))
+	}
 	if i.o.StateOnly {
 		return nil, i.refuseState(d.state, false)
 	}

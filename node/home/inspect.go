@@ -14,9 +14,10 @@ import (
 // Inspection is what is on the disk of a node.
 type Inspection struct {
 	Home   string           `json:"home"`
+	Mode   string           `json:"mode"` // of the state: local, sharded
 	State  InspectedState   `json:"state"`
 	Blocks *InspectedBlocks `json:"blocks"` // nil: there are none
-	// Lag is the number of blocks that the next start executes.
+	// Lag is the number of blocks that the next start executes; 0 if that depends on storage nodes.
 	Lag int64 `json:"lag_blocks"`
 }
 
@@ -70,13 +71,16 @@ type InspectedDatabase struct {
 
 // Inspect describes what is on disk. With count it counts the keys, which reads the whole state;
 // progress is called with the keys read and the estimated total.
-func Inspect(ctx context.Context, config *config.Config, count bool, progress func(done, total uint64)) (result Inspection, err error) {
-	d, err := openOffline(config, true)
+func Inspect(ctx context.Context, conf *config.Config, count bool, progress func(done, total uint64)) (result Inspection, err error) {
+	d, err := openOffline(conf, true)
 	if err != nil {
 		return result, err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
-	result.Home = config.Home
+	result.Home, result.Mode = conf.Home, config.ModeLocal
+	if d.sharded {
+		result.Mode = config.ModeSharded
+	}
 	if result.State, err = d.inspectState(ctx, count, progress); err != nil {
 		return result, err
 	}
@@ -86,7 +90,9 @@ func Inspect(ctx context.Context, config *config.Config, count bool, progress fu
 	if result.Blocks, err = d.inspectBlocks(); err != nil {
 		return result, err
 	}
-	result.Lag = max(result.Blocks.Height-result.State.Height, 0)
+	if !d.sharded {
+		result.Lag = max(result.Blocks.Height-result.State.Height, 0)
+	}
 	return result, nil
 }
 

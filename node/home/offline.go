@@ -25,6 +25,8 @@ var (
 	ErrDamaged = storage.ErrCorrupt
 	// ErrNoData: the home has no data to work on.
 	ErrNoData = errors.New("there is no data")
+	// ErrSharded: the state of the home is kept by storage nodes, and the work is on a state.
+	ErrSharded = errors.New("storage nodes keep the state of this home")
 )
 
 // cometDatabases are the IDs of CometBFT's databases.
@@ -33,6 +35,7 @@ var cometDatabases = []string{"blockstore", "state", "evidence", "tx_index"}
 // offline is the data of a stopped node. It is used by one goroutine.
 type offline struct {
 	config    *config.Config
+	sharded   bool              // storage nodes keep the state
 	state     *storage.Zone     // nil: there is none
 	databases *comet.Databases  // nil: there are none
 	blocks    *store.BlockStore // nil: there are none
@@ -53,8 +56,15 @@ func openOffline(conf *config.Config, readOnly bool) (_ *offline, err error) {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	if d.state, err = openStateOffline(d.dataDir(), readOnly); err != nil {
+	mode, _, err := config.ModeOf(d.dataDir())
+	if err != nil {
 		return d, err
+	}
+	d.sharded = mode == config.ModeSharded
+	if !d.sharded {
+		if d.state, err = openStateOffline(d.dataDir(), readOnly); err != nil {
+			return d, err
+		}
 	}
 	if !config.Exists(blocksPath(conf.CometBFT)) {
 		return d, nil

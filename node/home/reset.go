@@ -21,7 +21,8 @@ func Reset(c *cfg.Config) ([]string, error) {
 		return nil, err
 	}
 	var removed []string
-	for _, path := range append(config.CometPaths(c), config.StateDir(dir), config.SnapshotsDir(dir)) {
+	// The mark goes last: until then the home is one that a sharded node mends by itself.
+	for _, path := range append(config.CometPaths(c), config.StateDir(dir), config.SnapshotsDir(dir), config.ModeFile(dir)) {
 		if _, err := os.Lstat(path); err != nil {
 			continue
 		}

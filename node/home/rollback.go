@@ -25,6 +25,9 @@ type RollbackPlan struct {
 	StateBefore  int64 `json:"state_before"` // height of the state on disk
 	State        int64 `json:"state"`        // ... and after it; 0: the state is emptied
 	Replayed     int64 `json:"replayed"`     // blocks that the next start executes again
+	// Sharded: storage nodes keep the state. The next start takes up one that they have, not above
+	// Height, and executes the blocks since then: how many, is not known here.
+	Sharded bool `json:"sharded,omitempty"`
 }
 
 // Empties reports whether the whole state is removed, to be computed again from the first block.
@@ -84,6 +87,10 @@ func (d *offline) planRollback(hard bool) (plan RollbackPlan, err error) {
 	plan = RollbackPlan{Height: height, AppHash: fmt.Sprintf("%X", hash), StateBefore: d.height()}
 	if hard {
 		plan.RemovedBlock, last = last, last-1
+	}
+	if d.sharded {
+		plan.Sharded = true
+		return plan, nil
 	}
 	if plan.State, err = d.heightToRollBackTo(height); err != nil {
 		return plan, err

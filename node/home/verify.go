@@ -31,7 +31,8 @@ type VerifiedState struct {
 
 // Verification is the result of Verify.
 type Verification struct {
-	State     *VerifiedState  `json:"state"` // nil: there is none
+	Sharded   bool            `json:"sharded,omitempty"` // storage nodes keep the state
+	State     *VerifiedState  `json:"state"`             // nil: there is none
 	Snapshots []VerifiedState `json:"snapshots,omitempty"`
 	Blocks    *VerifiedBlocks `json:"blocks,omitempty"` // nil: there is no block zone
 }
@@ -54,7 +55,7 @@ type VerifyOptions struct {
 
 // Verify reads every key of the state on disk, recomputes the root, and compares it with the one
 // that was stored and with the one that the block after it names. Of the block zone it compares all
-// checksums. An error that wraps ErrDamaged names the folder, the file if it is known, and the
+// checksums. Of a home whose state storage nodes keep, it is the block zone alone. An error that wraps ErrDamaged names the folder, the file if it is known, and the
 // remedy, for each thing that is damaged. The result then still contains what was good.
 func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result Verification, err error) {
 	d, err := openOffline(conf, true)
@@ -62,6 +63,10 @@ func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result V
 		return result, err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
+	if d.sharded {
+		result.Sharded = true
+		return result, d.verifyBlocks(ctx, o, &result)
+	}
 	if d.state == nil {
 		return result, fmt.Errorf("%w: there is no %q", ErrNoData, config.StateDir(d.dataDir()))
 	}

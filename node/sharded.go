@@ -1,0 +1,242 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/crypto"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/ask"
+	"github.com/starling-kv/starling/dsm/feed"
+	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/transport"
+)
+
+// ShardedOptions are what an application needs whose state storage nodes keep.
+type ShardedOptions struct {
+	Home   string
+	Dialer transport.Dialer // of the storage nodes
+	// Self is the address of this node's validator; nil: it has none.
+	Self crypto.Address
+	Own  ownBlocks
+	// Opened is called before anything waits for storage nodes; nil: nobody looks.
+	Opened func(*sharded) error
+	// Life ends all waiting for storage nodes.
+	Life context.Context //nolint:containedctx // it says how long what is made lives
+
+	times storeTimes
+}
+
+// sharded is what an application has whose state storage nodes keep, in place of a state zone.
+type sharded struct {
+	source *source.Source
+	store  *shardedStore
+	nodes  *config.StorageNodes
+	self   crypto.Address
+	// of the last call of Validators, by FinalizeBlock alone
+	count, number int // -1, -1 at first: Validators was not called
+}
+
+// openSharded checks the home, and connects to the storage nodes.
+func openSharded(o ApplicationOptions) (*sharded, error) {
+	if o.Sharded == nil || o.Genesis == nil {
+		return nil, config.Invalid(fmt.Errorf("[state] mode = %q is for `starlingd start`: without CometBFT's blocks in the same process, nothing says from where on to execute", config.ModeSharded))
+	}
+	c := o.Config.State
+	if err := checkSharded(o); err != nil {
+		return nil, err
+	}
+	nodes, err := config.LoadStorageNodes(o.Sharded.Home, c.StorageNodes)
+	if err != nil {
+		return nil, err
+	}
+	metrics := source.NopMetrics()
+	if o.Metrics != nil {
+		metrics = source.NewMetrics(o.Metrics)
+	}
+	policy := feed.DefaultPolicy()
+	policy.MinAcks, policy.MaxLagBlocks, policy.MaxLagBytes = c.MinAcks, c.MaxLagBlocks, uint64(c.MaxLagBytes)
+	logger := o.Logger.With("module", "storage-nodes")
+	s, err := source.New(source.Options{
+		Logger: logger, Ranges: nodes.Ranges, Addresses: nodes.Addresses, Dialer: o.Sharded.Dialer,
+		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics, Depth: c.RetainDepth,
+	})
+	if err != nil {
+		return nil, config.Invalid(err)
+	}
+	if err := config.MarkSharded(o.DataDir, o.Genesis.ChainID); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	times := o.Sharded.times
+	if times == (storeTimes{}) {
+		times = defaultStoreTimes()
+	}
+	opened := &sharded{source: s, nodes: nodes, self: o.Sharded.Self}
+	opened.store = &shardedStore{
+		log: logger, source: s, ranges: nodes.Ranges, own: o.Sharded.Own, depth: c.RetainDepth, life: o.Sharded.Life, times: times,
+		name: func(n dsm.Node) string { return nodes.Addresses[n].String() },
+	}
+	opened.validators(genesisAddresses(o.Genesis))
+	if o.Sharded.Opened != nil {
+		if err := o.Sharded.Opened(opened); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	return opened, nil
+}
+
+// checkSharded refuses a home of the other mode or of another chain, and a tree that memory cannot
+// hold.
+func checkSharded(o ApplicationOptions) error {
+	if err := config.CheckMode(o.DataDir, config.ModeSharded); err != nil {
+		return err
+	}
+	if _, chain, err := config.ModeOf(o.DataDir); err != nil {
+		return err
+	} else if chain != "" && chain != o.Genesis.ChainID {
+		return fmt.Errorf("%w: it is of %q, genesis says %q: use another home folder or the genesis file that belongs to it", app.ErrOtherChain, chain, o.Genesis.ChainID)
+	}
+	need := upperTreeBytes(o.Config.State.RetainDepth)
+	total, known := totalMemory()
+	switch {
+	case known && need > total:
+		return config.Invalid(fmt.Errorf("state.retain_depth is %d: so many levels of the tree can take %d MiB, and this machine has %d MiB of memory: set a lower one",
+			o.Config.State.RetainDepth, need>>20, total>>20))
+	case known && need > total/2:
+		o.Logger.Error("state.retain_depth is high: the upper tree alone can take more than half of the memory",
+			"retain_depth", o.Config.State.RetainDepth, "bytes", need, "memory", total)
+	}
+	return nil
+}
+
+// upperTreeBytes returns about what the nodes above a depth take at most: each inner node has its
+// image, links and key.
+func upperTreeBytes(depth int) uint64 { return 100 << depth }
+
+// totalMemory returns the machine's memory; known is false where the system does not say.
+func totalMemory() (bytes uint64, known bool) {
+	raw, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(raw)) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "MemTotal:" && fields[2] == "kB" {
+			kib, err := strconv.ParseUint(fields[1], 10, 54)
+			return kib << 10, err == nil
+		}
+	}
+	return 0, false
+}
+
+// options completes those of the application.
+func (s *sharded) options(o ApplicationOptions, to *app.Options) {
+	c := o.Config.State
+	to.Store, to.Source, to.WitnessTimeout, to.Life = s.store, s.source, c.WitnessTimeout, o.Sharded.Life
+	for i := 1; i < s.nodes.Ranges.Len(); i++ {
+		to.Edges = append(to.Edges, s.nodes.Ranges.Shard(i).Range.First)
+	}
+	budget := o.Config.Storage.MemoryBytes
+	to.Retention = avlstar.Retention{
+		Depth: c.RetainDepth, Window: c.Window, Keep: keepEdges(to.Edges), Least: s.store.unacknowledged,
+		Budget: func() int64 { return budget },
+	}
+}
+
+// keepEdges reports whether a subtree lies on the way to an edge, or to the leaf before it: each
+// update contains these ways. edges ascend.
+func keepEdges(edges [][]byte) func(first, after []byte) bool {
+	return func(first, after []byte) bool {
+		i := sort.Search(len(edges), func(i int) bool { return bytes.Compare(edges[i], first) >= 0 })
+		return i < len(edges) && (after == nil || bytes.Compare(edges[i], after) <= 0)
+	}
+}
+
+// finalizing tells the source who the validators are: those of the last block, in the order of
+// their addresses, so that all of them number each other alike.
+func (s *sharded) finalizing(votes []abci.VoteInfo) {
+	if len(votes) == 0 {
+		return // the first block: those of genesis, which it knows
+	}
+	addresses := make([][]byte, len(votes))
+	for i, v := range votes {
+		addresses[i] = v.Validator.Address
+	}
+	s.validators(addresses)
+}
+
+func (s *sharded) validators(addresses [][]byte) {
+	slices.SortFunc(addresses, bytes.Compare)
+	number := slices.IndexFunc(addresses, func(a []byte) bool { return len(s.self) > 0 && bytes.Equal(a, s.self) })
+	if len(addresses) != s.count || number != s.number {
+		s.count, s.number = len(addresses), number
+		s.source.Validators(len(addresses), number)
+	}
+}
+
+func genesisAddresses(genesis *cmttypes.GenesisDoc) [][]byte {
+	var addresses [][]byte
+	for _, v := range genesis.Validators {
+		addresses = append(addresses, v.PubKey.Address())
+	}
+	return addresses
+}
+
+// ownBlocksOf describes what CometBFT has. Its databases must stay open.
+func ownBlocksOf(databases *comet.Databases, have comet.Heights, genesis *cmttypes.GenesisDoc) (ownBlocks, error) {
+	own := ownBlocks{initial: max(genesis.InitialHeight, 1)}
+	if have.None() {
+		return own, nil
+	}
+	blocks, err := databases.Blocks()
+	if err != nil {
+		return own, err
+	}
+	states, err := databases.States()
+	if err != nil {
+		return own, err
+	}
+	state, err := states.Load()
+	if err != nil {
+		return own, fmt.Errorf("CometBFT's state database: %w", err)
+	}
+	// The state after the last block is not known before its results are stored; CometBFT executes
+	// that block again.
+	own.newest = state.LastBlockHeight
+	switch {
+	case have.Block == 0:
+		own.least = own.newest // after a join: there is no block yet
+	case have.Base <= own.initial:
+		own.least, own.newest = own.initial-1, max(own.newest, own.initial-1)
+	default:
+		own.least = have.Base - 1
+	}
+	own.appHash = func(height int64) (hash avlstar.Hash, err error) {
+		raw := state.AppHash
+		if height != state.LastBlockHeight {
+			meta := blocks.LoadBlockMeta(height + 1)
+			if meta == nil {
+				return hash, fmt.Errorf("block %d, which names the app hash of the state before it, is missing", height+1)
+			}
+			raw = meta.Header.AppHash
+		}
+		if len(raw) != len(hash) {
+			return hash, fmt.Errorf("the app hash of the state after block %d has %d bytes", height, len(raw))
+		}
+		return avlstar.Hash(raw), nil
+	}
+	return own, nil
+}

@@ -1,0 +1,105 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/storagenode"
+)
+
+// takeUp chooses the height at which a start takes up the state that storage nodes keep.
+//
+//	own blocks        first ├──────────────────┤ last              states from before the first to before the last
+//	range 1                        ├──────────────┤
+//	range 2                    ├──────────┤
+//	taken up                              ▲                        the newest that all have
+//
+// A replica that has the genesis state alone claims no height, and waits for the first block. That
+// state is computed here from the genesis file, so it counts as answered by whoever may still have
+// the updates from the first block on.
+type takeUp struct {
+	ranges       *dsm.Ranges
+	name         func(dsm.Node) string // with the address
+	initial      int64                 // height of the first block of the chain
+	least, limit int64                 // heights that this home's blocks lead on from
+	claims       []dsm.Claim
+}
+
+// height returns the height, below initial for the genesis state. Errors: ErrAway if all replicas
+// of a range that have answered are ahead of limit; others say whom the node waits for.
+func (t takeUp) height() (int64, error) {
+	var (
+		ranges []dsm.Range
+		usable []dsm.Claim
+		away   error
+	)
+	genesis := t.initial - 1
+	for i := range t.ranges.Len() {
+		r := t.ranges.Shard(i).Range
+		ranges = append(ranges, r)
+		before, oldest := len(usable), int64(0)
+		for _, c := range t.claims {
+			switch {
+			case !c.Range.Covers(r):
+				continue
+			case c.Newest == 0 && c.Needs > 0 && c.Needs <= t.initial:
+				c.Oldest, c.Newest = genesis, genesis
+			case c.Newest == 0:
+				continue // it fetches its range
+			case c.Oldest <= t.initial:
+				c.Oldest = genesis
+			}
+			if c.Oldest > t.limit {
+				if oldest == 0 || c.Oldest < oldest {
+					oldest = c.Oldest
+				}
+				continue
+			}
+			// NewestProvable knows no height 0.
+			c.Range, c.Oldest, c.Newest = r, c.Oldest-genesis+1, min(c.Newest, t.limit)-genesis+1
+			usable = append(usable, c)
+		}
+		if oldest > 0 && len(usable) == before && away == nil {
+			away = fmt.Errorf("%w: the storage nodes of the keys in %v have the states after blocks from %d on, and this node's blocks lead to that after block %d: "+
+				"join again with `starlingd join ADDRESS --home NEW-HOME`, where ADDRESS is a node of the network", ErrAway, r, oldest, t.limit)
+		}
+	}
+	height, err := storagenode.NewestProvable(ranges, usable)
+	var lacking *storagenode.UnprovableError
+	switch {
+	case away != nil:
+		return 0, away
+	case errors.As(err, &lacking) && len(lacking.Silent) > 0:
+		return 0, t.silent(lacking.Silent)
+	case err != nil:
+		return 0, err
+	}
+	height += genesis - 1
+	if height < t.least {
+		return 0, fmt.Errorf("the newest state that all storage nodes have is that after block %d, and the blocks of this home lead on from that after block %d at the earliest: waiting until other validators have brought them further",
+			height, t.least)
+	}
+	return height, nil
+}
+
+// silent is the error that names ranges of which no storage node has anything, and these nodes.
+func (t takeUp) silent(ranges []dsm.Range) error {
+	const most = 4
+	var parts []string
+	for i, r := range ranges {
+		if i == most {
+			parts = append(parts, fmt.Sprintf("and %d more ranges", len(ranges)-most))
+			break
+		}
+		var nodes []string
+		if k, ok := t.ranges.Find(r); ok {
+			for _, n := range t.ranges.Shard(k).Replicas {
+				nodes = append(nodes, t.name(n))
+			}
+		}
+		parts = append(parts, fmt.Sprintf("%v (%s)", r, strings.Join(nodes, ", ")))
+	}
+	return fmt.Errorf("no storage node answers for the keys in %s", strings.Join(parts, ", "))
+}

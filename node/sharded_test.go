@@ -1,0 +1,140 @@
+package node
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/node/shard"
+)
+
+// shardedNetwork is a validator in sharded mode, and its storage nodes.
+type shardedNetwork struct {
+	t         *testing.T
+	validator string // home
+	id        string // of the validator's node
+	transport string // its address
+	storage   []string
+	nodes     []*shard.Node // nil: it does not run
+}
+
+// newShardedNetwork makes the homes. The keys are divided at edges; keeps says which storage nodes
+// have which range.
+func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetwork {
+	t.Helper()
+	w := &shardedNetwork{t: t}
+	of := 0
+	for _, replicas := range keeps {
+		for _, n := range replicas {
+			of = max(of, n+1)
+		}
+	}
+	ports := nodetest.FreePorts(t, of+1)
+	w.transport = fmt.Sprint("127.0.0.1:", ports[of])
+	var made home.InitResult
+	w.validator, made = nodetest.Home(t, func(o *home.InitOptions) {
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			a.Transport.ListenAddress = w.transport
+			a.State.Mode, a.State.RetainDepth, a.State.Window = config.ModeSharded, 3, 8
+			a.Status.ListenAddress = fmt.Sprint("127.0.0.1:", nodetest.FreePorts(t, 1)[0])
+		}
+	})
+	w.id = made.NodeID
+	var names []string
+	for i := range of {
+		dir, made := nodetest.Home(t, func(o *home.InitOptions) {
+			o.GenesisFile, o.NoValidator = w.genesis(), true
+			edit := o.Edit
+			o.Edit = func(c *cfg.Config, a *config.App) {
+				edit(c, a)
+				a.Transport.ListenAddress = fmt.Sprint("127.0.0.1:", ports[i])
+				a.Join.Peers = fmt.Sprintf("%s@%s", w.id, w.transport)
+			}
+		})
+		w.storage, names, w.nodes = append(w.storage, dir), append(names, fmt.Sprintf("%s@127.0.0.1:%d", made.NodeID, ports[i])), append(w.nodes, nil)
+	}
+	var text strings.Builder
+	for i, first := range append([]string{""}, edges...) {
+		var replicas []string
+		for _, n := range keeps[i] {
+			replicas = append(replicas, fmt.Sprintf("%q", names[n]))
+		}
+		fmt.Fprintf(&text, "[[range]]\nfirst = %q\nnodes = [%s]\n", first, strings.Join(replicas, ", "))
+	}
+	for _, dir := range append(w.storage[:len(w.storage):len(w.storage)], w.validator) {
+		nodetest.WriteFile(t, filepath.Join(dir, config.DefaultStorageNodesFile), text.String())
+	}
+	t.Cleanup(func() {
+		for i := range w.nodes {
+			w.stop(i)
+		}
+	})
+	return w
+}
+
+func (w *shardedNetwork) genesis() string { return filepath.Join(w.validator, "config", "genesis.json") }
+
+func (w *shardedNetwork) start(i int) {
+	w.t.Helper()
+	n, err := shard.New(w.t.Context(), shard.Options{Config: nodetest.Load(w.t, w.storage[i]), Logger: log.NewNopLogger()})
+	require.NoError(w.t, err)
+	n.Start()
+	w.nodes[i] = n
+}
+
+func (w *shardedNetwork) stop(i int) {
+	w.t.Helper()
+	if n := w.nodes[i]; n != nil {
+		w.nodes[i] = nil
+		require.NoError(w.t, n.Stop())
+	}
+}
+
+// A validator in sharded mode makes blocks on what storage nodes send it and answers queries. A
+// node in local mode has the same app hashes.
+func TestShardedValidator(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	w := newShardedNetwork(t, []string{"key-10", "key-20"}, [][]int{{0}, {0, 1}, {1}})
+	w.start(0)
+	w.start(1)
+	n := start(t, w.validator, log.NewNopLogger())
+	client := nodetest.RPC(t, w.validator)
+	for i := range 30 {
+		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), fmt.Sprint("value ", i))
+	}
+	requireState := func() {
+		t.Helper()
+		for i := range 30 {
+			require.Equal(t, fmt.Sprint("value ", i), nodetest.Get(t, client, fmt.Sprintf("key-%02d", i)))
+		}
+		nodetest.SameHashes(t, n.Application(), n.Comet)
+	}
+	requireState()
+	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().sharded.store.Durable() > 10 })
+	require.True(t, n.Health().Ready, n.Health().Line(false))
+
+	// A node in local mode executes the same blocks.
+	full, _ := nodetest.Home(t, func(o *home.InitOptions) {
+		o.GenesisFile = w.genesis()
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", w.id, nodetest.Load(t, w.validator).CometBFT.P2P.ListenAddress[len("tcp://"):])
+		}
+	})
+	local := start(t, full, log.NewNopLogger())
+	height := n.Application().Height()
+	nodetest.Until(t, "the node in local mode follows", func() bool { return local.Application().Height() > height })
+	nodetest.SameHashes(t, local.Application(), local.Comet)
+	require.NoError(t, local.Stop())
+}
