@@ -82,7 +82,9 @@ func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetw
 	return w
 }
 
-func (w *shardedNetwork) genesis() string { return filepath.Join(w.validator, "config", "genesis.json") }
+func (w *shardedNetwork) genesis() string {
+	return filepath.Join(w.validator, "config", "genesis.json")
+}
 
 func (w *shardedNetwork) start(i int) {
 	w.t.Helper()
