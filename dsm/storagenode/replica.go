@@ -170,6 +170,9 @@ func (r *Replica) advance() (more bool, err error) {
 	}
 	base := r.newest()
 	r.mu.Unlock()
+	if err := r.compare(base); err != nil {
+		return false, r.fail(err)
+	}
 	hash, proved := r.o.Headers.AppHash(base.height + 1)
 	if !proved {
 		return false, nil
@@ -195,6 +198,16 @@ func (r *Replica) advance() (more bool, err error) {
 		r.publish(v)
 		return true, nil
 	}
+}
+
+// compare compares a version with its header, where that is known. A state of another chain would
+// make each honest update a false one.
+func (r *Replica) compare(v version) error {
+	hash, proved := r.o.Headers.AppHash(v.height)
+	if got := v.partial.AppHash(); proved && hash != got {
+		return fmt.Errorf("storagenode: %w: the state of height %d has app hash %s, the header has %s; %s", ErrOther, v.height, got, hash, remedy)
+	}
+	return nil
 }
 
 // newest returns the newest version, which stays in use while the caller holds mu or advancing.

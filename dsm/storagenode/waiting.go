@@ -23,8 +23,8 @@ var (
 	ErrRefusedSender = errors.New("the sender is refused")
 	// ErrFalse: the update does not lead to the state that a header proves.
 	ErrFalse = errors.New("the update is false")
-	// ErrSlow: an update was begun and not completed in time.
-	ErrSlow = errors.New("the update was not completed in time")
+	// ErrSlow: an update was begun and came on too slowly.
+	ErrSlow = errors.New("the update did not come on in time")
 )
 
 // Limits bound what waits. The zero value of a field is its default.
@@ -33,8 +33,8 @@ type Limits struct {
 	Senders     int           // updates that wait of one height, complete or not; default 4
 	UpdateBytes int           // of one update, at most dsm.MaxUpdateBytes; default 128 MiB
 	Bytes       int           // of all; default, and at least, Senders × UpdateBytes
-	Patience    time.Duration // in which an update is to be complete, beside Rate; default 10 s
-	Rate        int           // least bytes a second of a sender; default 64 KiB
+	Patience    time.Duration // that a sender may be behind Rate; default 10 s
+	Rate        int           // least bytes a second of a sender, of what has arrived; default 64 KiB
 	Refused     int64         // heights for which a liar is refused; default 1000
 }
 
@@ -77,7 +77,7 @@ type waiting struct {
 	slow    []late    // since the last takeSlow
 }
 
-// late is an update that was not completed in time.
+// late is an update that came on too slowly.
 type late struct {
 	sender transport.ID
 	height int64
@@ -98,7 +98,7 @@ type begun struct {
 	sender transport.ID
 	parts  dsm.Assembly
 	have   uint32
-	due    time.Time // until when it is to be complete
+	due    time.Time // until when more of it is to come
 }
 
 type refusal struct {
@@ -137,8 +137,7 @@ func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (hav
 		if err := w.placeFor(p.Height); err != nil {
 			return 0, err
 		}
-		seconds := time.Duration(p.Total) * time.Second / time.Duration(w.limits.Rate)
-		b = &begun{height: p.Height, sum: p.Sum, sender: sender, due: now.Add(w.limits.Patience + seconds)}
+		b = &begun{height: p.Height, sum: p.Sum, sender: sender, due: now.Add(w.limits.Patience)}
 		w.begun = append(w.begun, b)
 	case len(p.Part) == 0 && b.sum == p.Sum:
 		return b.have, nil
@@ -157,9 +156,15 @@ func (w *waiting) addTo(b *begun, p dsm.UpdatePart) (have uint32, err error) {
 	have, update, err := b.parts.Add(p)
 	if err == nil {
 		w.bytes += int(have - b.have)
+		// What has arrived gains time, and what was announced does not.
+		b.due = b.due.Add(time.Duration(have-b.have) * time.Second / time.Duration(w.limits.Rate))
 		b.have = have
 	}
 	switch {
+	case errors.Is(err, dsm.ErrOtherUpdate): // or it could begin anew, again and again
+		w.dropBegun(b)
+		w.refuse(b.sender, w.next+1)
+		return 0, err
 	case err != nil:
 		w.dropBegun(b)
 		return 0, err
@@ -281,7 +286,7 @@ func (w *waiting) refuse(sender transport.ID, until int64) {
 	}
 }
 
-// expire drops what was not completed in time. Its sender is refused until the next height comes,
+// expire drops what comes on too slowly. Its sender is refused until the next height comes,
 // so that another one takes its place.
 func (w *waiting) expire(now time.Time) {
 	for _, b := range slices.Clone(w.begun) {
