@@ -22,11 +22,12 @@ func newStorageCmd(env *cliEnv) *cobra.Command {
 		Long: `In a network whose state is sharded, storage nodes keep ranges of keys, and validators
 with [state] mode = "sharded" ask them for what they need.`,
 		Example: `  starlingd storage init --genesis genesis.json --peers ID@HOST:26666 --home ~/.starling-storage
+  starlingd storage ranges --at g,p --nodes ID@HOST:26666 --write --home ~/.starling-storage
   starlingd storage start --home ~/.starling-storage`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newStorageInitCmd(env), newStorageStartCmd(env))
+	cmd.AddCommand(newStorageInitCmd(env), newStorageStartCmd(env), newStorageRangesCmd(env))
 	return cmd
 }
 

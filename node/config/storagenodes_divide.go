@@ -1,0 +1,67 @@
+package config
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// DivideStorageNodes returns the text of a file of ranges, which LoadStorageNodes reads: ranges that
+// begin with "" and with each of edges, ascending, of which range i is kept by replicas of the
+// nodes (ID@host:port), from number i on. The error matches ErrInvalid.
+func DivideStorageNodes(edges [][]byte, nodes []string, replicas int) ([]byte, error) {
+	if len(nodes) == 0 {
+		return nil, Invalid(errors.New("no storage node is named"))
+	}
+	if replicas < 1 || replicas > len(nodes) {
+		return nil, Invalid(fmt.Errorf("%d replicas of each range, of %d storage nodes", replicas, len(nodes)))
+	}
+	var b bytes.Buffer
+	b.WriteString("# Which storage nodes keep which keys; the same in the home of every node. Each range ends where the next begins.\n")
+	for i, first := range append([][]byte{nil}, edges...) {
+		var of []string
+		for k := range replicas {
+			of = append(of, fmt.Sprintf("%q", nodes[(i+k)%len(nodes)]))
+		}
+		fmt.Fprintf(&b, "\n[[range]]\nfirst = %s\nnodes = [%s]\n", formatFirst(first), strings.Join(of, ", "))
+	}
+	if _, err := ParseStorageNodes(b.Bytes()); err != nil {
+		return nil, Invalid(err)
+	}
+	return b.Bytes(), nil
+}
+
+// formatFirst writes a key as parseFirst reads it: as text if it is printable, else as hex.
+func formatFirst(key []byte) string {
+	printable := !bytes.HasPrefix(key, []byte("0x"))
+	for _, c := range key {
+		printable = printable && c >= ' ' && c <= '~' && c != '"' && c != '\\'
+	}
+	if printable {
+		return `"` + string(key) + `"`
+	}
+	return `"0x` + hex.EncodeToString(key) + `"`
+}
+
+// EvenEdges returns the keys at which printable text is divided into n ranges of the same width: by
+// the first two characters.
+func EvenEdges(n int) (edges [][]byte) {
+	const first, characters = ' ', '~' - ' ' + 1
+	for i := 1; i < n; i++ {
+		at := i * characters * characters / n
+		edge := []byte{byte(first + at/characters)}
+		if low := at % characters; low > 0 {
+			edge = append(edge, byte(first+low))
+		}
+		edges = append(edges, edge)
+	}
+	return edges
+}
+
+// MaxEvenRanges is the greatest argument of EvenEdges for which no two edges are the same.
+const MaxEvenRanges = 4096
+
+// ParseKey reads a key as the file of ranges has it: text, or hex after 0x.
+func ParseKey(s string) ([]byte, error) { return parseFirst(&s) }
