@@ -24,7 +24,7 @@ import (
 // What runs is chosen by variables; `make e2e-network`, `make e2e-docker` and `make e2e-random` set
 // them.
 const (
-	// names of e2e/networks/*.toml, comma-separated; default: ci,byzantine
+	// names of e2e/networks/*.toml, comma-separated; default: ci,byzantine,sharded
 	networksVariable = "STARLING_E2E_NETWORKS"
 	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: see providerOf
 	seedsVariable    = "STARLING_E2E_SEEDS"    // so many generated networks, instead of named ones
@@ -91,7 +91,7 @@ func chosen() (manifests []*manifest.Manifest, _ error) {
 		}
 		return manifests, nil
 	}
-	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine"), ",") {
+	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine,sharded"), ",") {
 		m, err := manifest.Read(filepath.Join("networks", name+".toml"))
 		if err != nil {
 			return nil, err
@@ -208,7 +208,7 @@ func (w *world) end() {
 // honest are the nodes of which something is expected, those of genesis first.
 func (w *world) honest() (nodes []*testnet.Node) {
 	for _, node := range w.network.Nodes() {
-		if !node.Lies() {
+		if !node.Lies() && !node.Stores() {
 			nodes = append(nodes, node)
 		}
 	}

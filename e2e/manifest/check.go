@@ -18,6 +18,7 @@ func (m *Manifest) Check() error {
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	// of all validators, and of those that cannot be counted on: they lie, or start late
 	var power, absent int64
+	storage := 0
 	for _, name := range m.Names() {
 		n := m.Nodes[name]
 		if !namePattern.MatchString(name) {
@@ -36,8 +37,16 @@ func (m *Manifest) Check() error {
 			if n.Power != 0 {
 				wrong("node %s: only a validator has power", name)
 			}
+		case Storage:
+			storage++
+			if n.Power != 0 || n.StartAt != 0 || n.Lie != "" || n.Paged || n.Sharded || n.Version != "" {
+				wrong("node %s: a storage node is there from the beginning, and has no other settings", name)
+			}
 		default:
-			wrong("node %s: mode %q is neither %s nor %s", name, n.Mode, Validator, Full)
+			wrong("node %s: mode %q is none of %s, %s, %s", name, n.Mode, Validator, Full, Storage)
+		}
+		if n.Sharded && (m.Shards == 0 || n.Paged || n.Lie != "" || n.Version != "" || n.Join == InBand || n.Join == Blocks) {
+			wrong("node %s: sharded needs storage nodes, and has no state to page, to lie about, to convert or to get otherwise", name)
 		}
 		switch {
 		case n.StartAt < 0:
@@ -53,6 +62,9 @@ func (m *Manifest) Check() error {
 		if n.SendRate < 0 {
 			wrong("node %s: send_rate %d is below 0", name, n.SendRate)
 		}
+	}
+	if m.Shards < 0 || m.Shards > storage || m.Shards == 0 && storage > 0 {
+		wrong("shards is %d and there are %d storage nodes: each range needs one, and each of them a range", m.Shards, storage)
 	}
 	switch {
 	case power == 0:

@@ -31,6 +31,8 @@ type Manifest struct {
 	SnapshotInterval int64    `toml:"snapshot_interval"` // blocks
 	BlockPause       Duration `toml:"block_pause"`       // timeout_commit
 	Limit            Duration `toml:"limit"`             // of the whole run
+	// the ranges into which storage nodes divide the state, which take turns; 0: there are none
+	Shards int `toml:"shards"`
 
 	Load  Load            `toml:"load"`
 	Link  Link            `toml:"link"` // of all nodes to each other
@@ -61,6 +63,8 @@ type Mode string
 const (
 	Validator Mode = "validator"
 	Full      Mode = "full"
+	// it keeps a range of the state, and nothing of the chain
+	Storage Mode = "storage"
 )
 
 // Join is how a node that starts late gets the state.
@@ -84,6 +88,7 @@ type Node struct {
 	// a mode of e2e/byzantine: then it is one of the Byzantine nodes, of which nothing is expected
 	Lie      string `toml:"lie"`
 	Paged    bool   `toml:"paged"`     // state_in_memory = false
+	Sharded  bool   `toml:"sharded"`   // state.mode = "sharded": it needs storage nodes
 	SendRate int64  `toml:"send_rate"` // bytes a second that its transport sends, 0: no limit
 	// Version is what the node's first program is built from: a name in testnet's table, a tag or a
 	// commit of this repository; empty: the present one. The step "upgrade" gives the node the

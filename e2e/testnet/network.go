@@ -65,12 +65,12 @@ func (n *Network) Node(name string) *Node {
 	return n.nodes[i]
 }
 
-// Running are the honest nodes that were started, in the order in which they start. While a step
-// has one down it is not among them.
+// Running are the honest nodes that were started and follow the chain, in the order in which they
+// start. While a step has one down it is not among them.
 func (n *Network) Running() []*Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(n.nodes), func(node *Node) bool { return node.Lies() || !n.started[node] })
+	return slices.DeleteFunc(slices.Clone(n.nodes), func(node *Node) bool { return node.Lies() || node.Stores() || !n.started[node] })
 }
 
 // Start starts the nodes of genesis, and waits until the honest ones make blocks.
@@ -142,8 +142,12 @@ func (n *Network) Follow(ctx context.Context) error {
 	return n.follow(ctx, n.Running())
 }
 
-// follow waits likewise for some nodes, but not for those that lie.
+// follow waits likewise for some nodes, but not for those that lie. Where a storage node is among
+// them it waits for all: it shows by what the others do.
 func (n *Network) follow(ctx context.Context, nodes []*Node) error {
+	if slices.ContainsFunc(nodes, (*Node).Stores) {
+		nodes = n.Running()
+	}
 	best, _ := n.Best(ctx)
 	return each(nodes, func(node *Node) error {
 		if node.Lies() {

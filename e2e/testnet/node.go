@@ -24,15 +24,23 @@ type Node struct {
 	PeerRPC string       // URL of its RPC server as other nodes reach it
 
 	seed uint64 // of its lies
+	// ranges are the storage nodes of each range, for the home of who asks them or is one; nil: not
+	ranges [][]*Node
 }
 
 // Lies reports whether it is one of the Byzantine nodes.
 func (n *Node) Lies() bool { return n.Lie != "" }
 
+// Stores reports whether it is a storage node, which has no blocks and answers no clients.
+func (n *Node) Stores() bool { return n.Mode == manifest.Storage }
+
 // Args are the program's arguments, for a home that the program sees at the path given.
 func (n *Node) Args(home string) []string {
-	if n.Lies() {
+	switch {
+	case n.Lies():
 		return []string{"--home", home, "--lie", n.Lie, "--seed", fmt.Sprint(n.seed)}
+	case n.Stores():
+		return []string{"storage", "start", "--home", home}
 	}
 	return []string{"start", "--home", home}
 }
@@ -45,11 +53,18 @@ func (n *Node) ServeAt(listen runner.Listen, held *ports.Ports, peerRPC string) 
 	return n.Home.Serve(listen, held)
 }
 
-// SetPeers names the peers that the node dials, each at an address of the relay.
+// SetPeers names the peers that the node dials, each at an address of the relay, and the storage
+// nodes with what they keep.
 func (n *Node) SetPeers(at map[*Node]string) error {
 	names := make([]string, 0, len(n.Peers))
 	for _, peer := range n.Peers {
+		if peer.Stores() {
+			continue
+		}
 		names = append(names, peer.Home.PeerAt(at[peer]))
+	}
+	if err := n.writeRanges(at); err != nil {
+		return err
 	}
 	return n.Home.Configure(func(c *cfg.Config) { c.P2P.PersistentPeers = strings.Join(names, ",") })
 }

@@ -79,9 +79,12 @@ func (n *Network) order() {
 	slices.SortStableFunc(n.nodes, func(a, b *Node) int {
 		return cmp.Or(cmp.Compare(a.StartAt, b.StartAt), cmp.Compare(rank(a), rank(b)))
 	})
+	storage, ranges := n.storageNodes()
 	var validators, genesis []*Node // that are there from the beginning
 	for _, node := range n.nodes {
 		switch {
+		case node.Stores():
+			continue // see below
 		case node.StartAt > 0:
 			node.Peers = slices.Clone(genesis)
 		case node.Mode == manifest.Validator:
@@ -92,15 +95,25 @@ func (n *Network) order() {
 			node.Peers = slices.Clone(validators)
 			genesis = append(genesis, node)
 		}
+		if node.Sharded {
+			node.Peers = append(node.Peers, storage...)
+			node.ranges = ranges
+		}
+	}
+	for _, node := range storage { // they need headers, and each other where one has lost its range
+		node.ranges = ranges
+		node.Peers = slices.Clone(validators)
+		for _, other := range storage {
+			if other != node {
+				node.Peers = append(node.Peers, other)
+			}
+		}
 	}
 }
 
-// rank puts validators before others.
+// rank puts storage nodes before validators, and these before others.
 func rank(n *Node) int {
-	if n.Mode == manifest.Validator {
-		return 0
-	}
-	return 1
+	return slices.Index([]manifest.Mode{manifest.Storage, manifest.Validator, manifest.Full}, n.Mode)
 }
 
 // choosePrograms says what each node runs first, and builds old versions.
@@ -190,6 +203,12 @@ func environment(n *Node) []string {
 		fmt.Sprintf("STARLINGD_TRANSPORT_MAX_PEERS_PER_HOST=%d", manyPeers),
 		fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", n.SendRate),
 		fmt.Sprintf("STARLINGD_JOIN_FAST=%t", n.Join != manifest.InBand),
+	}
+	if n.Sharded {
+		env = append(env, "STARLINGD_STATE_MODE=sharded", "STARLINGD_STATE_RETAIN_DEPTH=4", "STARLINGD_STATE_WINDOW=16")
+	}
+	if n.Stores() { // short, so that runs come to stored states
+		env = append(env, "STARLINGD_STORAGE_NODE_INTERVAL=40", "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32", "STARLINGD_STORAGE_NODE_KEEP=2")
 	}
 	if n.Paged {
 		env = append(env, "STARLINGD_STORAGE_STATE_IN_MEMORY=false", "STARLINGD_STORAGE_MEMORY_BYTES=16777216")
