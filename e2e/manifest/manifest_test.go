@@ -25,7 +25,7 @@ func TestNetworksAreValid(t *testing.T) {
 			require.NoError(t, err, "%s: %s", path, liarName)
 		}
 	}
-	require.Equal(t, []string{"byzantine", "churn", "ci", "large", "long", "wan"}, names)
+	require.Equal(t, []string{"byzantine", "churn", "ci", "large", "long", "sharded", "wan"}, names)
 }
 
 func TestGenerate(t *testing.T) {
