@@ -93,9 +93,10 @@ e2e-network: ## one network of e2e/networks: NETWORK=wan PROVIDER=docker (ci, pr
 e2e-random: ## SEEDS (20) generated networks with perturbations, one after another, from seed FIRST (1) on
 	STARLING_E2E_PROVIDER=$(PROVIDER) STARLING_E2E_SEEDS=$(SEEDS) STARLING_E2E_FIRST=$(FIRST) $(GO) test -count=1 -v -timeout 240m -run '^TestNetworks$$' ./e2e
 
-torture: ## kill a validator KILLS times (50) while clients write, then again with a state that is not all in memory (`make e2e`: a few times)
+torture: ## kill a validator KILLS times (50) while clients write, then again with a state that is not all in memory, then storage nodes and sharded validators (`make e2e`: a few times)
 	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
 	STARLING_TORTURE_KILLS=$(KILLS) STARLING_TORTURE_PAGED=true $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
+	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTortureSharded$$' ./e2e
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
 	$(TOOLS)/golangci-lint-$(GOLANGCI) run ./...

@@ -530,23 +530,31 @@ func (n *torture) compareKeys(c *client.Client) {
 	n.Helper()
 	written, _ := n.load.reached()
 	await(n.T, n.ctx, n.victim, written)
+	n.load.compare(n.ctx, n.T, c, written)
+}
+
+// compare reads all keys from one state, with proofs, that is not below a height, and holds them to
+// what the clients know.
+func (l *load) compare(ctx context.Context, t *testing.T, c *client.Client, written int64) (keys int) {
+	t.Helper()
 	state, height := map[string][]byte{}, int64(0)
 	for start := []byte(torturePrefix); start != nil; {
 		var options []client.ReadOption
 		if height > 0 {
 			options = append(options, client.AtHeight(height))
 		}
-		page, err := c.Range(n.ctx, start, client.PrefixEnd([]byte(torturePrefix)), options...)
-		require.NoError(n, err)
-		require.True(n, page.Verified)
+		page, err := c.Range(ctx, start, client.PrefixEnd([]byte(torturePrefix)), options...)
+		require.NoError(t, err)
+		require.True(t, page.Verified)
 		for _, entry := range page.Entries {
 			state[string(entry.Key)] = bytes.Clone(entry.Value)
 		}
 		start, height = page.Next, page.Height
 	}
-	require.GreaterOrEqual(n, height, written)
-	require.NotEmpty(n, state)
-	require.NoError(n, n.load.check(height, state))
+	require.GreaterOrEqual(t, height, written)
+	require.NotEmpty(t, state)
+	require.NoError(t, l.check(height, state))
+	return len(state)
 }
 
 // finish rolls the victim back, as an operator may, ends the load, and compares once more when

@@ -7,11 +7,12 @@ import (
 	"strconv"
 
 	"github.com/starling-kv/starling/e2e/relay/link"
+	"github.com/starling-kv/starling/e2e/runner"
 )
 
 // transportOffset is what lies between a node's p2p port and that of its transport, and so between
 // the two listeners of a link.
-const transportOffset = 10
+const transportOffset = runner.TransportOffset
 
 // planLinks plans the relay: for each node and each peer that it dials two listeners, for p2p and
 // for the transport. listen gives the p2p listener of link k as host and port, and the transport

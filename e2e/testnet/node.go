@@ -63,7 +63,7 @@ func (n *Node) SetPeers(at map[*Node]string) error {
 		}
 		names = append(names, peer.Home.PeerAt(at[peer]))
 	}
-	if err := n.writeRanges(at); err != nil {
+	if err := n.setRanges(at); err != nil {
 		return err
 	}
 	return n.Home.Configure(func(c *cfg.Config) { c.P2P.PersistentPeers = strings.Join(names, ",") })

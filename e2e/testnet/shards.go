@@ -2,13 +2,8 @@ package testnet
 
 import (
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 
-	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/e2e/runner"
 )
 
 // storageNodes are the storage nodes, and those of each range: they take turns.
@@ -36,39 +31,25 @@ func firstKey(i, count int) string {
 	return fmt.Sprintf("%sinitial/%02x", Prefix, i*256/count)
 }
 
-// writeRanges writes into the home which storage nodes keep which keys.
-func (n *Node) writeRanges(at map[*Node]string) error {
+// setRanges writes into the home which storage nodes keep which keys, each where the node reaches
+// it.
+func (n *Node) setRanges(at map[*Node]string) error {
 	if n.ranges == nil {
 		return nil
 	}
-	var file strings.Builder
+	ranges := make([]runner.Range, len(n.ranges))
 	for i, nodes := range n.ranges {
-		var names []string
+		ranges[i].First = firstKey(i, len(ranges))
 		for _, node := range nodes {
-			name, err := node.transport(at)
+			name, err := node.Home.Transport() // of itself, which it does not dial
+			if p2p, ok := at[node]; ok {
+				name, err = node.Home.TransportAt(p2p)
+			}
 			if err != nil {
 				return err
 			}
-			names = append(names, strconv.Quote(name))
+			ranges[i].Nodes = append(ranges[i].Nodes, name)
 		}
-		fmt.Fprintf(&file, "[[range]]\nfirst = %q\nnodes = [%s]\n\n", firstKey(i, len(n.ranges)), strings.Join(names, ", "))
 	}
-	return os.WriteFile(filepath.Join(n.Home.Dir, config.DefaultStorageNodesFile), []byte(file.String()), 0o644)
-}
-
-// transport is how a node that has these addresses of others names the transport of n.
-func (n *Node) transport(at map[*Node]string) (string, error) {
-	p2p, ok := at[n]
-	if !ok { // it is the node itself, which does not dial it
-		_, p2p, _ = strings.Cut(n.Home.Peer(), "@")
-	}
-	host, port, err := net.SplitHostPort(p2p)
-	if err != nil {
-		return "", err
-	}
-	number, err := strconv.Atoi(port)
-	if err != nil {
-		return "", err
-	}
-	return n.Home.ID() + "@" + hostPort(host, number+transportOffset), nil
+	return n.Home.SetRanges(ranges)
 }

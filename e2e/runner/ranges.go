@@ -1,0 +1,66 @@
+package runner
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// TransportOffset is what lies between a node's p2p port and that of its transport.
+const TransportOffset = 10
+
+// Range is keys of a sharded state: those from First up to the next range's.
+type Range struct {
+	First string
+	Nodes []string // the storage nodes that keep it, as ID@host:port of their transports
+}
+
+// Transport is how other nodes name the transport of this one: ID@host:port.
+func (h *Home) Transport() (string, error) { return h.TransportAt(h.ports.Address(PortP2P)) }
+
+// TransportAt is how they name it where they reach its p2p at another address, host:port.
+func (h *Home) TransportAt(p2p string) (string, error) {
+	host, port, err := net.SplitHostPort(p2p)
+	if err != nil {
+		return "", err
+	}
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		return "", err
+	}
+	return h.ID() + "@" + net.JoinHostPort(host, strconv.Itoa(number+TransportOffset)), nil
+}
+
+// Divide divides keys over storage nodes, which take turns: range i begins with first(i), and the
+// first one with "".
+func Divide(storage []*Home, ranges int, first func(i int) string) ([]Range, error) {
+	divided := make([]Range, ranges)
+	for i, h := range storage {
+		name, err := h.Transport()
+		if err != nil {
+			return nil, err
+		}
+		r := &divided[i%ranges]
+		r.Nodes = append(r.Nodes, name)
+	}
+	for i := 1; i < ranges; i++ {
+		divided[i].First = first(i)
+	}
+	return divided, nil
+}
+
+// SetRanges writes into the home which storage nodes keep which keys.
+func (h *Home) SetRanges(ranges []Range) error {
+	var file strings.Builder
+	for _, r := range ranges {
+		names := make([]string, len(r.Nodes))
+		for i, name := range r.Nodes {
+			names[i] = strconv.Quote(name)
+		}
+		fmt.Fprintf(&file, "[[range]]\nfirst = %q\nnodes = [%s]\n\n", r.First, strings.Join(names, ", "))
+	}
+	return os.WriteFile(filepath.Join(h.Dir, "config", "storage_nodes.toml"), []byte(file.String()), 0o644)
+}

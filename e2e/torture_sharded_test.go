@@ -1,0 +1,224 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+// shardedTorture is a network of two validators with the whole state, two with what they used
+// lately, and four storage nodes, two for each half of the keys.
+type shardedTorture struct {
+	*testing.T
+	random              *rand.Rand
+	ctx                 context.Context
+	procs               *runner.Processes
+	validators, storage []*runner.Home
+	running             map[*runner.Home]*runner.Process
+	load                *load
+}
+
+// victims are what is killed at once.
+type victims string
+
+const (
+	oneReplica  victims = "a storage node"
+	wholeRange  victims = "both storage nodes of a range"
+	allStorage  victims = "all storage nodes"
+	oneSharded  victims = "a sharded validator"
+	bothSharded victims = "both sharded validators"
+	everybody   victims = "everybody"
+)
+
+// TestTortureSharded kills storage nodes and sharded validators at random instants, alone, together
+// and with everybody else, while clients write. Each time the network must come back by itself,
+// with the same app hashes in both modes, and with everything that was acknowledged:
+//
+//	start ──► (kill) ──► start ──► all validators make blocks again ──► … ──► compare
+func TestTortureSharded(t *testing.T) {
+	s := settingsOfTorture(t)
+	t.Logf("to repeat: %s=%d %s=%d go test -count=1 -v ./e2e -run '^TestTortureSharded$'", seedVariable, s.seed, killsVariable, s.kills)
+	n := newShardedTorture(t, s)
+	var all []victims
+	for len(all) < s.kills {
+		turn := []victims{oneReplica, oneSharded, wholeRange, everybody, bothSharded, allStorage}
+		n.random.Shuffle(len(turn), func(i, j int) { turn[i], turn[j] = turn[j], turn[i] })
+		all = append(all, turn...)
+	}
+	loading, stop := context.WithCancel(n.ctx)
+	t.Cleanup(func() { stop(); n.load.wg.Wait() })
+	for i, h := range n.validators {
+		n.load.start(loading, tortureChain, i, h, s.seed)
+	}
+	n.advance("the first blocks with transactions", 3)
+	for i, who := range all[:s.kills] {
+		n.round(i, who)
+	}
+	stop()
+	n.load.wg.Wait()
+	n.compare()
+}
+
+func newShardedTorture(t *testing.T, s tortureSettings) *shardedTorture {
+	n := &shardedTorture{T: t, random: rand.New(rand.NewPCG(s.seed, 15)), load: newLoad(s.valueBytes()), running: map[*runner.Home]*runner.Process{}}
+	n.procs, n.ctx = processes(t, 2*time.Minute+time.Duration(s.kills)*patienceAfterKill/2)
+	var names []string
+	for i := range 4 {
+		names = append(names, fmt.Sprintf("storage-%d", i))
+	}
+	for i := range 4 {
+		names = append(names, fmt.Sprintf("validator-%d", i))
+	}
+	homes := makeHomes(n.ctx, t, tortureChain, names...)
+	n.storage, n.validators = homes[:4:4], homes[4:]
+	_, err := runner.Genesis(n.validators, n.storage, tortureChain, map[string]any{
+		"chunk_bytes": 1024, "snapshot_interval": snapshotInterval, "open": false, "admins": []string{},
+		"grants": []map[string]any{{"grantee": "*", "prefix": torturePrefix}},
+	})
+	require.NoError(t, err)
+	// keys are torture/WRITER/HEX
+	ranges, err := runner.Divide(n.storage, 2, func(int) string { return torturePrefix + "2" })
+	require.NoError(t, err)
+	for i, h := range homes {
+		require.NoError(t, h.SetRanges(ranges))
+		require.NoError(t, h.Configure(func(c *cfg.Config) {
+			c.P2P.PersistentPeers = runner.Peers(n.validators[:max(0, i-len(n.storage))]...)
+			if i < len(n.storage) {
+				c.P2P.PersistentPeers = runner.Peers(n.validators...)
+			}
+			c.Consensus.TimeoutCommit = 100 * time.Millisecond
+			c.Consensus.TimeoutPropose = 600 * time.Millisecond
+			c.Consensus.TimeoutPrevote, c.Consensus.TimeoutPrecommit = 200*time.Millisecond, 200*time.Millisecond
+			c.LogLevel = "consensus:error,state:error,p2p:none,mempool:error,txindex:error,statesync:error,*:info"
+		}))
+	}
+	for _, h := range homes {
+		n.start(h)
+	}
+	n.advance("blocks", 1)
+	return n
+}
+
+// isSharded: the last two validators have what they used lately.
+func (n *shardedTorture) isSharded(h *runner.Home) bool { return slices.Index(n.validators, h) >= 2 }
+
+func (n *shardedTorture) start(h *runner.Home) {
+	n.Helper()
+	h.Release()
+	args := []string{"start", "--home", h.Dir}
+	var env []string
+	switch {
+	case slices.Contains(n.storage, h):
+		args = []string{"storage", "start", "--home", h.Dir}
+		// so that runs come to stored states, and to starts from them
+		env = []string{"STARLINGD_STORAGE_NODE_INTERVAL=40", "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32"}
+	case n.isSharded(h):
+		args = append(args, "--state.mode=sharded", "--state.retain_depth=3", "--state.window=12", "--state.keep_recent=10")
+	}
+	process, err := n.procs.Start(runner.Spec{Name: h.Name, Path: starlingd, Args: args, Env: env, Log: h.Log()})
+	require.NoError(n, err)
+	n.running[h] = process
+}
+
+// of returns whom a kind of victims is this time.
+func (n *shardedTorture) of(who victims) []*runner.Home {
+	switch who {
+	case oneReplica:
+		return []*runner.Home{n.storage[n.random.IntN(4)]}
+	case wholeRange:
+		i := n.random.IntN(2)
+		return []*runner.Home{n.storage[i], n.storage[i+2]}
+	case allStorage:
+		return n.storage
+	case oneSharded:
+		return []*runner.Home{n.validators[2+n.random.IntN(2)]}
+	case bothSharded:
+		return n.validators[2:]
+	}
+	return slices.Concat(n.storage, n.validators)
+}
+
+func (n *shardedTorture) round(i int, who victims) {
+	n.Helper()
+	delay := time.Duration(n.random.IntN(2500)) * time.Millisecond
+	pause(n.ctx, delay)
+	victims := n.of(who)
+	n.random.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
+	for _, h := range victims {
+		n.running[h].Kill()
+	}
+	down := time.Duration(n.random.IntN(1500)) * time.Millisecond
+	pause(n.ctx, down)
+	killed := time.Now()
+	for _, h := range victims {
+		n.start(h)
+	}
+	n.advance(fmt.Sprintf("blocks after kill %d, of %s", i+1, who), 3)
+	_, transactions := n.load.reached()
+	n.Logf("kill %d, %s after %v, down for %v: blocks again after %.1f s, %d transactions so far", i+1, who, delay, down, time.Since(killed).Seconds(), transactions)
+}
+
+// advance waits until all validators have made some blocks more than any has now.
+func (n *shardedTorture) advance(what string, blocks int64) {
+	n.Helper()
+	var highest int64
+	for _, h := range n.validators {
+		if at, err := h.AppInfo(n.ctx); err == nil {
+			highest = max(highest, at.Height)
+		}
+	}
+	n.await(what, func() bool {
+		return !slices.ContainsFunc(n.validators, func(h *runner.Home) bool {
+			at, err := h.AppInfo(n.ctx)
+			return err != nil || at.Height < highest+blocks
+		})
+	})
+}
+
+func (n *shardedTorture) await(what string, done func() bool) {
+	n.Helper()
+	ctx, cancel := context.WithTimeoutCause(n.ctx, patienceAfterKill, fmt.Errorf("not within %v", patienceAfterKill))
+	defer cancel()
+	if err := runner.Poll(ctx, what, done); err != nil {
+		for _, h := range slices.Concat(n.storage, n.validators) {
+			n.Logf("the log of %s ends with\n  %s", h.Name, strings.Join(runner.Tail(h.Log(), 12), "\n  "))
+		}
+		require.NoError(n, err)
+	}
+}
+
+// compare compares all validators with each other, and their states, read with proofs, with what
+// the clients know.
+func (n *shardedTorture) compare() {
+	n.Helper()
+	n.advance("the last blocks", 2)
+	at, err := n.validators[0].AppInfo(n.ctx)
+	require.NoError(n, err)
+	trusted, err := n.validators[0].Header(n.ctx, at.Height)
+	require.NoError(n, err)
+	for i, h := range n.validators {
+		for height := max(at.Height-5, 1); height <= at.Height; height++ {
+			want, err := n.validators[0].Header(n.ctx, height)
+			require.NoError(n, err)
+			got, err := h.Header(n.ctx, height)
+			require.NoError(n, err)
+			require.Equal(n, want.AppHash, got.AppHash, "%s, header %d", h.Name, height)
+		}
+		other := n.validators[(i+1)%len(n.validators)]
+		c, err := client.Dial(n.ctx, []string{h.RPC(), other.RPC()}, client.WithChainID(tortureChain),
+			client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
+		require.NoError(n, err)
+		written, _ := n.load.reached()
+		n.Logf("%s has all of %d keys", h.Name, n.load.compare(n.ctx, n.T, c, written))
+	}
+}
