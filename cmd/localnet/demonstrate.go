@@ -16,8 +16,11 @@ import (
 func demonstrate(ctx context.Context, o options) (err error) {
 	s := newScreen(os.Stdout)
 	data := dataset{seed: o.Seed, n: o.Keys}
-	s.plain("Starling: %s, %s, %s (seed %d)", count(o.Validators, "validator", "validators"),
-		count(o.Liars, "lying peer", "lying peers"), count(o.Keys, "key", "keys"), o.Seed)
+	beside := count(o.Liars, "lying peer", "lying peers")
+	if o.Shards > 0 {
+		beside = count(o.Shards, "storage node", "storage nodes")
+	}
+	s.plain("Starling: %s, %s, %s (seed %d)", count(o.Validators, "validator", "validators"), beside, count(o.Keys, "key", "keys"), o.Seed)
 	programs, err := build(ctx, o, s)
 	if err != nil {
 		return interrupted(ctx, err)
@@ -52,7 +55,7 @@ func demonstrate(ctx context.Context, o options) (err error) {
 		}
 	}()
 
-	sum := summary{Validators: o.Validators, Liars: o.Liars, Keys: o.Keys, Way: o.way()}
+	sum := summary{Validators: o.Validators, Liars: o.Liars, Shards: o.Shards, Keys: o.Keys, Way: o.way()}
 	var det details
 	err = n.run(limited, data, &sum, &det)
 	if o.JSON != "" {
@@ -92,16 +95,12 @@ func (n *network) run(ctx context.Context, data dataset, sum *summary, det *deta
 		return err
 	}
 	n.screen.say("%s written, the last at height %d", count(n.Keys, "key", "keys"), written)
-	snapshot, err := n.awaitSnapshot(ctx, written)
+	if n.Shards > 0 {
+		err = n.joinSharded(ctx, sum, det)
+	} else {
+		err = n.joinWhole(ctx, written, sum, det)
+	}
 	if err != nil {
-		return err
-	}
-	too := ""
-	if n.Liars > 0 {
-		too = ", the liars too"
-	}
-	n.screen.say("every node offers the snapshot at height %d%s", snapshot, too)
-	if err := n.joinAndMeet(ctx, snapshot, sum, det); err != nil {
 		return err
 	}
 	if err := n.compare(ctx, sum, det); err != nil {
@@ -113,6 +112,21 @@ func (n *network) run(ctx context.Context, data dataset, sum *summary, det *deta
 	}
 	n.screen.say("a key read from the joiner is proved against a light client's header")
 	return nil
+}
+
+// joinWhole lets the joiner fetch the whole state, by a snapshot with everything up to height
+// written.
+func (n *network) joinWhole(ctx context.Context, written int64, sum *summary, det *details) error {
+	snapshot, err := n.awaitSnapshot(ctx, written)
+	if err != nil {
+		return err
+	}
+	too := ""
+	if n.Liars > 0 {
+		too = ", the liars too"
+	}
+	n.screen.say("every node offers the snapshot at height %d%s", snapshot, too)
+	return n.joinAndMeet(ctx, snapshot, sum, det)
 }
 
 // stay keeps the network up until Ctrl-C, or until a node dies.

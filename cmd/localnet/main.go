@@ -41,6 +41,7 @@ type options struct {
 	Lie        string
 	Timeout    time.Duration
 	InBand     bool
+	Shards     int
 }
 
 // Bounds: more processes than this and a laptop spends its time switching between them; fewer keys
@@ -50,6 +51,7 @@ const (
 	maxLiars      = 16
 	minKeys       = 100
 	maxKeys       = 2_000_000
+	maxShards     = 16
 )
 
 func (o options) check() error {
@@ -60,6 +62,12 @@ func (o options) check() error {
 		return fmt.Errorf("--liars is %d, it must be from 0 to %d", o.Liars, maxLiars)
 	case o.Keys < minKeys || o.Keys > maxKeys:
 		return fmt.Errorf("--keys is %d, it must be from %d to %d", o.Keys, minKeys, maxKeys)
+	case o.Shards < 0 || o.Shards > maxShards:
+		return fmt.Errorf("--shards is %d, it must be from 0 (each node has the whole state) to %d", o.Shards, maxShards)
+	case o.Shards > 0 && o.Liars > 0:
+		return errors.New("--liars damage chunks, and with --shards nobody fetches any: leave one of the two out")
+	case o.Shards > 0 && o.InBand:
+		return errors.New("--in-band is CometBFT's state sync, which brings whole states: leave it out with --shards")
 	case o.Timeout <= 0:
 		return fmt.Errorf("--timeout is %v, it must be above 0", o.Timeout)
 	}
@@ -79,8 +87,11 @@ func (o options) lie(i int) string { return o.lies()[i%len(o.lies())] }
 
 // way is how the node joins.
 func (o options) way() string {
-	if o.InBand {
+	switch {
+	case o.InBand:
 		return "in-band"
+	case o.Shards > 0:
+		return "sharded"
 	}
 	return "transport"
 }
@@ -106,14 +117,21 @@ func command(run func(ctx context.Context, o options) error) *cobra.Command {
 node join: it knows its peers and one header, fetches chunks from all of them,
 verifies each on arrival and rejects the liars. The network stays up until Ctrl-C.
 
+With --shards, that many storage nodes keep the state, a range of keys each. All
+validators but one, and the node that joins, have only what they used lately.
+
 Exit status: 0 the node joined, with the validators' app hash, in spite of the
 liars; 1 otherwise.`,
 		Example: `  go run ./cmd/localnet
-  go run ./cmd/localnet --validators 4 --liars 2 --keys 20000 --exit --json out.json`,
+  go run ./cmd/localnet --validators 4 --liars 2 --keys 20000 --exit --json out.json
+  go run ./cmd/localnet --shards 4`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Shards > 0 && !cmd.Flags().Changed("liars") {
+				o.Liars = 0
+			}
 			if err := o.check(); err != nil {
 				return err
 			}
@@ -124,6 +142,7 @@ liars; 1 otherwise.`,
 	flags.SortFlags = false
 	flags.IntVar(&o.Validators, "validators", 4, "validators")
 	flags.IntVar(&o.Liars, "liars", 2, "peers that serve damaged chunks")
+	flags.IntVar(&o.Shards, "shards", 0, "storage nodes that keep the state, a range each; no liars then")
 	flags.IntVar(&o.Keys, "keys", 20_000, "keys written before the node joins")
 	flags.BoolVar(&o.Exit, "exit", false, "end when the node has joined")
 	flags.StringVar(&o.JSON, "json", "", "write the summary to this file")

@@ -33,8 +33,8 @@ const (
 	stopGrace = 10 * time.Second
 )
 
-// network is the nodes of the demonstration. validators, liars and joiner are all homes that there
-// are.
+// network is the nodes of the demonstration. validators, liars, storage and joiner are all homes
+// that there are.
 type network struct {
 	options
 	screen    *screen
@@ -42,9 +42,9 @@ type network struct {
 	programs  programs
 	dir       string
 
-	validators, liars []*runner.Home
-	joiner            *runner.Home
-	chunkBytes        uint64
+	validators, liars, storage []*runner.Home
+	joiner                     *runner.Home
+	chunkBytes                 uint64
 }
 
 // programs are the paths of what is started.
@@ -75,6 +75,7 @@ func (n *network) make(ctx context.Context, data dataset) error {
 	for i := range n.Liars {
 		names = append(names, fmt.Sprintf("liar-%d", i))
 	}
+	names = append(names, n.storageNames()...)
 	for i := range n.Validators {
 		names = append(names, fmt.Sprintf("validator-%d", i))
 	}
@@ -89,12 +90,13 @@ func (n *network) make(ctx context.Context, data dataset) error {
 		})
 	}
 	wg.Wait()
-	n.joiner, n.liars, n.validators = homes[0], homes[1:1+n.Liars], homes[1+n.Liars:]
+	others := 1 + n.Liars + n.Shards
+	n.joiner, n.liars, n.storage, n.validators = homes[0], homes[1:1+n.Liars], homes[1+n.Liars:others], homes[others:]
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	n.chunkBytes = data.chunkBytes()
-	_, err := runner.Genesis(n.validators, homes[:1+n.Liars], chainID, app.Genesis{
+	_, err := runner.Genesis(n.validators, homes[:others], chainID, app.Genesis{
 		ChunkBytes:       n.chunkBytes,
 		SnapshotInterval: snapshotInterval,
 		// so that the newcomer can try `curl …/broadcast_tx_commit?tx="name=value"`
@@ -120,19 +122,26 @@ func (n *network) make(ctx context.Context, data dataset) error {
 			return err
 		}
 	}
+	if n.Shards > 0 {
+		return n.divide()
+	}
 	return nil
 }
 
 // start starts one node.
 func (n *network) start(h *runner.Home, program string, args ...string) (*runner.Process, error) {
 	h.Release()
-	return n.processes.Start(runner.Spec{
-		Name: h.Name, Path: program, Args: args, Log: h.Log(),
-		Env: []string{fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP=%d", keepSnapshots), fmt.Sprintf("STARLINGD_JOIN_FAST=%t", !n.InBand)},
-	})
+	env := []string{fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP=%d", keepSnapshots), fmt.Sprintf("STARLINGD_JOIN_FAST=%t", !n.InBand)}
+	if n.isSharded(h) {
+		env = append(env, shardEnv)
+	}
+	return n.processes.Start(runner.Spec{Name: h.Name, Path: program, Args: args, Log: h.Log(), Env: env})
 }
 
 func (n *network) startValidators(ctx context.Context) error {
+	if err := n.startStorage(); err != nil {
+		return err
+	}
 	for _, h := range n.validators {
 		if _, err := n.start(h, n.programs.starlingd, "start", "--home", h.Dir); err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 type summary struct {
 	Validators     int   `json:"validators"`
 	Liars          int   `json:"liars"`
+	Shards         int   `json:"shards,omitempty"` // storage nodes, one range each
 	Keys           int   `json:"keys"`
 	Height         int64 `json:"height"`          // of the network, when the joiner had arrived
 	Chunks         int64 `json:"chunks"`          // of the snapshot that it joined by
@@ -22,7 +23,7 @@ type summary struct {
 	// its application and the validators' headers, at every height compared
 	AppHashEqual bool   `json:"app_hash_equal"`
 	JoinerHeight int64  `json:"joiner_height"`
-	Way          string `json:"way"` // how it joined: transport, or in-band
+	Way          string `json:"way"` // how it joined: transport, in-band, or sharded
 }
 
 // met reports whether the joiner has heard a lie and refused it.
@@ -74,11 +75,17 @@ func (s summary) table(out io.Writer, d details) {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
-	row("network", "%s, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Liars, "lying peer", "lying peers"))
-	row("keys", "%s", group(int64(s.Keys)))
-	row("snapshot", "height %d, %s chunks, %s KB, each chunk verified on arrival", d.SnapshotHeight, group(s.Chunks), group(d.SnapshotBytes/1000))
-	row("rejected", "%s, and %s for good", count(int(s.ChunksRejected), "damaged chunk", "damaged chunks"), count(int(s.PeersRejected), "peer", "peers"))
-	row("joined in", "%.1f s from command to following the head (%s)", s.JoinSeconds, d.restore())
+	if s.Shards > 0 {
+		row("network", "%s, all but one with what they used lately, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Shards, "storage node", "storage nodes"))
+		row("keys", "%s", group(int64(s.Keys)))
+		row("joined in", "%.1f s from command to following the head, from the state at height %d", s.JoinSeconds, d.SnapshotHeight)
+	} else {
+		row("network", "%s, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Liars, "lying peer", "lying peers"))
+		row("keys", "%s", group(int64(s.Keys)))
+		row("snapshot", "height %d, %s chunks, %s KB, each chunk verified on arrival", d.SnapshotHeight, group(s.Chunks), group(d.SnapshotBytes/1000))
+		row("rejected", "%s, and %s for good", count(int(s.ChunksRejected), "damaged chunk", "damaged chunks"), count(int(s.PeersRejected), "peer", "peers"))
+		row("joined in", "%.1f s from command to following the head (%s)", s.JoinSeconds, d.restore())
+	}
 	row("heights", "network %d, joiner %d", s.Height, s.JoinerHeight)
 	if s.AppHashEqual {
 		row("app hash", "equal at heights %s", list(d.Compared))
