@@ -79,6 +79,28 @@ func demonstration(t *testing.T, way, keys, lies string, provable int, more []st
 	require.Equal(t, way == "transport", bytes.Contains(config, []byte(`rpc_servers = ""`)), "no RPC server is needed")
 }
 
+// With storage nodes: most nodes have a part of the state, and the joiner takes no snapshot.
+func TestLocalnetSharded(t *testing.T) {
+	summary, homes := filepath.Join(t.TempDir(), "out.json"), filepath.Join(t.TempDir(), "homes")
+	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "3", "--shards", "2", "--keys", "2000", "--exit", "--json", summary, "--dir", homes,
+		"--starlingd", starlingd, "--byzantine", byzantine, "--timeout", "2m").CombinedOutput()
+	t.Logf("%s", out)
+	require.NoError(t, err)
+	content, err := os.ReadFile(summary)
+	require.NoError(t, err)
+	var got map[string]any
+	require.NoError(t, json.Unmarshal(content, &got))
+	require.EqualValues(t, 2, got["shards"])
+	require.EqualValues(t, 0, got["liars"])
+	require.Equal(t, "sharded", got["way"])
+	require.Equal(t, true, got["app_hash_equal"])
+	require.Equal(t, got["height"], got["joiner_height"])
+	for _, node := range []string{"validator-0", "storage-1", "joiner"} {
+		require.FileExists(t, filepath.Join(homes, node, "node.log"))
+	}
+	require.NoDirExists(t, filepath.Join(homes, "joiner", "data", "state"), "it has no state on disk")
+}
+
 func TestLocalnetRefusesWrongFlags(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -87,6 +109,9 @@ func TestLocalnetRefusesWrongFlags(t *testing.T) {
 		{[]string{"--validators", "0"}, "--validators is 0, it must be from 1 to 32"},
 		{[]string{"--liars", "-1"}, "--liars is -1"},
 		{[]string{"--keys", "5"}, "--keys is 5, it must be from 100"},
+		{[]string{"--shards", "99"}, "--shards is 99"},
+		{[]string{"--shards", "2", "--liars", "1"}, "leave one of the two out"},
+		{[]string{"--shards", "2", "--in-band"}, "leave it out with --shards"},
 		{[]string{"--timeout", "0s"}, "--timeout is 0s"},
 		{[]string{"--lie", "gossip"}, `"gossip" is no way to lie`},
 		{[]string{"--starlingd", "/does/not/exist", "--byzantine", byzantine}, "/does/not/exist"},

@@ -3,18 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	cfg "github.com/cometbft/cometbft/config"
 
 	"github.com/starling-kv/starling/e2e/runner"
-	"github.com/starling-kv/starling/node/config"
 )
 
 // With --shards, storage nodes have the state, one range of keys each, and all validators but the
@@ -30,7 +24,7 @@ import (
 // What the joiner takes does not grow with the state, so there are no chunks and no liars.
 
 // shardEnv makes a node a sharded one.
-const shardEnv = "STARLINGD_STATE_MODE=" + config.ModeSharded
+const shardEnv = "STARLINGD_STATE_MODE=sharded"
 
 // storageNames are the homes of the storage nodes.
 func (o options) storageNames() []string {
@@ -46,24 +40,15 @@ func (n *network) isSharded(h *runner.Home) bool {
 	return n.Shards > 0 && h != n.validators[0] && !slices.Contains(n.storage, h)
 }
 
-// divide writes the file that says who keeps what into all homes. The keys of the demonstration are
-// hex digits behind a prefix, so their first bytes divide them evenly.
+// divide writes into all homes who keeps what. The keys of the demonstration are hex digits behind a
+// prefix, so their first bytes divide them evenly.
 func (n *network) divide() error {
-	var file strings.Builder
-	for i, h := range n.storage {
-		first := ""
-		if i > 0 {
-			first = fmt.Sprintf("%s%02x", prefix, i*256/n.Shards)
-		}
-		address, err := transportOf(h)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(&file, "[[range]]\nfirst = %q\nnodes = [%q]\n\n", first, address)
+	ranges, err := runner.Divide(n.storage, n.Shards, func(i int) string { return fmt.Sprintf("%s%02x", prefix, i*256/n.Shards) })
+	if err != nil {
+		return err
 	}
-	homes := append(append([]*runner.Home{n.joiner}, n.validators...), n.storage...)
-	for _, h := range homes {
-		if err := os.WriteFile(filepath.Join(h.Dir, config.DefaultStorageNodesFile), []byte(file.String()), 0o644); err != nil {
+	for _, h := range slices.Concat([]*runner.Home{n.joiner}, n.validators, n.storage) {
+		if err := h.SetRanges(ranges); err != nil {
 			return err
 		}
 	}
@@ -73,20 +58,6 @@ func (n *network) divide() error {
 		}
 	}
 	return nil
-}
-
-// transportOf is how nodes name the transport of h.
-func transportOf(h *runner.Home) (string, error) {
-	id, p2p, _ := strings.Cut(h.Peer(), "@")
-	host, port, err := net.SplitHostPort(p2p)
-	if err != nil {
-		return "", err
-	}
-	number, err := strconv.Atoi(port)
-	if err != nil {
-		return "", err
-	}
-	return id + "@" + net.JoinHostPort(host, strconv.Itoa(number+config.PortOffset)), nil
 }
 
 func (n *network) startStorage() error {
