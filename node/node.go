@@ -174,7 +174,10 @@ func (n *Node) open(ctx context.Context, o options) error {
 		State: joinState{n.application}, Chain: n.databases, Have: have,
 		Metrics: n.application.metrics, View: &n.joinView, Progress: o.progress, Times: o.joinTimes,
 	}
-	if err := n.decide(have); err != nil {
+	if n.application.sharded != nil {
+		n.joinOptions.Sharded = joinSharded{n.application}
+	}
+	if n.way, err = join.Decide(n.joinOptions); err != nil {
 		return err
 	}
 	if n.config.CometBFT.Instrumentation.Prometheus {
@@ -199,7 +202,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if n.way != join.None {
 		return nil // CometBFT is made once there is something that it can continue from, see Start
 	}
-	if have.None() && n.config.CometBFT.StateSync.Enable && !onlyValidator {
+	if have.None() && n.config.CometBFT.StateSync.Enable && !onlyValidator { // never in sharded mode: see join.Decide
 		n.instance.StateSync()
 	}
 	if n.unfinishedRestore() && !have.None() {

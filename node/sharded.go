@@ -33,6 +33,8 @@ type ShardedOptions struct {
 	// Self is the address of this node's validator; nil: it has none.
 	Self crypto.Address
 	Own  ownBlocks
+	// Joins: a join takes up the state once there is an application.
+	Joins bool
 	// Opened is called before anything waits for storage nodes; nil: nobody looks.
 	Opened func(*sharded) error
 	// Life ends all waiting for storage nodes.
@@ -87,7 +89,7 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	}
 	opened := &sharded{source: s, nodes: nodes, self: o.Sharded.Self}
 	opened.store = &shardedStore{
-		log: logger, source: s, ranges: nodes.Ranges, own: o.Sharded.Own, depth: c.RetainDepth, life: o.Sharded.Life, times: times,
+		log: logger, source: s, ranges: nodes.Ranges, own: o.Sharded.Own, joins: o.Sharded.Joins, depth: c.RetainDepth, life: o.Sharded.Life, times: times,
 		name: func(n dsm.Node) string { return nodes.Addresses[n].String() },
 	}
 	opened.validators(genesisAddresses(o.Genesis))

@@ -80,6 +80,7 @@ func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validat
 	}
 	o.Sharded = &ShardedOptions{
 		Home: n.config.Home, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID}), Own: own, Life: n.life,
+		Joins: have.None() && join.Allowed(n.config, isOnlyValidator(validator, n.genesis)),
 		Opened: func(s *sharded) error {
 			if own.newest == 0 || n.config.App.Status.ListenAddress == "" {
 				return nil
@@ -142,18 +143,6 @@ func (n *Node) serveHeaders(have comet.Heights) error {
 		return err
 	}
 	n.serving.setStores(blocks, states, nil)
-	return nil
-}
-
-// decide sets what Start does over the transport.
-func (n *Node) decide(have comet.Heights) (err error) {
-	if n.application.sharded == nil {
-		n.way, err = join.Decide(n.joinOptions)
-		return err
-	}
-	if have.None() && join.Allowed(n.config, n.joinOptions.OnlyValidator) {
-		return config.Invalid(fmt.Errorf("statesync.enable: a node with [state] mode = %q does not join yet", config.ModeSharded))
-	}
 	return nil
 }
 

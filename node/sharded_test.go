@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/libs/log"
@@ -23,6 +24,7 @@ type shardedNetwork struct {
 	id        string // of the validator's node
 	transport string // its address
 	storage   []string
+	ranges    string        // the file
 	nodes     []*shard.Node // nil: it does not run
 }
 
@@ -46,6 +48,8 @@ func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetw
 			edit(c, a)
 			a.Transport.ListenAddress = w.transport
 			a.State.Mode, a.State.RetainDepth, a.State.Window = config.ModeSharded, 3, 8
+			// nobody can follow more than about seven blocks per second by gossip
+			c.Consensus.TimeoutCommit = 350 * time.Millisecond
 			a.Status.ListenAddress = fmt.Sprint("127.0.0.1:", nodetest.FreePorts(t, 1)[0])
 		}
 	})
@@ -71,8 +75,9 @@ func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetw
 		}
 		fmt.Fprintf(&text, "[[range]]\nfirst = %q\nnodes = [%s]\n", first, strings.Join(replicas, ", "))
 	}
+	w.ranges = text.String()
 	for _, dir := range append(w.storage[:len(w.storage):len(w.storage)], w.validator) {
-		nodetest.WriteFile(t, filepath.Join(dir, config.DefaultStorageNodesFile), text.String())
+		w.giveRanges(dir)
 	}
 	t.Cleanup(func() {
 		for i := range w.nodes {
@@ -80,6 +85,10 @@ func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetw
 		}
 	})
 	return w
+}
+
+func (w *shardedNetwork) giveRanges(home string) {
+	nodetest.WriteFile(w.t, filepath.Join(home, config.DefaultStorageNodesFile), w.ranges)
 }
 
 func (w *shardedNetwork) genesis() string {

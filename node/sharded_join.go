@@ -1,0 +1,60 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/node/join"
+)
+
+// joinSharded is an application whose state storage nodes keep, in the form that package join uses.
+type joinSharded struct{ *Application }
+
+var _ join.Sharded = joinSharded{}
+
+// Newest implements join.Sharded.
+func (j joinSharded) Newest(ctx context.Context, limit int64) (int64, error) {
+	s := j.sharded.store
+	ctx, cancel := context.WithTimeout(ctx, s.times.answers)
+	defer cancel()
+	claims, err := s.source.Claims(ctx)
+	// CometBFT is told of states after blocks only.
+	t := takeUp{ranges: s.ranges, name: s.name, initial: s.own.initial, least: s.own.initial, limit: limit, claims: claims}
+	height, why := t.height()
+	if why != nil && err != nil {
+		why = fmt.Errorf("%w (%w)", why, err)
+	}
+	if why != nil {
+		s.wait(why.Error())
+		return 0, why
+	}
+	s.wait("")
+	return height, nil
+}
+
+// TakeUp implements join.Sharded.
+func (j joinSharded) TakeUp(ctx context.Context, height int64, appHash []byte) error {
+	s, began := j.sharded.store, time.Now()
+	if len(appHash) != len(avlstar.Hash{}) {
+		return fmt.Errorf("the app hash of the state after block %d has %d bytes", height, len(appHash))
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.times.upper)
+	defer cancel()
+	p, err := s.source.Upper(ctx, height, avlstar.Hash(appHash), s.depth)
+	if err != nil {
+		return err
+	}
+	v := p.Version()
+	defer v.Release()
+	took := time.Since(began)
+	s.last.Store(height) // before the application asks what must stay in memory
+	if err := j.Restored(height, v); err != nil {
+		return err
+	}
+	s.source.Begin(height)
+	j.joined.Store(height)
+	s.log.Info("Joining: the upper tree is here", "height", height, "nodes", v.Memory().InnerNodes, "took", took.Round(time.Millisecond))
+	return nil
+}

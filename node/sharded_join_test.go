@@ -1,0 +1,69 @@
+package node
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+)
+
+// A node whose state storage nodes keep joins by the upper tree, follows the head, and continues
+// after a restart.
+func TestShardedJoin(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	w := newShardedNetwork(t, []string{"key-10", "key-20"}, [][]int{{0}, {0, 1}, {1}})
+	w.start(0)
+	w.start(1)
+	n := start(t, w.validator, log.NewNopLogger())
+	client := nodetest.RPC(t, w.validator)
+	for i := range 30 {
+		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), fmt.Sprint("value ", i))
+	}
+	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().sharded.store.Durable() > 10 })
+	trusted := n.Comet().BlockStore().LoadBlockMeta(1)
+	joiner, _ := nodetest.Home(t, func(o *home.InitOptions) {
+		o.GenesisFile = w.genesis()
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", w.id, nodetest.Load(t, w.validator).CometBFT.P2P.ListenAddress[len("tcp://"):])
+			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
+			a.Join.Peers = fmt.Sprintf("%s@%s", w.id, w.transport)
+			a.State.Mode, a.State.RetainDepth, a.State.Window = config.ModeSharded, 3, 8
+		}
+	})
+	w.giveRanges(joiner)
+	before := n.Application().Height()
+	logs := new(nodetest.LogBuffer)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(logs.All())
+		}
+	})
+	began := time.Now()
+	j := start(t, joiner, logs.Logger(t))
+	follows(t, j, n)
+	t.Logf("from the command to following the head: %v", time.Since(began))
+	require.True(t, logs.Has("Joining: took up the state that storage nodes keep"))
+	require.Greater(t, j.Comet().BlockStore().Base(), int64(1), "blocks were replayed from the first one")
+	require.GreaterOrEqual(t, j.Comet().BlockStore().Base(), before-3)
+	for i := range 30 {
+		require.Equal(t, fmt.Sprint("value ", i), nodetest.Get(t, nodetest.RPC(t, joiner), fmt.Sprintf("key-%02d", i)))
+	}
+	nodetest.Put(t, client, "key-15", "another")
+	follows(t, j, n)
+	require.Equal(t, "another", nodetest.Get(t, nodetest.RPC(t, joiner), "key-15"))
+
+	require.NoError(t, j.Stop())
+	nodetest.Put(t, client, "key-16", "another")
+	j = start(t, joiner, log.NewNopLogger())
+	follows(t, j, n)
+	require.Equal(t, "another", nodetest.Get(t, nodetest.RPC(t, joiner), "key-16"))
+}
