@@ -159,7 +159,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
 	if err := n.openApplication(ctx, have, validator, o); err != nil {
-		return err
+		return n.joinAgain(err)
 	}
 	n.serving = newServing(n.config, n.genesis, n.log)
 	n.instance = comet.New(comet.Options{

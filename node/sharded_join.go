@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -57,4 +58,23 @@ func (j joinSharded) TakeUp(ctx context.Context, height int64, appHash []byte) e
 	j.joined.Store(height)
 	s.log.Info("Joining: the upper tree is here", "height", height, "nodes", v.Memory().InnerNodes, "took", took.Round(time.Millisecond))
 	return nil
+}
+
+// joinAgain adds to ErrAway the command to type. Its trusted header is the last one of this home.
+func (n *Node) joinAgain(err error) error {
+	if !errors.Is(err, ErrAway) {
+		return err
+	}
+	var (
+		height int64
+		hash   []byte
+	)
+	// Without the blocks, the operator names a header.
+	if blocks, openErr := n.databases.Blocks(); openErr == nil {
+		if meta := blocks.LoadBlockMeta(blocks.Height()); meta != nil {
+			height, hash = meta.Header.Height, meta.BlockID.Hash
+		}
+	}
+	return fmt.Errorf("%w: for this home: `%s`; a validator's key and its signing state, data/priv_validator_state.json, are moved there before the new node takes part, and only one of both nodes may run",
+		err, join.Command(n.config, height, hash))
 }
