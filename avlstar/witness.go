@@ -204,7 +204,9 @@ func (v *Version) pageFloor(key []byte, below bool) (k, value []byte, ok bool, e
 		return nil, nil, false, nil
 	}
 	into := key
-	if below {
+	// Unless an inner node has the key, the way to it is also that to the leaf before it. Who
+	// fetches what is missing names the key, and that just below has 4 KiB.
+	if below && s.After != nil && bytes.Compare(key, s.After) >= 0 {
 		into = justBelow(key)
 	}
 	p, err := v.page(s, into)

@@ -136,6 +136,10 @@ func TestMissingKeyLeadsThere(t *testing.T) {
 			for _, below := range []bool{false, true} {
 				_, _, _, err = v.ViewFloor(key, below)
 				check(err)
+				var missing *MissingNodeError
+				if errors.As(err, &missing) && !mustHas(t, full, key) {
+					require.Equal(t, key, missing.Key) // none of 4 KiB
+				}
 			}
 			for _, err := range v.Ascend(key, end) {
 				check(err)

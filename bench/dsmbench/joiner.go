@@ -15,15 +15,20 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/source"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
+
+// joinLimit ends a join that does not come on.
+const joinLimit = time.Minute
 
 // joiner is a validator that begins with nothing but a height and its app hash. It has no CometBFT:
 // headers and blocks are given.
 type joiner struct {
 	begin
 	received atomic.Int64 // bytes on the wire, TLS included
+	sent     atomic.Int64
 	dialer   transport.Dialer
 }
 
@@ -33,7 +38,9 @@ func openJoiner(b begin) (*joiner, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID, Hooks: tcp.Hooks{Received: func(n int) { j.received.Add(int64(n)) }}})
+	j.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID, Hooks: tcp.Hooks{
+		Received: func(n int) { j.received.Add(int64(n)) }, Sent: func(n int) { j.sent.Add(int64(n)) },
+	}})
 	return j, nil
 }
 
@@ -53,12 +60,18 @@ func (j *joiner) do(r request) (a answer, err error) {
 
 func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 	cpu, from := harness.CPUTime(), time.Now()
-	s, err := j.connect(ctx)
+	ctx, cancel := context.WithTimeout(ctx, joinLimit)
+	defer cancel()
+	connected, err := j.connect()
 	if err != nil {
 		return done, err
 	}
-	defer s.close()
-	p, err := s.upper(ctx, r.Height, r.Hashes[0], j.Retain)
+	defer func() { err = errors.Join(err, connected.Close()) }()
+	s := &counted{Source: connected}
+	if _, err := s.Claims(ctx); err != nil {
+		return done, err
+	}
+	p, err := j.upper(ctx, r.Height, r.Hashes[0], j.Retain)
 	if err != nil {
 		return done, err
 	}
@@ -87,7 +100,8 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 		}
 		done.Blocks++
 	}
-	done.Seconds, done.Bytes, done.Requests = time.Since(from).Seconds(), j.received.Load(), int(s.requests.Load())
+	done.Seconds, done.Bytes, done.Fetches = time.Since(from).Seconds(), j.received.Load(), int(s.requests.Load())
+	done.SentBytes = j.sent.Load()
 	done.CPUS = harness.CPUTime().Sub(cpu).Total().Seconds()
 	_, v := a.Latest()
 	defer v.Release()
@@ -97,51 +111,32 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 	return done, nil
 }
 
-// remote asks storage nodes. It is the least that app.Source can be: each range has one node, which
-// is honest.
-type remote struct {
-	ranges   *dsm.Ranges
-	conns    []transport.Conn
-	requests atomic.Int64
-}
-
-func (j *joiner) connect(ctx context.Context) (s *remote, err error) {
-	s = &remote{}
+// connect returns the source that a node has.
+func (j *joiner) connect() (*source.Source, error) {
+	o := source.Options{Dialer: j.dialer, Addresses: map[dsm.Node]transport.Address{}, Depth: j.Retain}
 	var shards []dsm.Shard
-	for i, n := range j.Nodes {
+	for _, n := range j.Nodes {
 		address, err := transport.ParseAddress(n.Address)
 		if err != nil {
-			return s, err
-		}
-		c, err := j.dialer.Dial(ctx, address)
-		if err != nil {
-			s.close()
 			return nil, err
 		}
-		s.conns = append(s.conns, c)
-		shards = append(shards, dsm.Shard{Range: dsm.Range{First: n.Range.First, After: n.Range.After}, Replicas: []dsm.Node{dsm.Node(fmt.Sprint(i))}})
+		id := dsm.Node(address.ID)
+		o.Addresses[id] = address
+		shards = append(shards, dsm.Shard{Range: dsm.Range{First: n.Range.First, After: n.Range.After}, Replicas: []dsm.Node{id}})
 	}
-	s.ranges, err = dsm.NewRanges(shards)
-	return s, err
-}
-
-func (s *remote) close() {
-	for _, c := range s.conns {
-		c.Close()
+	var err error
+	if o.Ranges, err = dsm.NewRanges(shards); err != nil {
+		return nil, err
 	}
-}
-
-func (s *remote) call(ctx context.Context, i int, method uint8, body []byte) ([]byte, error) {
-	s.requests.Add(1)
-	return s.conns[i].Call(ctx, transport.Call{Method: transport.Method(method), Body: body, Max: maxBag})
+	return source.New(o)
 }
 
 // upper returns the tree to a depth: what each node has of it.
-func (s *remote) upper(ctx context.Context, height int64, hash avlstar.Hash, depth int) (*avlstar.Partial, error) {
+func (j *joiner) upper(ctx context.Context, height int64, hash avlstar.Hash, depth int) (*avlstar.Partial, error) {
 	var p *avlstar.Partial
 	var more []*avlstar.Bag
-	for i := range s.conns {
-		b, err := s.call(ctx, i, dsm.MethodUpper, dsm.UpperRequest{Height: height, Depth: uint8(depth)}.Encode())
+	for _, n := range j.Nodes {
+		b, err := j.call(ctx, n, dsm.MethodUpper, dsm.UpperRequest{Height: height, Depth: uint8(depth)}.Encode())
 		if err != nil {
 			return nil, err
 		}
@@ -167,51 +162,36 @@ func (s *remote) upper(ctx context.Context, height int64, hash avlstar.Hash, dep
 		}
 		more = append(more, bag)
 	}
+	if p == nil {
+		return nil, errors.New("there are no storage nodes")
+	}
 	next, _, err := p.Graft(more...)
 	p.Release()
 	return next, err
 }
 
-// Fetch implements app.Source.
-func (s *remote) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
-	asked := make([]dsm.Want, len(wants))
-	for i, w := range wants {
-		asked[i] = dsm.Want{Key: w.Key, Range: w.Range, After: w.After, Next: w.Next, Deleted: w.Deleted}
-	}
-	parts, err := s.ranges.Route(asked)
+// call asks a node once.
+func (j *joiner) call(ctx context.Context, n shard, method uint8, body []byte) ([]byte, error) {
+	address, err := transport.ParseAddress(n.Address)
 	if err != nil {
 		return nil, err
 	}
-	held := make([][32]byte, 0, len(below.Held))
-	for h := range below.Held {
-		held = append(held, h)
+	c, err := j.dialer.Dial(ctx, address)
+	if err != nil {
+		return nil, err
 	}
-	bags := make([]*avlstar.Bag, len(parts))
-	errs := make(chan error, len(parts))
-	for i, part := range parts {
-		go func() {
-			errs <- func() error {
-				body, err := dsm.Witness{Height: height, Depth: 255, MaxBytes: maxBag, Held: held, Wants: part.Wants}.Encode()
-				if err != nil {
-					return err
-				}
-				b, err := s.call(ctx, part.Shard, dsm.MethodWitness, body)
-				if err != nil {
-					return err
-				}
-				bags[i], err = avlstar.DecodeBag(b)
-				return err
-			}()
-		}()
-	}
-	for range parts {
-		err = errors.Join(err, <-errs)
-	}
-	var there []*avlstar.Bag
-	for _, b := range bags {
-		if b != nil {
-			there = append(there, b)
-		}
-	}
-	return there, err
+	defer c.Close()
+	return c.Call(ctx, transport.Call{Method: transport.Method(method), Body: body, Max: maxBag})
+}
+
+// counted counts how often the application asks.
+type counted struct {
+	*source.Source
+	requests atomic.Int64
+}
+
+// Fetch implements app.Source.
+func (c *counted) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+	c.requests.Add(1)
+	return c.Source.Fetch(ctx, height, wants, below)
 }

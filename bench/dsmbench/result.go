@@ -117,7 +117,8 @@ type Joined struct {
 	Bytes      int64   `json:"bytes"`
 	UpperBytes int64   `json:"upper_bytes"` // of Bytes, until then
 	Blocks     int     `json:"blocks"`
-	Requests   int     `json:"requests"`
+	SentBytes  int64   `json:"sent_bytes"`
+	Fetches    int     `json:"fetches"` // of the application
 }
 
 // summarize fills in the figures at the top.

@@ -13,9 +13,9 @@ func (r *Result) Print(out io.Writer) {
 	r.printSizes(out)
 	r.printNodes(out)
 	if j := r.Join; j.Blocks > 0 {
-		fmt.Fprintf(out, "\njoin, without CometBFT  %.3f s, %.2f MB: the upper tree %.3f s, %.2f MB; then %s of %s transactions; %s, CPU %.2f s\n",
+		fmt.Fprintf(out, "\njoin, without CometBFT  %.3f s, %.2f MB: the upper tree %.3f s, %.2f MB; then %s of %s transactions; %s, %.2f MB of requests, CPU %.2f s\n",
 			j.Seconds, float64(j.Bytes)/1e6, j.UpperS, float64(j.UpperBytes)/1e6, harness.Count(j.Blocks, "block"), harness.Group(r.BlockTx),
-			harness.Count(j.Requests, "request"), j.CPUS)
+			harness.Count(j.Fetches, "fetch"), float64(j.SentBytes)/1e6, j.CPUS)
 	}
 	fmt.Fprintf(out, "a header with the commit of %d validators  %d bytes\n", headerValidators, r.HeaderBytes)
 	r.printNotes(out)
@@ -109,5 +109,6 @@ missed      ways in a bag of that age to keys that were there then, which the re
             depth r, which a scheme without revision would reject
 nodes       processes that answer over TLS on loopback, all on this machine; CPU time is theirs. A block's keys are asked for at once, below depth r.
             puts: updates of %d blocks until they are replayed, logged and synced by all; puts/s is by the clock of this machine
-`, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks)
+join        the upper tree from these nodes, and %d blocks that nothing was fetched for before, in a new process with dsm/source; bytes are those received
+`, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, joinBlocks)
 }
