@@ -62,6 +62,7 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	if next != nil {
 		next.parent = v.epoch // base and v differ only in what is in memory
+		next.from = v.epoch
 		if next.index != nil {
 			next.index.open.Store(next.epoch)
 		}

@@ -266,7 +266,7 @@ func (t *tree) evict(v *Version) *Version {
 func (t *tree) sameState(v *Version) *Version {
 	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
 	return &Version{
-		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, sameAs: true, partial: true,
+		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, from: v.from, grown: true, shed: v.shed, partial: true,
 		upper: v.upper, leaves: v.leaves, uncounted: v.uncounted, root: v.root, top: v.top,
 	}
 }

@@ -111,7 +111,7 @@ func (t *tree) replay(v *Version, r *replaying) (*Version, error) {
 		return nil, fmt.Errorf("%w: %d versions", ErrTooLarge, v.epoch)
 	}
 	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
-	next := &Version{chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, partial: true, uncounted: true}
+	next := &Version{chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, from: v.epoch, partial: true, uncounted: true}
 	if r.full = full; full {
 		next.full = v.full
 	}

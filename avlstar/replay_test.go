@@ -344,7 +344,7 @@ func TestReplayOfWrongUpdates(t *testing.T) {
 		"a place outside of the range": func(u *Update) { u.Moved = []MovedNode{{2, 3}} },
 		"the first key of the tree":    func(u *Update) { u.Moved = []MovedNode{{0, 3}} },
 		"the place of a key that was put": func(u *Update) {
-			place, err := v.place([]byte("k44"))
+			place, _, err := v.place([]byte("k44"))
 			require.NoError(t, err)
 			u.Moved = []MovedNode{{place, 3}}
 		},

@@ -109,6 +109,7 @@ func (t *tree) shed(v *Version) *Version {
 		return v
 	}
 	next := t.sameState(v)
+	next.shed = true
 	a := newAllocator(&t.mu.memory, false)
 	s := shedding{sweep: sweep{edit: t.newEdit(v, next, nil, nil, &a), from: r.cursor, newest: r.blocks[at]}, Retention: r.Retention}
 	if !within {

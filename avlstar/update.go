@@ -63,28 +63,29 @@ var (
 	ErrOtherState = errors.New("not the state that was named")
 )
 
-// UpdateOf returns the update of a block for replicas of r. v is what Apply returned, and base the
-// version that it was called on: ErrOtherState if v is another version, such as one that Shed or
-// Graft made of it. changes are all of the block, in any order, or those in r. Their keys and
-// values are not copied; those that change nothing are left out. A nil base is one that has no key
-// in r, so changes must put every key in r then. Other errors are those of Seam: what v needs are
-// the ways to both edges of r as they are after the block.
+// UpdateOf returns the update of a block for replicas of r. v is what Apply returned, or a version
+// that Graft made of it, and base the version that Apply was called on: ErrOtherState if v is
+// another version, such as one that Shed made of it. changes are all of the block, in any order, or
+// those in r. Their keys and values are not copied; those that change nothing are left out. A nil
+// base is one that has no key in r, so changes must put every key in r then. Other errors are those
+// of Seam: what v needs are the ways to both edges of r as they are after the block.
 func (v *Version) UpdateOf(base *Version, r KeyRange, changes []Change) (Update, error) {
-	if base != nil && (base.tree != v.tree || base.epoch != v.epoch && v.parent != base.epoch || v.sameAs && base.epoch != v.epoch) {
-		return Update{}, fmt.Errorf("avlstar: update: %w: it was not made by applying a block to the base", ErrOtherState)
+	if base != nil && (base.tree != v.tree || base.top != v.top && (v.from != base.epoch || v.shed)) {
+		return Update{}, fmt.Errorf("avlstar: update: %w: it is not what applying a block to the base made, or lacks some of that", ErrOtherState)
 	}
 	seam, err := v.Seam(r)
 	if err != nil {
 		return Update{}, err
 	}
 	u := Update{To: v.Commitment(), Seam: seam}
-	if base != nil && base.epoch == v.epoch {
+	if base != nil && base.top == v.top {
 		return u, nil // nothing changed
 	}
 	defer runtime.KeepAlive(base)
 	w := newInRange{view: &v.view, r: r, all: base == nil}
 	if base != nil {
-		w.epoch = base.epoch
+		// A node that was copied twice records only whether it moved the second time.
+		w.epoch, w.movedOnly = base.epoch, !v.grown
 	}
 	ordered := make([]Change, 0, len(changes))
 	for _, c := range changes {
@@ -122,22 +123,15 @@ func (u *Update) take(found []foundInRange, changes []Change, base *Version) err
 		}
 		switch {
 		case order > 0 && found[0].height > 0:
-			if base == nil {
-				return fmt.Errorf("%w: without a base, all keys are to be put: %s is not", ErrOtherState, abbreviate(found[0].key))
-			}
-			place, err := base.place(found[0].key)
-			if err != nil {
+			if err := u.move(base, found[0]); err != nil {
 				return err
 			}
-			u.Moved = append(u.Moved, MovedNode{place, found[0].height})
 		case order == 0 && changes[0].Value != nil && found[0].leaf:
 			u.Changes = append(u.Changes, UpdateChange{changes[0], found[0].height})
 		case order == 0 && found[0].height > 0: // the value is as it was
-			place, err := base.place(found[0].key)
-			if err != nil {
+			if err := u.move(base, found[0]); err != nil {
 				return err
 			}
-			u.Moved = append(u.Moved, MovedNode{place, found[0].height})
 		case order < 0 && changes[0].Value == nil && base != nil:
 			there, err := base.Has(changes[0].Key)
 			if err != nil {
@@ -157,26 +151,51 @@ func (u *Update) take(found []foundInRange, changes []Change, base *Version) err
 	return nil
 }
 
-// place returns the Place of the inner node with a key.
-func (v *Version) place(key []byte) (uint64, error) {
-	place, prefix, n := uint64(1), prefixOf(key), v.root
+// move adds an inner node unless it was in base, with the same height.
+func (u *Update) move(base *Version, found foundInRange) error {
+	if base == nil {
+		return fmt.Errorf("%w: without a base, all keys are to be put: %s is not", ErrOtherState, abbreviate(found.key))
+	}
+	place, height, err := base.place(found.key)
+	switch {
+	case isMissing(err): // a graft brought it: base has its subtree as a stub, as it is
+		return nil
+	case err == nil && height != found.height:
+		u.Moved = append(u.Moved, MovedNode{place, found.height})
+	}
+	return err
+}
+
+func isMissing(err error) bool {
+	var missing *MissingNodeError
+	return errors.As(err, &missing)
+}
+
+// place returns the Place of the inner node with a key, and its height: 0 for the least key of all,
+// which none has.
+func (v *Version) place(key []byte) (place uint64, height uint8, err error) {
+	n, s, prefix := v.root, v.top, prefixOf(key)
+	place = 1
 	for depth := 0; n.isInner(); depth++ {
 		l, side := v.link(n), left
 		if !v.less(key, prefix, n, l) {
 			if l.prefix == prefix && bytes.Equal(v.keyOf(n), key) {
-				return place, nil
+				return place, s.Height, nil
 			}
 			side = right
 		}
 		if depth == maxPlaceDepth {
-			return 0, fmt.Errorf("%w: an inner node below %d others", ErrTooLarge, depth)
+			return 0, 0, fmt.Errorf("%w: an inner node below %d others", ErrTooLarge, depth)
 		}
-		place, n = place<<1|uint64(side), l.child[side]
+		place, s, n = place<<1|uint64(side), v.image(n).stub(side), l.child[side]
 	}
-	if n.isLeaf() && place&(place-1) == 0 && bytes.Equal(v.key(n), key) { // left at each node
-		return 0, nil
+	switch {
+	case n == 0 && s != emptyStub:
+		return 0, 0, &MissingNodeError{Node: s, Key: bytes.Clone(key)}
+	case n.isLeaf() && place&(place-1) == 0 && bytes.Equal(v.key(n), key): // left at each node
+		return 0, 0, nil
 	}
-	return 0, fmt.Errorf("%w: the base has no inner node with key %s", ErrOtherState, abbreviate(key))
+	return 0, 0, fmt.Errorf("%w: the base has no inner node with key %s", ErrOtherState, abbreviate(key))
 }
 
 // UpdateOf is that of Version.
@@ -191,12 +210,14 @@ func (p *Partial) UpdateOf(base *Partial, r KeyRange, changes []Change) (Update,
 // visit of what is outside.
 type newInRange struct {
 	*view
-	r       KeyRange
-	epoch   uint32
-	all     bool // everything is new
-	low     ref  // the inner node that has the least key of what is visited; 0: it is the tree's least
-	found   []foundInRange
-	missing *MissingNodeError // if all: a leaf of the range is not in memory
+	r     KeyRange
+	epoch uint32
+	all   bool // everything is new
+	// movedOnly: nodes are left out that were copied, and have the height that they had.
+	movedOnly bool
+	low       ref // inner node with the least key of what is visited; 0: it is the tree's least
+	found     []foundInRange
+	missing   *MissingNodeError // if all: a leaf of the range is not in memory
 }
 
 // foundInRange is a key, which is the version's memory.
@@ -241,7 +262,7 @@ func (w *newInRange) walk(n ref, s Stub, above, below bool) {
 	if atLeast {
 		w.walk(l.child[left], i.stub(left), above, less)
 	}
-	if atLeast && less && (w.all || i.flags()&moved != 0) {
+	if atLeast && less && (!w.movedOnly || i.flags()&moved != 0) {
 		w.found = append(w.found, foundInRange{key: w.keyOf(n), height: i.ownHeight()})
 	}
 	if less {

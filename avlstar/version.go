@@ -34,7 +34,9 @@ type Version struct {
 	chunkBytes uint64
 	epoch      uint32
 	parent     uint32 // epoch of the version from which this one was made
-	sameAs     bool   // it is the same state as its parent
+	from       uint32 // epoch of the version to which the last block was applied
+	grown      bool   // grafts brought more of the state since then
+	shed       bool   // Shed took some of it since then
 	upper      uint64 // inner nodes above the chunks, of which there is one more
 	leaves     uint64
 	partial    bool // there may be stubs
