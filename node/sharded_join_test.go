@@ -42,11 +42,6 @@ func TestShardedJoin(t *testing.T) {
 	w.giveRanges(joiner)
 	before := n.Application().Height()
 	logs := new(nodetest.LogBuffer)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(logs.All())
-		}
-	})
 	began := time.Now()
 	j := start(t, joiner, logs.Logger(t))
 	follows(t, j, n)
