@@ -471,6 +471,7 @@ func (n *Node) Stop() error {
 // close stops what runs and closes what open opened, in the opposite order.
 func (n *Node) close() error {
 	n.cancel()
+	n.endLife()
 	errs := []error{n.stopStatus(), n.stopServing()}
 	if n.application != nil {
 		errs = append(errs, n.application.StopJoining())

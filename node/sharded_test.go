@@ -111,14 +111,16 @@ func (w *shardedNetwork) stop(i int) {
 	}
 }
 
-// A validator in sharded mode makes blocks on what storage nodes send it and answers queries. A
-// node in local mode has the same app hashes.
+// A validator in sharded mode makes blocks on what storage nodes send it, answers queries, and
+// continues after a restart, of itself and of all nodes at once. A node in local mode has the same
+// app hashes.
 func TestShardedValidator(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	w := newShardedNetwork(t, []string{"key-10", "key-20"}, [][]int{{0}, {0, 1}, {1}})
 	w.start(0)
 	w.start(1)
-	n := start(t, w.validator, log.NewNopLogger())
+	logs := new(nodetest.LogBuffer)
+	n := start(t, w.validator, logs.Logger(t))
 	client := nodetest.RPC(t, w.validator)
 	for i := range 30 {
 		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), fmt.Sprint("value ", i))
@@ -148,4 +150,29 @@ func TestShardedValidator(t *testing.T) {
 	nodetest.Until(t, "the node in local mode follows", func() bool { return local.Application().Height() > height })
 	nodetest.SameHashes(t, local.Application(), local.Comet)
 	require.NoError(t, local.Stop())
+
+	// The validator alone.
+	require.NoError(t, n.Stop())
+	logs = new(nodetest.LogBuffer)
+	n = start(t, w.validator, logs.Logger(t))
+	client = nodetest.RPC(t, w.validator) // the old one is connected to what was stopped
+	require.True(t, logs.Has("Took up the state from the storage nodes"))
+	requireState()
+	nodetest.Put(t, client, "one", "more")
+	nodetest.Put(t, client, "key-15", "value 15")
+	requireState()
+
+	// All at once.
+	for range 2 {
+		require.NoError(t, n.Stop())
+		w.stop(0)
+		w.stop(1)
+		w.start(1)
+		w.start(0)
+		n = start(t, w.validator, log.NewNopLogger())
+		client = nodetest.RPC(t, w.validator)
+		requireState()
+		require.Equal(t, "more", nodetest.Get(t, client, "one"))
+		nodetest.Put(t, client, "key-25", "value 25")
+	}
 }
