@@ -391,7 +391,7 @@ func TestReplayOfWrongUpdates(t *testing.T) {
 }
 
 // TestReplayOfHugeLies: an update that names more keys than a tree could ever hold the ways of is
-// refused as a lie, and not for want of memory, which would end the replica.
+// refused as a lie, and not as too large, which would end the replica.
 func TestReplayOfHugeLies(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	p := mustReplica(t, v, KeyRange{})
@@ -431,7 +431,8 @@ func TestLengthOfUpdates(t *testing.T) {
 		v := mustApply(t, mustEmpty(t, DefaultChunkBytes), state...)
 		var block []Change
 		for i := rnd.IntN(step); i < n; i += step {
-			block = append(block, Change{fmt.Appendf(nil, "%06d", i), []byte("w")}) // a short one before a long one
+			// a short one before a long one
+			block = append(block, Change{fmt.Appendf(nil, "%06d", i), []byte("w")})
 		}
 		next := mustApply(t, v, block...)
 		u := mustUpdate(t, next, v, KeyRange{}, block)

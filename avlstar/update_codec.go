@@ -116,7 +116,7 @@ func decodeUpdate(b []byte) (u Update, err error) {
 	return u, nil
 }
 
-// numberOf decodes a number of things, each of which takes at least so many bytes.
+// numberOf decodes a number of things, each of which takes at least `least` bytes.
 func numberOf(what string, b []byte, least int) (n uint64, rest []byte, err error) {
 	n, b, err = record.Uvarint(b)
 	switch {

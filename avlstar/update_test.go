@@ -214,10 +214,8 @@ func TestUpdateOfAPartial(t *testing.T) {
 	u, err := next.UpdateOf(p, r, block)
 	require.NoError(t, err)
 	require.Equal(t, want, u)
-	replica, err := mustReplica(t, v, r).Replay(r, u)
-	require.NoError(t, err)
 	before := mustReplica(t, v, r)
-	replica, err = before.Replay(r, u)
+	replica, err := before.Replay(r, u)
 	require.NoError(t, err)
 	again, err := replica.UpdateOf(before, r, block) // for other replicas of the range
 	require.NoError(t, err)

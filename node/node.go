@@ -140,7 +140,7 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 	}
 	n := &Node{config: config, log: logger, failed: make(chan error, 1)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.life, n.endLife = context.WithCancel(n.ctx)
+	n.life, n.endLife = context.WithCancel(n.ctx) //nolint:gosec // close calls it
 	if err := n.open(ctx, o); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
@@ -202,7 +202,8 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if n.way != join.None {
 		return nil // CometBFT is made once there is something that it can continue from, see Start
 	}
-	if have.None() && n.config.CometBFT.StateSync.Enable && !onlyValidator { // never in sharded mode: see join.Decide
+	// in sharded mode, join.Decide has found another way
+	if have.None() && n.config.CometBFT.StateSync.Enable && !onlyValidator {
 		n.instance.StateSync()
 	}
 	if n.unfinishedRestore() && !have.None() {
@@ -301,7 +302,8 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 		if err := n.prepareSharded(&o, have, validator); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, n.stopStatus()) }() // the page that says what is waited for
+		// the page that says what is waited for
+		defer func() { err = errors.Join(err, n.stopStatus()) }()
 	}
 	o.Converting = func(done, total uint64) error {
 		if options.converting != nil {

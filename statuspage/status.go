@@ -31,7 +31,7 @@ type Status struct {
 // Sharded describes the storage nodes that keep the state.
 type Sharded struct {
 	Head    int64        `json:"head"`    // the last block whose changes are for the storage nodes
-	Durable int64        `json:"durable"` // the newest height that enough replicas of each range have on disk
+	Durable int64        `json:"durable"` // the newest height on the disks of enough replicas
 	Lag     int64        `json:"lag_blocks"`
 	Waiting string       `json:"waiting"` // what the node waits for; empty: nothing
 	Ranges  []ShardRange `json:"ranges"`

@@ -40,8 +40,8 @@ func (n *network) isSharded(h *runner.Home) bool {
 	return n.Shards > 0 && h != n.validators[0] && !slices.Contains(n.storage, h)
 }
 
-// divide writes into all homes who keeps what. The keys of the demonstration are hex digits behind a
-// prefix, so their first bytes divide them evenly.
+// divide writes into all homes who keeps what. The keys of the demonstration are hex digits behind
+// a prefix, so their first bytes divide them evenly.
 func (n *network) divide() error {
 	ranges, err := runner.Divide(n.storage, n.Shards, func(i int) string { return fmt.Sprintf("%s%02x", prefix, i*256/n.Shards) })
 	if err != nil {

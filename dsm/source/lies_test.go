@@ -12,6 +12,7 @@ import (
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/ask"
 	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -163,7 +164,7 @@ func TestStaleAndBack(t *testing.T) {
 		w.nodes[0].replicas = nil
 		w.open(0, w.nodes[0]) // its disk is lost: it is at the first state
 		w.nodes[1].listener.Close()
-		time.Sleep(5 * time.Second)
+		bubble.Sleep(5 * time.Second)
 		require.True(t, s.Status().Ranges[0].Nodes[0].Connected)
 		lacking, held := h.partial.Version().Lacks([]avlstar.Want{{Key: worldKey(400)}})
 		_, err := s.Fetch(context.Background(), 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/starling-kv/starling/dsm/feed"
 	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
@@ -60,12 +61,12 @@ func TestUpdates(t *testing.T) {
 				require.ErrorIs(t, s.Committed(height+1+int64(w.rng.IntN(2))*2-1, w.full[height], nil, nil), source.ErrGap)
 			}
 			w.prove(height - 1)
-			time.Sleep(time.Second)
+			bubble.Sleep(time.Second)
 			for _, s := range all {
 				require.GreaterOrEqual(t, s.Durable(), height-2)
 			}
 		}
-		time.Sleep(5 * time.Second)
+		bubble.Sleep(5 * time.Second)
 		for _, s := range all {
 			st := s.Status()
 			require.EqualValues(t, 29, st.Durable)
@@ -96,12 +97,12 @@ func TestRoom(t *testing.T) {
 			w.block(w.draw())
 			require.NoError(t, s.Room(context.Background()))
 			require.NoError(t, s.Committed(height, w.full[height], w.full[height-1], w.changes[height]))
-			time.Sleep(time.Second)
+			bubble.Sleep(time.Second)
 		}
 		for range 12 {
 			commit()
 			w.prove(w.height() - 1)
-			time.Sleep(time.Second)
+			bubble.Sleep(time.Second)
 		}
 		require.Equal(t, feed.Lagging, s.Status().Ranges[0].Nodes[0].State)
 		require.EqualValues(t, 11, s.Durable())

@@ -34,7 +34,7 @@ type Limits struct {
 	UpdateBytes int           // of one update, at most dsm.MaxUpdateBytes; default 128 MiB
 	Bytes       int           // of all; default, and at least, Senders × UpdateBytes
 	Patience    time.Duration // that a sender may be behind Rate; default 10 s
-	Rate        int           // least bytes a second of a sender, of what has arrived; default 64 KiB
+	Rate        int           // least bytes a second that arrive of a sender; default 64 KiB
 	Refused     int64         // heights for which a liar is refused; default 1000
 }
 

@@ -34,7 +34,7 @@ func TestModeOf(t *testing.T) {
 	require.ErrorIs(t, err, ErrOtherMode)
 	require.ErrorContains(t, err, `set [state] mode = "sharded"`)
 
-	// What was being written when the process was killed counts for nothing.
+	// What was being written when the process was killed does not count.
 	require.NoError(t, os.WriteFile(ModeFile(dir)+".begun", []byte("{"), 0o600))
 	require.NoError(t, CheckMode(dir, ModeSharded))
 	for _, text := range []string{"", "{", `{"mode":"local","chain_id":"a"}`, `{"mode":"sharded"}`} {

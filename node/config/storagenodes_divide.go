@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// DivideStorageNodes returns the text of a file of ranges, which LoadStorageNodes reads: ranges that
-// begin with "" and with each of edges, ascending, of which range i is kept by replicas of the
+// DivideStorageNodes returns the text of a file of ranges, which LoadStorageNodes reads: ranges
+// that begin with "" and with each of edges, ascending, of which range i is kept by replicas of the
 // nodes (ID@host:port), from number i on. The error matches ErrInvalid.
 func DivideStorageNodes(edges [][]byte, nodes []string, replicas int) ([]byte, error) {
 	if len(nodes) == 0 {

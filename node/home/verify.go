@@ -55,8 +55,9 @@ type VerifyOptions struct {
 
 // Verify reads every key of the state on disk, recomputes the root, and compares it with the one
 // that was stored and with the one that the block after it names. Of the block zone it compares all
-// checksums. Of a home whose state storage nodes keep, it is the block zone alone. An error that wraps ErrDamaged names the folder, the file if it is known, and the
-// remedy, for each thing that is damaged. The result then still contains what was good.
+// checksums. Of a home whose state storage nodes keep, it is the block zone alone. An error that
+// wraps ErrDamaged names the folder, the file if it is known, and the remedy, for each thing that
+// is damaged. The result then still contains what was good.
 func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result Verification, err error) {
 	d, err := openOffline(conf, true)
 	if err != nil {

@@ -28,7 +28,8 @@ type place struct {
 
 	// taken is set while the range is taken over, by a goroutine that has the fields below.
 	taken atomic.Bool
-	// For the follower alone, or who takes the range over: since when the replica has been at a height.
+	// For the follower alone, or who takes the range over: since when the replica has been at a
+	// height.
 	height  int64
 	since   time.Time
 	tryFrom time.Time // the next attempt to take the range over

@@ -316,8 +316,8 @@ func TestFollowsAChain(t *testing.T) {
 	require.Greater(t, n.headers.newestProved().height, height)
 }
 
-// A storage node whose ranges the chain has outgrown fetches them from another one, and follows from
-// there.
+// A storage node whose ranges the chain has outgrown fetches them from another one, and follows
+// from there.
 func TestTakesOver(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
