@@ -201,8 +201,8 @@ func (f *fetching) at(ctx context.Context, height int64, wants []dsm.Want) ([]*a
 
 // elsewhere asks for the neighbours of the keys that are wanted: the way to a key leads into
 // another subtree at an older height if its neighbours, or itself, were deleted since. The leaf
-// before it is in the subtree that is wanted, unless that one was deleted, too: then the one before that is.
-// At the left edge of the tree, where nothing is before, it is the leaf behind.
+// before it is in the subtree that is wanted, unless that one was deleted, too: then the one before
+// that is. At the left edge of the tree, where nothing is before, it is the leaf behind.
 func (f *fetching) elsewhere(ctx context.Context, height int64) ([]*avlstar.Bag, error) {
 	for _, to := range []direction{before, behind} {
 		keys := f.keys()

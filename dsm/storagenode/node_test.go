@@ -255,7 +255,10 @@ func TestRefusals(t *testing.T) {
 		{"height to come", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Height = 13 }), transport.ErrGone},
 		{"nothing", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants = nil }), transport.ErrRefused},
 		{"another range", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants = []dsm.Want{{Key: n.chain.ranges[2].First}} }), transport.ErrGone},
-		{"two ranges", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants = append(w.Wants, dsm.Want{Key: n.chain.ranges[2].First}) }), transport.ErrRefused},
+		{"two ranges", dsm.MethodWitness, witness(func(w *dsm.Witness) {
+			w.Wants = append(w.Wants, dsm.Want{Key: append(bytes.Clone(n.chain.ranges[2].First), 0)})
+		}), transport.ErrRefused},
+		{"its end", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants = append(w.Wants, dsm.Want{Key: n.chain.ranges[2].First}) }), nil},
 		{"across the edge", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants[0].Range = true }), transport.ErrRefused},
 		{"no witness", dsm.MethodWitness, []byte("?"), transport.ErrRefused},
 		{"upper", dsm.MethodUpper, dsm.UpperRequest{Height: 12, Depth: 3}.Encode(), nil},
