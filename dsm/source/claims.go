@@ -53,9 +53,10 @@ func (k *known) set(n dsm.Node, claims []dsm.Claim) {
 	k.mu.changed = make(chan struct{})
 }
 
-// heights returns the heights to ask the replicas of a range at for a state of height: the newest
-// that each claims, not above height, the newest first. There is no claim if ok is false. A height
-// below a claim's oldest is not left out: claims are hints.
+// heights returns the heights to ask the replicas of a range at for a state of height: of those
+// that each claims, the nearest. Those not above height come first. There is no claim if ok is
+// false. Where a node that starts is behind everything that is answered, it still gets what has not
+// changed since: subtrees are known by their hashes.
 func (k *known) heights(shard int, height int64) (heights []int64, ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -63,11 +64,16 @@ func (k *known) heights(shard int, height int64) (heights []int64, ok bool) {
 	for _, n := range of.Replicas {
 		for _, c := range k.mu.claims[n] {
 			if c.Range.Covers(of.Range) && c.Newest > 0 {
-				heights = append(heights, min(height, c.Newest))
+				heights = append(heights, min(max(height, c.Oldest), c.Newest))
 			}
 		}
 	}
-	slices.SortFunc(heights, func(a, b int64) int { return cmp.Compare(b, a) })
+	slices.SortFunc(heights, func(a, b int64) int {
+		if a > height || b > height {
+			return cmp.Compare(a, b)
+		}
+		return cmp.Compare(b, a)
+	})
 	return slices.Compact(heights), len(heights) > 0
 }
 

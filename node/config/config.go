@@ -174,7 +174,7 @@ func DefaultApp() App {
 			MinAcks: 1, MaxLagBlocks: 1000, MaxLagBytes: 256 << 20, WitnessTimeout: time.Second,
 		},
 		Snapshots:   Snapshots{Keep: 2},
-		StorageNode: StorageNode{Ranges: DefaultStorageNodesFile, ServeHeights: 64, ServeBytes: 256 << 20, Interval: 1000, Keep: 2},
+		StorageNode: StorageNode{Ranges: DefaultStorageNodesFile, ServeHeights: 1000, ServeBytes: 256 << 20, Interval: 1000, Keep: 2},
 		Storage: Storage{
 			MemoryBytes: 256 << 20, StateInMemory: true,
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
