@@ -110,11 +110,16 @@ func (v *Version) Bag(wants []Want, below Below) ([]byte, error) {
 }
 
 // Upper returns the encoding of a bag of one tree: all inner nodes that have fewer than depth above
-// them. It is what NewPartial's result needs to be what Below.Depth says.
-func (v *Version) Upper(depth int) ([]byte, error) {
+// them. It is what NewPartial's result needs to be what Below.Depth says. What is not in memory
+// stays a stub.
+func (v *Version) Upper(depth int) ([]byte, error) { return v.UpperWithin(depth, 0) }
+
+// UpperWithin is Upper for a bag of at most maxBytes (0: no limit), and a leaf: a larger one is
+// ErrBagTooLarge. In a small tree, leaves have few nodes above them.
+func (v *Version) UpperWithin(depth, maxBytes int) ([]byte, error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
-	p := packing{v: v, out: []byte{bagVersion}, upper: depth}
+	p := packing{v: v, out: []byte{bagVersion}, upper: depth, below: Below{MaxBytes: maxBytes}}
 	if v.top == emptyStub || depth <= 0 {
 		return p.out, nil
 	}
@@ -305,7 +310,8 @@ func (p *packing) isFull() bool {
 // open appends the items of the subtree s, which has depth inner nodes of the tree above it. bound
 // is the height of the inner node that has its least key.
 func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants []Want) error {
-	if len(wants) == 0 || depth > 0 && (p.upper > 0 || p.below.Partly) && p.lacks(n) || p.upper > 0 && depth == p.upper {
+	absent := p.upper > 0 && n == 0 || p.below.Partly && p.lacks(n)
+	if len(wants) == 0 || depth > 0 && absent || p.upper > 0 && depth == p.upper {
 		p.stub(s, bound)
 		return nil
 	}

@@ -63,7 +63,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	}
 	if o.Transport == "socket" && o.Config.State.Sharded() {
 		return nil, fmt.Errorf("%w socket takes one call at a time, so that a block which waits for storage nodes would stop all of CometBFT: "+
-			"use --transport grpc with state.mode = %q, or starlingd start", ErrTransport, config.ModeSharded)
+			"state.mode = %q is for starlingd start", ErrTransport, config.ModeSharded)
 	}
 	network, address, ok := strings.Cut(o.Address, "://")
 	if !ok || network != "unix" && network != "tcp" {

@@ -14,5 +14,5 @@ func TestSocketIsRefusedToAShardedState(t *testing.T) {
 	c.State.Mode = config.ModeSharded
 	_, err := NewABCIServer(t.Context(), ABCIOptions{Address: "unix:///" + t.TempDir() + "/s", Transport: "socket", Home: t.TempDir(), Config: c})
 	require.ErrorIs(t, err, ErrTransport)
-	require.ErrorContains(t, err, "--transport grpc")
+	require.ErrorContains(t, err, "starlingd start")
 }

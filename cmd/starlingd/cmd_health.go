@@ -93,7 +93,7 @@ func askStatusServer(ctx context.Context, address string) (report health.Report,
 		return report, err
 	}
 	// no proxy: it is this machine's node
-	answer, err := (&http.Client{Transport: new(http.Transport)}).Do(request)
+	answer, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
 	if err != nil {
 		return report, fmt.Errorf("not live: %w", err)
 	}

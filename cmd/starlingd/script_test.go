@@ -114,7 +114,9 @@ func storageFileCmd(ts *testscript.TestScript, _ bool, args []string) {
 
 // waitcheck ADDRESS NAME waits until a check of /readyz is good.
 func waitCheckCmd(ts *testscript.TestScript, _ bool, args []string) {
-	for deadline := time.Now().Add(patience); ; {
+	pause := time.NewTicker(20 * time.Millisecond)
+	defer pause.Stop()
+	for deadline := time.Now().Add(patience); ; <-pause.C {
 		report, err := askStatusServer(context.Background(), args[0])
 		for _, c := range report.Checks {
 			if c.Name == args[1] && c.OK {

@@ -143,9 +143,26 @@ func DecodeUpper(body []byte) (dsm.UpperRequest, error) {
 	return u, nil
 }
 
+// maxUpperBytes limits an upper tree: with 16 levels it has 65,536 stubs, of about 70 bytes where
+// keys are short.
+const maxUpperBytes = 6 << 20
+
+// UpperBag returns the upper nodes of a state. Where they take too much, since keys are long or
+// leaves have few nodes above them, it has fewer levels: what is left out can be fetched like
+// anything else.
+func UpperBag(v *avlstar.Version, depth int) ([]byte, error) {
+	for {
+		bag, err := v.UpperWithin(depth, maxUpperBytes)
+		if !errors.Is(err, avlstar.ErrBagTooLarge) || depth <= 0 {
+			return bag, err
+		}
+		depth -= 2
+	}
+}
+
 // Upper answers a request for an upper tree from a state. What v lacks stays a stub.
 func Upper(v *avlstar.Version, depth int) ([]byte, error) {
-	bag, err := v.Upper(depth)
+	bag, err := UpperBag(v, depth)
 	if err != nil {
 		return nil, err
 	}

@@ -157,3 +157,22 @@ func TestWeights(t *testing.T) {
 	require.Equal(t, int64(128<<12), serve.WeighUpper(transport.Request{Body: dsm.UpperRequest{Height: 1, Depth: 12}.Encode()}))
 	require.Zero(t, serve.WeighUpper(transport.Request{Body: dsm.UpperRequest{Height: 1, Depth: 17}.Encode()}))
 }
+
+// An upper tree has a limit, whatever the leaves that lie high in a small tree: it has fewer levels
+// then.
+func TestUpperOfLargeValues(t *testing.T) {
+	v, err := avlstar.Empty(avlstar.DefaultChunkBytes)
+	require.NoError(t, err)
+	var changes []avlstar.Change
+	for i := range 300 {
+		changes = append(changes, avlstar.Change{Key: fmt.Appendf(nil, "key %03d", i), Value: make([]byte, 64<<10)})
+	}
+	full, err := v.Apply(changes)
+	require.NoError(t, err)
+	b, err := serve.UpperBag(full, serve.MaxUpperDepth)
+	require.NoError(t, err)
+	require.Less(t, len(b), 7<<20)
+	want, err := full.Upper(8) // the leaves are at 8 and 9
+	require.NoError(t, err)
+	require.Equal(t, want, b)
+}

@@ -119,8 +119,9 @@ func (s *Source) up(n dsm.Node) {
 	s.feeding.step(feed.Up{Node: n})
 }
 
-// Claims asks all nodes what they have, until each range has an answer or ctx ends: then the error
-// names a range that has none, beside the claims that came. They are not proved: see
+// Claims asks all nodes what they have, until each range has an answer, and a little longer for the
+// other nodes, or until ctx ends: then the error names a range that has none, beside the claims
+// that came. They are not proved: see
 // storagenode.NewestProvable.
 func (s *Source) Claims(ctx context.Context) ([]dsm.Claim, error) {
 	ctx, cancel := s.alive(ctx)
@@ -149,11 +150,27 @@ func (s *Source) Claims(ctx context.Context) ([]dsm.Claim, error) {
 		return r, false
 	}
 	err := fresh.wait(ctx, func() bool { _, is := silent(); return !is })
+	if err == nil {
+		// Another replica may have more, and answer a little later.
+		grace, end := context.WithTimeout(ctx, claimsGrace)
+		_ = fresh.wait(grace, fresh.complete) //nolint:errcheck // the time is over
+		end()
+	}
 	cancel()
 	if r, is := silent(); err != nil && is {
 		return fresh.all(), fmt.Errorf("source: no storage node of the keys in %v has answered for %v: %w", r, time.Since(began).Round(time.Millisecond), err)
 	}
 	return fresh.all(), nil
+}
+
+// claimsGrace is how long Claims waits for all nodes, once each range has an answer.
+const claimsGrace = time.Second
+
+// complete reports whether all nodes have answered.
+func (k *known) complete() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.mu.claims) == len(k.ranges.Nodes())
 }
 
 // said reports whether a replica of a range claimed anything of it.

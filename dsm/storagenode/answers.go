@@ -98,7 +98,7 @@ func join(joined, p *avlstar.Partial, depth int) (*avlstar.Partial, error) {
 		}
 	}
 	defer joined.Release()
-	b, err := p.Upper(depth)
+	b, err := serve.UpperBag(p.Version(), depth)
 	if err != nil {
 		return nil, err
 	}

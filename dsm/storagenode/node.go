@@ -75,7 +75,8 @@ func (n *Node) Claims() []dsm.Claim {
 }
 
 // Run advances the replicas as updates and headers come, and stores states, until ctx ends. It
-// returns nil then, and otherwise the first error of a replica, which takes no updates any more.
+// returns nil then, and otherwise the first error of a replica, which takes no updates any more. A
+// replica that was closed is left alone.
 func (n *Node) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -85,7 +86,11 @@ func (n *Node) Run(ctx context.Context) error {
 		store := make(chan struct{}, 1)
 		all.Go(func() {
 			for wait(ctx, n.wake[i]) {
-				if _, err := r.Advance(); err != nil {
+				_, err := r.Advance()
+				if errors.Is(err, ErrClosed) {
+					return // it is being replaced, and the others go their way
+				}
+				if err != nil {
 					failed <- err
 					cancel()
 					return

@@ -104,6 +104,9 @@ type begun struct {
 type refusal struct {
 	sender transport.ID
 	until  int64 // the height from which on it may send again
+	// It may also send again from then on; zero: only the height counts. A height that no other one
+	// sends would never come.
+	end time.Time
 }
 
 func newWaiting(l Limits, next int64) *waiting {
@@ -118,7 +121,7 @@ func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (hav
 	switch {
 	case p.Height < w.next:
 		return p.Total, nil // it came from another sender
-	case w.isRefused(sender):
+	case w.isRefused(now, sender):
 		return 0, fmt.Errorf("%w: %s", ErrRefusedSender, sender)
 	case int64(p.Total) > int64(w.limits.UpdateBytes):
 		return 0, fmt.Errorf("%w: %d bytes, the limit is %d", ErrTooLarge, p.Total, w.limits.UpdateBytes)
@@ -142,11 +145,11 @@ func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (hav
 	case len(p.Part) == 0 && b.sum == p.Sum:
 		return b.have, nil
 	}
-	return w.addTo(b, p)
+	return w.addTo(now, b, p)
 }
 
 // addTo adds a part to what its sender has begun.
-func (w *waiting) addTo(b *begun, p dsm.UpdatePart) (have uint32, err error) {
+func (w *waiting) addTo(now time.Time, b *begun, p dsm.UpdatePart) (have uint32, err error) {
 	if err := w.roomFor(b.height, len(p.Part)); err != nil {
 		if b.have == 0 { // it would take the place of another one
 			w.dropBegun(b)
@@ -163,7 +166,7 @@ func (w *waiting) addTo(b *begun, p dsm.UpdatePart) (have uint32, err error) {
 	switch {
 	case errors.Is(err, dsm.ErrOtherUpdate): // or it could begin anew, again and again
 		w.dropBegun(b)
-		w.refuse(b.sender, w.next+1)
+		w.refuse(b.sender, w.next+1, now.Add(w.limits.Patience))
 		return 0, err
 	case err != nil:
 		w.dropBegun(b)
@@ -194,8 +197,10 @@ func (w *waiting) find(sender transport.ID, height int64) *begun {
 	return nil
 }
 
-func (w *waiting) isRefused(sender transport.ID) bool {
-	return slices.ContainsFunc(w.refused, func(r refusal) bool { return r.sender == sender && w.next < r.until })
+func (w *waiting) isRefused(now time.Time, sender transport.ID) bool {
+	return slices.ContainsFunc(w.refused, func(r refusal) bool {
+		return r.sender == sender && w.next < r.until && (r.end.IsZero() || now.Before(r.end))
+	})
 }
 
 // placeFor returns ErrFull if as many updates of a height wait as may.
@@ -276,24 +281,24 @@ func (w *waiting) needs() int64 {
 // refute drops everything of a sender that has sent what is false, and refuses it for some heights.
 func (w *waiting) refute(sender transport.ID) {
 	w.drop(func(_ int64, s transport.ID) bool { return s == sender })
-	w.refuse(sender, w.next+w.limits.Refused)
+	w.refuse(sender, w.next+w.limits.Refused, time.Time{})
 }
 
-func (w *waiting) refuse(sender transport.ID, until int64) {
-	w.refused = append(w.refused, refusal{sender, until})
+func (w *waiting) refuse(sender transport.ID, until int64, end time.Time) {
+	w.refused = append(w.refused, refusal{sender, until, end})
 	if n := len(w.refused); n > maxRefused {
 		w.refused = slices.Delete(w.refused, 0, n-maxRefused)
 	}
 }
 
-// expire drops what comes on too slowly. Its sender is refused until the next height comes,
-// so that another one takes its place.
+// expire drops what comes on too slowly. Its sender is refused until the next height comes, or for
+// as long as Patience, so that another one takes its place.
 func (w *waiting) expire(now time.Time) {
 	for _, b := range slices.Clone(w.begun) {
 		if now.After(b.due) {
 			w.slow = append(w.slow, late{b.sender, b.height})
 			w.dropBegun(b)
-			w.refuse(b.sender, w.next+1)
+			w.refuse(b.sender, w.next+1, now.Add(w.limits.Patience))
 		}
 	}
 }

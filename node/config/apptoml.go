@@ -44,7 +44,8 @@ retain_depth = {{ .State.RetainDepth }}
 window = {{ .State.Window }}
 
 # A block waits while some range has fewer than min_acks storage nodes that have everything on disk but the last max_lag_blocks blocks, or
-# max_lag_bytes of their changes. A storage node that is further behind has to fetch its range anew.
+# max_lag_bytes of their changes. A storage node that is further behind has to fetch its range anew. Stay well below what storage nodes
+# answer (storage_node.serve_heights): otherwise a range that comes back can have no height in common with the others.
 min_acks = {{ .State.MinAcks }}
 max_lag_blocks = {{ .State.MaxLagBlocks }}
 max_lag_bytes = {{ .State.MaxLagBytes }}

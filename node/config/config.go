@@ -171,7 +171,7 @@ func DefaultApp() App {
 		State: State{
 			KeepRecent: 100, KeepRecentBytes: 256 << 20,
 			Mode: ModeLocal, RetainDepth: 12, Window: 32, StorageNodes: DefaultStorageNodesFile,
-			MinAcks: 1, MaxLagBlocks: 1000, MaxLagBytes: 256 << 20, WitnessTimeout: time.Second,
+			MinAcks: 1, MaxLagBlocks: 500, MaxLagBytes: 256 << 20, WitnessTimeout: time.Second,
 		},
 		Snapshots:   Snapshots{Keep: 2},
 		StorageNode: StorageNode{Ranges: DefaultStorageNodesFile, ServeHeights: 1000, ServeBytes: 256 << 20, Interval: 1000, Keep: 2},

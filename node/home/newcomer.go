@@ -60,6 +60,8 @@ type Newcomer struct {
 	TrustHash   string
 	TrustsFrom  bool // the header comes from From alone
 	Peer        string
+
+	storageNodes bool // it wrote the file that says which storage nodes keep which keys
 }
 
 // source is what the node at an address sent.
@@ -125,9 +127,23 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 		}
 	}})
 	if err == nil && len(o.StorageNodes) > 0 {
-		err = os.WriteFile(storageNodesFile(o.Home), o.StorageNodes, 0o600)
+		made.storageNodes, err = writeStorageNodes(storageNodesFile(o.Home), o.StorageNodes)
 	}
 	return made, err
+}
+
+// writeStorageNodes writes the file unless it is there with the same content.
+func writeStorageNodes(path string, content []byte) (wrote bool, err error) {
+	there, err := os.ReadFile(path)
+	switch {
+	case err == nil && bytes.Equal(there, content):
+		return false, nil
+	case err == nil:
+		return false, config.Invalid(fmt.Errorf("%s is there already, and is another one: remove one of the two", path))
+	case !errors.Is(err, fs.ErrNotExist):
+		return false, err
+	}
+	return true, os.WriteFile(path, content, 0o600)
 }
 
 // storageNodesFile is where InitFrom writes NewcomerOptions.StorageNodes.
@@ -141,7 +157,11 @@ func (n Newcomer) Undo(c *cfg.Config) error {
 	if _, err := Reset(c); err != nil {
 		return err
 	}
-	for _, file := range []string{config.CometFile(n.Home), config.AppFile(n.Home), storageNodesFile(n.Home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()} {
+	files := []string{config.CometFile(n.Home), config.AppFile(n.Home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()}
+	if n.storageNodes {
+		files = append(files, storageNodesFile(n.Home))
+	}
+	for _, file := range files {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
