@@ -194,3 +194,24 @@ func TestWaitingRandom(t *testing.T) {
 	}
 	require.Greater(t, arrived, 20)
 }
+
+// A sender that was cut off, and is the only one, is refused for a time: if it were until the next
+// height, that would never come.
+func TestTheOnlySenderComesBack(t *testing.T) {
+	w := newWaiting(Limits{}, 1)
+	update := bytes.Repeat([]byte("u"), 100)
+	sum := sha256.Sum256(update)
+	part := func(from, to int) dsm.UpdatePart {
+		return dsm.UpdatePart{Height: 1, Total: 100, Offset: uint32(from), Sum: sum, Part: update[from:to]}
+	}
+	began := time.Unix(0, 0)
+	_, err := w.add(began, "only", part(0, 10))
+	require.NoError(t, err)
+	back := began.Add(time.Hour)
+	_, err = w.add(back, "only", part(0, 100))
+	require.ErrorIs(t, err, ErrRefusedSender)
+	_, err = w.add(back.Add(w.limits.Patience), "only", part(0, 100))
+	require.NoError(t, err)
+	_, complete := w.candidate()
+	require.True(t, complete)
+}
