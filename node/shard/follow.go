@@ -108,8 +108,9 @@ func (n *Node) follow(ctx context.Context) error {
 	var warned, saved time.Time
 	for ctx.Err() == nil {
 		more, err := n.step(ctx, network.Verifier())
-		if err == nil {
-			err = n.tend(ctx, network.Verifier())
+		// also where headers do not come, as when those that one range needs are pruned everywhere
+		if tended := n.tend(ctx, network.Verifier()); err == nil || isFinal(tended) {
+			err = tended
 		}
 		switch {
 		case ctx.Err() != nil:
