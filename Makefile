@@ -63,7 +63,7 @@ check: $(CHECKS) ## everything else: race detector, debug checks, the iavl oracl
 
 race: ## the unit tests with fewer rounds, under the race detector (which needs a C compiler)
 	@if command -v $${CC:-gcc} >/dev/null; then \
-	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 15m $(RACE_PACKAGES); \
+	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 25m $(RACE_PACKAGES); \
 	else echo 'NOT RUN: the race detector (no C compiler here)'; fi
 
 debug: ## the tree's tests without assembly, with every version checked as a whole

@@ -399,7 +399,11 @@ func TestReplayOfHugeLies(t *testing.T) {
 	for name, value := range map[string][]byte{"deletions of absent keys": nil, "new values": []byte("y")} {
 		t.Run(name, func(t *testing.T) {
 			u := Update{To: to, Seam: []byte{bagVersion}}
-			for i := range 700_000 {
+			count := 700_000
+			if testing.Short() { // the race detector takes a minute for as many
+				count = 50_000
+			}
+			for i := range count {
 				key := fmt.Appendf(nil, "k%07d", i)
 				u.Changes = append(u.Changes, UpdateChange{Change: Change{key, value}})
 			}

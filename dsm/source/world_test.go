@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"path"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -34,6 +35,7 @@ type world struct {
 	network transporttest.Network
 	ranges  *dsm.Ranges
 	nodes   []*node
+	growing sync.Mutex         // of full and changes, where replicas look at headers beside the test
 	full    []*avlstar.Version // by height
 	changes [][]avlstar.Change // by height, of the block
 	proved  atomic.Int64
@@ -156,6 +158,8 @@ func (w *world) AppHash(height int64) (avlstar.Hash, bool) {
 	if height > w.proved.Load() {
 		return avlstar.Hash{}, false
 	}
+	w.growing.Lock()
+	defer w.growing.Unlock()
 	return w.full[height].AppHash(), true
 }
 
@@ -165,6 +169,8 @@ func (w *world) height() int64 { return int64(len(w.full)) - 1 }
 func (w *world) block(changes []avlstar.Change) []avlstar.Change {
 	next, err := w.full[w.height()].Apply(changes)
 	require.NoError(w.t, err)
+	w.growing.Lock()
+	defer w.growing.Unlock()
 	w.full, w.changes = append(w.full, next), append(w.changes, changes)
 	return changes
 }
