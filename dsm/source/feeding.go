@@ -355,8 +355,8 @@ func (f *feeding) parts(a feed.Send, u *update) (answer dsm.UpdateAnswer, comple
 		case have >= len(u.bytes):
 			return answer, true, nil
 		case !probe && have < min(offset+dsm.MaxPartBytes, len(u.bytes)):
-			// It takes no more of it. An honest node takes a part whole or not at all; one that takes
-			// a byte of each would have a MiB sent for it.
+			// It takes no more of it. An honest node takes a part whole or not at all; one that
+			// takes a byte of each would have a MiB sent for it.
 			return answer, false, nil
 		case probe && (answer.Needs == 0 || answer.Needs > a.Height):
 			return answer, false, nil

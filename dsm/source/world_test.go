@@ -35,7 +35,8 @@ type world struct {
 	network transporttest.Network
 	ranges  *dsm.Ranges
 	nodes   []*node
-	growing sync.Mutex         // of full and changes, where replicas look at headers beside the test
+	// growing guards full and changes where replicas look at headers beside the test.
+	growing sync.Mutex
 	full    []*avlstar.Version // by height
 	changes [][]avlstar.Change // by height, of the block
 	proved  atomic.Int64

@@ -22,9 +22,9 @@ const (
 	// validators that have waited for storage nodes since then have all updates. Where they have
 	// not, the range is taken over later.
 	fromGenesis = 1000
-	// stuckAfter is the time after which a range whose update nobody sends is taken over. That gives
-	// up the heights that it has, which all others may need after a failure of many machines: so
-	// validators get the time to start again first.
+	// stuckAfter is the time after which a range whose update nobody sends is taken over. That
+	// gives up the heights that it has, which all others may need after a failure of many machines:
+	// so validators get the time to start again first.
 	stuckAfter = 5 * time.Minute
 	// againAfter is the time between two attempts to take a range over.
 	againAfter = 5 * time.Second
