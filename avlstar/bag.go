@@ -110,8 +110,7 @@ func (v *Version) Bag(wants []Want, below Below) ([]byte, error) {
 }
 
 // Upper returns the encoding of a bag of one tree: all inner nodes that have fewer than depth above
-// them. It is what NewPartial's result needs to be what Below.Depth says. What is not in memory
-// stays a stub.
+// them. It is what NewPartial's result needs to be what Below.Depth says.
 func (v *Version) Upper(depth int) ([]byte, error) { return v.UpperWithin(depth, 0) }
 
 // UpperWithin is Upper for a bag of at most maxBytes (0: no limit), and a leaf: a larger one is
@@ -310,7 +309,7 @@ func (p *packing) isFull() bool {
 // open appends the items of the subtree s, which has depth inner nodes of the tree above it. bound
 // is the height of the inner node that has its least key.
 func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants []Want) error {
-	absent := p.upper > 0 && n == 0 || p.below.Partly && p.lacks(n)
+	absent := (p.upper > 0 || p.below.Partly) && p.lacks(n)
 	if len(wants) == 0 || depth > 0 && absent || p.upper > 0 && depth == p.upper {
 		p.stub(s, bound)
 		return nil
