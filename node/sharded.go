@@ -75,7 +75,7 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	logger := o.Logger.With("module", "storage-nodes")
 	s, err := source.New(source.Options{
 		Logger: logger, Ranges: nodes.Ranges, Addresses: nodes.Addresses, Dialer: o.Sharded.Dialer,
-		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics, Depth: c.RetainDepth,
+		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics,
 	})
 	if err != nil {
 		return nil, config.Invalid(err)
@@ -148,9 +148,7 @@ func totalMemory() (bytes uint64, known bool) {
 func (s *sharded) options(o ApplicationOptions, to *app.Options) {
 	c := o.Config.State
 	to.Store, to.Source, to.WitnessTimeout, to.Life = s.store, s.source, c.WitnessTimeout, o.Sharded.Life
-	for i := 1; i < s.nodes.Ranges.Len(); i++ {
-		to.Edges = append(to.Edges, s.nodes.Ranges.Shard(i).Range.First)
-	}
+	to.Edges = s.source.Edges()
 	budget := o.Config.Storage.MemoryBytes
 	to.Retention = avlstar.Retention{
 		Depth: c.RetainDepth, Window: c.Window, Keep: keepEdges(to.Edges), Least: s.store.unacknowledged,

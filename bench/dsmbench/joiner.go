@@ -113,7 +113,7 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 
 // connect returns the source that a node has.
 func (j *joiner) connect() (*source.Source, error) {
-	o := source.Options{Dialer: j.dialer, Addresses: map[dsm.Node]transport.Address{}, Depth: j.Retain}
+	o := source.Options{Dialer: j.dialer, Addresses: map[dsm.Node]transport.Address{}}
 	var shards []dsm.Shard
 	for _, n := range j.Nodes {
 		address, err := transport.ParseAddress(n.Address)

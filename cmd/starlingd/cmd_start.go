@@ -45,13 +45,19 @@ it chunk by chunk. It trusts only the header at --statesync.trust_height with ha
 	return cmd
 }
 
-// runNode runs the node of the home folder until ctx ends.
-func runNode(ctx context.Context, env *cliEnv) error {
+// loadHome reads the configuration of the home folder, and makes the logger that it describes.
+func loadHome(env *cliEnv) (*config.Config, log.Logger, error) {
 	conf, err := config.Load(env.Home, env.V)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	logger, err := config.NewLogger(env.Err, conf.CometBFT.LogLevel, conf.CometBFT.LogFormat)
+	return conf, logger, err
+}
+
+// runNode runs the node of the home folder until ctx ends.
+func runNode(ctx context.Context, env *cliEnv) error {
+	conf, logger, err := loadHome(env)
 	if err != nil {
 		return err
 	}

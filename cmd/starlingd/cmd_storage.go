@@ -131,11 +131,7 @@ nodes of the range and from validators in local mode.`,
 
 // runStorage runs the storage node of the home folder until ctx ends.
 func runStorage(ctx context.Context, env *cliEnv) error {
-	conf, err := config.Load(env.Home, env.V)
-	if err != nil {
-		return err
-	}
-	logger, err := config.NewLogger(env.Err, conf.CometBFT.LogLevel, conf.CometBFT.LogFormat)
+	conf, logger, err := loadHome(env)
 	if err != nil {
 		return err
 	}

@@ -24,9 +24,6 @@ type Options struct {
 	Ask       ask.Policy  // zero: ask.DefaultPolicy
 	Feed      feed.Policy // zero: feed.DefaultPolicy
 	Metrics   *Metrics    // nil: NopMetrics
-	// Depth is how many inner nodes of each way the validator has in any case (retain_depth): where
-	// a way is looked for at an older height, nothing above them is sent.
-	Depth int
 	// Others returns connections to validators and nodes in local mode, which answer Witness and
 	// Upper from what they hold. They are asked after the storage nodes. nil: there are none.
 	Others func() []transport.Conn

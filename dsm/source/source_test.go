@@ -33,7 +33,7 @@ func TestBlocksOnStorageNodesThatAreBehind(t *testing.T) {
 func blocksBehind(w *world, depth int) {
 	const blocks, behind = 30, 2
 	m := source.NopMetrics()
-	s := w.source(func(o *source.Options) { o.Depth, o.Metrics = depth, m })
+	s := w.source(func(o *source.Options) { o.Metrics = m })
 	defer func() { require.NoError(w.t, s.Close()) }()
 	for range 3 {
 		w.block(w.draw())
