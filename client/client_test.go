@@ -21,7 +21,7 @@ import (
 var testKey = ed25519.GenPrivKeyFromSecret([]byte("client"))
 
 func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const patience = 30 * time.Second
+const patience = 5 * time.Minute
 
 // fake is a Source whose answers are a test's.
 type fake struct {

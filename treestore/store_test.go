@@ -84,7 +84,7 @@ func TestWaitingBlocksHoldNoVersions(t *testing.T) {
 		old := v
 		old.Release()
 		v = next
-		require.Eventually(t, func() bool { return old == first || gone(old) }, time.Minute, time.Millisecond, "height %d", height)
+		require.Eventually(t, func() bool { return old == first || gone(old) }, 5*time.Minute, time.Millisecond, "height %d", height)
 	}
 	require.Equal(t, blocks, zone.Metrics().LagBlocks)
 	require.LessOrEqual(t, v.Memory().Versions, 4)

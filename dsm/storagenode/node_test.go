@@ -337,7 +337,7 @@ func TestRun(t *testing.T) {
 			return !slices.ContainsFunc(replicas, func(r *storagenode.Replica) bool { return r.Claim().Durable != height })
 		}
 	}
-	require.Eventually(t, at(22), time.Minute, time.Millisecond)
+	require.Eventually(t, at(22), 5*time.Minute, time.Millisecond)
 	cancel()
 	require.NoError(t, <-ended)
 	for i, r := range replicas {

@@ -30,7 +30,7 @@ import (
 )
 
 // Patience is how long a test waits for what should happen soon.
-const Patience = 60 * time.Second
+const Patience = 5 * time.Minute
 
 // Home makes a home whose node listens on free ports of loopback and makes blocks fast. edit, nil
 // or not, changes the options first.
