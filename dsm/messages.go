@@ -224,6 +224,28 @@ func DecodeWitness(b []byte) (Witness, error) {
 	return w, nil
 }
 
+// Asked is how much an encoded Witness asks for.
+type Asked struct {
+	Wants    int
+	Ranges   bool // some of the wants are for all keys of a range
+	MaxBytes uint32
+}
+
+// WitnessAsks returns what an encoded request asks for, and allocates nothing. It does not judge
+// the request: of one that DecodeWitness refuses, what it returns means nothing.
+func WitnessAsks(b []byte) (a Asked) {
+	r := reader{b: b}
+	r.height()
+	r.byte()
+	a.MaxBytes = r.uint32()
+	r.next(r.count(MaxHeld, hashBytes) * hashBytes)
+	a.Wants = r.count(MaxWants, 1+2)
+	for range a.Wants {
+		a.Ranges = r.want().Range || a.Ranges
+	}
+	return a
+}
+
 // UpperRequest asks for the tree's nodes above a depth.
 type UpperRequest struct {
 	Height int64 // above 0

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,11 +51,15 @@ var codecs = map[string]func([]byte) (any, []byte, error){
 		return c, again, err
 	},
 	"witness": func(b []byte) (any, []byte, error) {
+		asked := WitnessAsks(b) // whatever the bytes are
 		w, err := DecodeWitness(b)
 		if err != nil {
 			return nil, nil, err
 		}
 		again, err := w.Encode()
+		if want := (Asked{len(w.Wants), slices.ContainsFunc(w.Wants, func(w Want) bool { return w.Range }), w.MaxBytes}); asked != want {
+			err = fmt.Errorf("it asks for %+v, and WitnessAsks says %+v", want, asked)
+		}
 		return w, again, err
 	},
 	"upper request": func(b []byte) (any, []byte, error) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
@@ -71,7 +70,7 @@ func Bag(v *avlstar.Version, r avlstar.KeyRange, w dsm.Witness, limit int, partl
 	if err != nil {
 		return nil, err
 	}
-	below := avlstar.Below{Depth: int(w.Depth), Held: make(map[avlstar.Hash]struct{}, len(w.Held)), MaxBytes: most(w, limit), Partly: partly}
+	below := avlstar.Below{Depth: int(w.Depth), Held: make(map[avlstar.Hash]struct{}, len(w.Held)), MaxBytes: int(min(int64(w.MaxBytes), int64(limit))), Partly: partly}
 	for _, h := range w.Held {
 		below.Held[h] = struct{}{}
 	}
@@ -84,8 +83,6 @@ func Bag(v *avlstar.Version, r avlstar.KeyRange, w dsm.Witness, limit int, partl
 	}
 	return bag, nil
 }
-
-func most(w dsm.Witness, limit int) int { return int(min(int64(w.MaxBytes), int64(limit))) }
 
 // wantsOf returns the wants as the tree knows them. The next key is looked for in r; where there is
 // none, or the way to it is missing, the way to the key itself shows where to ask further.
@@ -121,14 +118,12 @@ func least(v *avlstar.Version, r avlstar.KeyRange) ([]byte, error) {
 // WeighWitness returns about how many bytes are made to answer: a want opens a way of about a
 // kilobyte, a range of keys as much as the answer may have.
 func WeighWitness(r transport.Request, limit int) int64 {
-	w, err := dsm.DecodeWitness(r.Body)
-	if err != nil {
-		return 0
+	asked := dsm.WitnessAsks(r.Body)
+	most := min(int64(asked.MaxBytes), int64(limit))
+	if asked.Ranges {
+		return most
 	}
-	if slices.ContainsFunc(w.Wants, func(w dsm.Want) bool { return w.Range }) {
-		return int64(most(w, limit))
-	}
-	return min(int64(most(w, limit)), int64(len(w.Wants))*wantBytes)
+	return min(most, int64(asked.Wants)*wantBytes)
 }
 
 // DecodeUpper decodes a request for an upper tree. The error is transport.ErrRefused.
