@@ -16,7 +16,8 @@ import (
 
 // TestRealNode uses a real CometBFT node with the real application.
 func TestRealNode(t *testing.T) {
-	// The limit is for a node that hangs: under the race detector, beside other packages, a minute was too short.
+	// The limit is for a node that hangs: a minute was too short under the race detector, beside
+	// other packages.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	address, genesis := demo()

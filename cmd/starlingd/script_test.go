@@ -22,7 +22,8 @@ import (
 	"github.com/starling-kv/starling/node/buildinfo"
 )
 
-// patience bounds every wait for a node: it is for what hangs, not for what is slow beside other tests.
+// patience bounds every wait for a node. It is for what hangs, not for what is slow beside other
+// tests.
 const patience = 5 * time.Minute
 
 // programVariable makes the test binary behave as starlingd, for tests that start it by hand.
