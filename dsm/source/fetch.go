@@ -12,7 +12,6 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/transport"
 )
 
 const (
@@ -51,31 +50,9 @@ func (s *Source) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 			g.add(f.run(ctx))
 		})
 	}
-	ended := make(chan struct{})
-	go func() {
-		all.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-	case <-ctx.Done():
-	case <-g.something:
-		s.grace(ctx, ended, time.Since(g.began))
-	}
-	cancel() // what is still under way is not waited for; it ends at once
-	<-ended
+	// What is still under way is not waited for; it ends at once.
+	g.settle(ctx, cancel, &all, func() time.Duration { return max(time.Since(g.began), minGrace) })
 	return g.result()
-}
-
-// grace waits for what is still under way, for as long again as the first bag took.
-func (s *Source) grace(ctx context.Context, ended <-chan struct{}, took time.Duration) {
-	t := time.NewTimer(max(took, minGrace))
-	defer t.Stop()
-	select {
-	case <-ended:
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 // gathering is what came of a fetch so far.
@@ -90,6 +67,34 @@ type gathering struct {
 }
 
 func (g *gathering) begin() { g.once.Do(func() { close(g.something) }) }
+
+// settle waits until all have ended, or ctx, or grace is over after the first bag. It then ends the
+// others.
+func (g *gathering) settle(ctx context.Context, cancel context.CancelFunc, all *sync.WaitGroup, grace func() time.Duration) {
+	ended := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	case <-g.something:
+		after(ctx, grace(), ended)
+	}
+	cancel()
+	<-ended
+}
+
+// begun reports whether the first bag is there.
+func (g *gathering) begun() bool {
+	select {
+	case <-g.something:
+		return true
+	default:
+		return false
+	}
+}
 
 func (g *gathering) add(bags []*avlstar.Bag, err error) {
 	g.mu.Lock()
@@ -153,8 +158,45 @@ type fetching struct {
 	began  func() // is called when something has come
 }
 
-// run asks the replicas, then the others.
+// run asks the replicas, and the others where these bring nothing, or nothing soon.
 func (f *fetching) run(ctx context.Context) ([]*avlstar.Bag, error) {
+	if f.s.o.Others == nil {
+		return f.replicas(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan struct{})
+	var more []*avlstar.Bag
+	var beside sync.WaitGroup
+	wait := othersAfter * f.s.o.Ask.Slow
+	if f.s.others.isNeeded(f.shard) {
+		wait = 0
+	}
+	beside.Go(func() {
+		if after(ctx, wait, failed) {
+			if more = f.others(ctx); len(more) > 0 {
+				cancel() // replicas that were silent so long
+			}
+		}
+	})
+	bags, err := f.replicas(ctx)
+	if len(bags) > 0 || err == nil {
+		cancel()
+	} else {
+		close(failed)
+	}
+	beside.Wait()
+	if len(bags) > 0 {
+		f.s.others.setNeeded(f.shard, false)
+	} else if len(more) > 0 {
+		f.s.others.setNeeded(f.shard, true)
+		err = nil
+	}
+	return append(bags, more...), err
+}
+
+// replicas asks the replicas, at each of some heights.
+func (f *fetching) replicas(ctx context.Context) ([]*avlstar.Bag, error) {
 	var errs []error
 	for _, height := range f.heights(ctx) {
 		bags, err := f.at(ctx, height, f.wants)
@@ -167,9 +209,6 @@ func (f *fetching) run(ctx context.Context) ([]*avlstar.Bag, error) {
 			}
 		}
 		errs = append(errs, err)
-	}
-	if bags := f.others(ctx); len(bags) > 0 {
-		return bags, nil
 	}
 	return nil, errors.Join(errs...)
 }
@@ -289,40 +328,6 @@ func (f *fetching) leaves(ctx context.Context, height int64, keys [][]byte, part
 		}
 	}
 	return next
-}
-
-// others asks those that are no storage nodes, one after another, at the height itself.
-func (f *fetching) others(ctx context.Context) (bags []*avlstar.Bag) {
-	if f.s.o.Others == nil {
-		return nil
-	}
-	for _, conn := range f.s.o.Others() {
-		for _, run := range dsm.Split(f.wants, f.s.o.Ask.Wants, len(f.held)) {
-			if ctx.Err() != nil {
-				return bags
-			}
-			if bag := f.other(ctx, conn, run); bag != nil {
-				bags = append(bags, bag)
-			}
-		}
-		if len(bags) > 0 {
-			return bags
-		}
-	}
-	return nil
-}
-
-func (f *fetching) other(ctx context.Context, conn transport.Conn, wants []dsm.Want) *avlstar.Bag {
-	ctx, cancel := context.WithTimeout(ctx, f.s.o.Ask.GiveUp)
-	defer cancel()
-	body, err := dsm.Witness{Height: f.height, Depth: f.depth, MaxBytes: maxBag, Held: f.held, Wants: wants}.Encode()
-	if err != nil {
-		return nil
-	}
-	b, err := conn.Call(ctx, transport.Call{Method: transport.Method(dsm.MethodWitness), Body: body, Max: maxBag})
-	f.s.o.Metrics.called(otherNodes, dsm.MethodWitness, len(body), len(b), err)
-	q := &question{depth: f.depth, held: f.held, most: maxBag}
-	return q.judge(askOf(wants), b, err).bag
 }
 
 // justBelow returns the greatest possible key below key, nil if there is none: the way to it leads

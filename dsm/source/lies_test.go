@@ -14,7 +14,6 @@ import (
 	"github.com/starling-kv/starling/dsm/source"
 	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/transport"
-	"github.com/starling-kv/starling/transport/transporttest"
 )
 
 // silence lets a node never answer a request for a witness.
@@ -169,36 +168,5 @@ func TestStaleAndBack(t *testing.T) {
 		lacking, held := h.partial.Version().Lacks([]avlstar.Want{{Key: worldKey(400)}})
 		_, err := s.Fetch(context.Background(), 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held})
 		require.ErrorContains(t, err, fmt.Sprintf("%s: gone", w.nodes[0].name))
-	})
-}
-
-// Where storage nodes do not have the height, validators do that have executed the block.
-func TestOthers(t *testing.T) {
-	inWorld(t, 10, 2, 1, func(w *world) {
-		w.block(w.draw())
-		w.feed(1)
-		mux := new(transport.Mux)
-		mux.Handle(transport.Method(dsm.MethodWitness), transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) {
-			m, b := below(r)
-			var wants []avlstar.Want
-			for _, want := range m.Wants {
-				wants = append(wants, avlstar.Want(want))
-			}
-			return w.full[m.Height].Bag(wants, b)
-		}))
-		other, err := w.network.Listen("other:1", transporttest.Config{ID: transporttest.ID(99), ChainID: worldChain, Handler: mux})
-		require.NoError(t, err)
-		defer other.Close()
-		conn, err := w.network.Dialer(transporttest.Config{ID: transporttest.ID(1000), ChainID: worldChain}).Dial(context.Background(), other.Address())
-		require.NoError(t, err)
-		defer func() { require.NoError(t, conn.Close()) }()
-		s := w.source(func(o *source.Options) { o.Others = func() []transport.Conn { return []transport.Conn{conn} } })
-		defer func() { require.NoError(t, s.Close()) }()
-		h := w.join(s, 0, 4)
-		defer func() { h.partial.Release() }()
-		for _, n := range w.nodes {
-			n.listener.Close()
-		}
-		h.read([]avlstar.Want{{Key: worldKey(1)}, {Key: worldKey(300)}, {Key: worldKey(599)}})
 	})
 }

@@ -25,7 +25,8 @@ type Options struct {
 	Feed      feed.Policy // zero: feed.DefaultPolicy
 	Metrics   *Metrics    // nil: NopMetrics
 	// Others returns connections to validators and nodes in local mode, which answer Witness and
-	// Upper from what they hold. They are asked after the storage nodes. nil: there are none.
+	// Upper from what they hold, in the order in which they are to be asked. They are asked where
+	// storage nodes bring nothing, or nothing soon. nil: there are none.
 	Others func() []transport.Conn
 }
 
@@ -41,6 +42,7 @@ type Source struct {
 	known *known
 	liars liars
 
+	others  others
 	asking  asking
 	feeding feeding
 }
@@ -76,6 +78,7 @@ func New(o Options) (*Source, error) {
 	if err := s.feeding.check(s); err != nil {
 		return nil, fmt.Errorf("source: %w", err)
 	}
+	s.others.begin(s)
 	s.ctx, s.end = context.WithCancel(context.Background())
 	s.asking.begin(s)
 	for _, n := range o.Ranges.Nodes() {

@@ -12,9 +12,6 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// otherNodes names those that are no storage nodes, in metrics.
-const otherNodes dsm.Node = "others"
-
 var (
 	errOtherState = errors.New("it answers with another state")
 	errNoUpper    = errors.New("no replica of a range has sent its part of the upper tree")
@@ -143,19 +140,18 @@ func (u *uppers) ask(ctx context.Context, n dsm.Node) error {
 
 // others asks those that are no storage nodes: in local mode they have all of it.
 func (u *uppers) others(ctx context.Context) bool {
-	if u.s.o.Others == nil {
-		return false
-	}
-	for _, conn := range u.s.o.Others() {
+	for _, conn := range u.s.others.all() {
 		body := dsm.UpperRequest{Height: u.height, Depth: u.depth}.Encode()
 		ctx, cancel := context.WithTimeout(ctx, u.s.o.Ask.GiveUp)
 		b, err := conn.Call(ctx, transport.Call{Method: transport.Method(dsm.MethodUpper), Body: body, Max: maxBag})
 		cancel()
 		u.s.o.Metrics.called(otherNodes, dsm.MethodUpper, len(body), len(b), err)
 		if err == nil {
-			if _, err = u.add(b); err == nil {
+			verdict, err := u.add(b)
+			if err == nil {
 				return true
 			}
+			u.s.others.judged(conn.Remote().ID, dsm.Range{}, verdict)
 		}
 	}
 	return false
