@@ -103,6 +103,7 @@ type Node struct {
 	application *Application
 
 	serving          serving
+	others           *fastsync.Peers   // in sharded mode, nodes that may hold witnesses; nil: none
 	transportMetrics *transportMetrics // nil: none
 	// joinView is the progress of a join over the transport; it does its own locking.
 	joinView    fastsync.View
@@ -489,6 +490,9 @@ func (n *Node) close() error {
 	}
 	if n.application != nil {
 		errs = append(errs, n.application.Close())
+	}
+	if n.others != nil {
+		n.others.Close()
 	}
 	return errors.Join(errs...)
 }

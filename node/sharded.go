@@ -30,6 +30,8 @@ import (
 type ShardedOptions struct {
 	Home   string
 	Dialer transport.Dialer // of the storage nodes
+	// Others are those of source.Options.
+	Others func() []transport.Conn
 	// Self is the address of this node's validator; nil: it has none.
 	Self crypto.Address
 	Own  ownBlocks
@@ -75,7 +77,7 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	logger := o.Logger.With("module", "storage-nodes")
 	s, err := source.New(source.Options{
 		Logger: logger, Ranges: nodes.Ranges, Addresses: nodes.Addresses, Dialer: o.Sharded.Dialer,
-		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics,
+		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics, Others: o.Sharded.Others,
 	})
 	if err != nil {
 		return nil, config.Invalid(err)

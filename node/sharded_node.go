@@ -19,7 +19,9 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
@@ -78,8 +80,16 @@ func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validat
 	if err != nil {
 		return err
 	}
+	addresses, err := config.JoinAddresses(n.config)
+	if err != nil {
+		return err
+	}
+	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID})
+	n.others = fastsync.NewPeers(fastsync.PeersOptions{
+		Logger: n.log.With("module", "other-nodes"), Dialer: dialer, Addresses: addresses, Self: transport.ID(n.ID()), Strict: n.config.CometBFT.P2P.AddrBookStrict,
+	})
 	o.Sharded = &ShardedOptions{
-		Home: n.config.Home, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID}), Own: own, Life: n.life,
+		Home: n.config.Home, Dialer: dialer, Others: n.others.Conns, Own: own, Life: n.life,
 		Joins: have.None() && join.Allowed(n.config, isOnlyValidator(validator, n.genesis)),
 		Opened: func(s *sharded) error {
 			if own.newest == 0 || n.config.App.Status.ListenAddress == "" {

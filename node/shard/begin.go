@@ -57,7 +57,7 @@ func (n *Node) tendPlace(ctx context.Context, p *place, v verifier) error {
 		if now.Before(p.tryFrom) {
 			return nil
 		}
-		newest := n.circle.newest(ctx)
+		newest := n.newest(ctx)
 		if newest == 0 {
 			return nil // nobody has answered yet
 		}

@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
-	"sync"
 	"time"
 
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/config"
-	"github.com/starling-kv/starling/statesync/fastsync"
-	"github.com/starling-kv/starling/transport"
 )
 
 const (
@@ -34,57 +29,8 @@ const (
 	saveEvery = 10 * time.Second
 )
 
-// circle is the nodes that are connected.
-type circle struct {
-	mu    sync.Mutex
-	conns []transport.Conn
-}
-
-// watch follows who comes and goes.
-func (c *circle) watch(peers *fastsync.Peers) (stop func()) {
-	return peers.Watch(fastsync.Watcher{
-		Up: func(conn transport.Conn) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.conns = append(c.conns, conn)
-		},
-		Down: func(id transport.ID) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.conns = slices.DeleteFunc(c.conns, func(conn transport.Conn) bool { return conn.Remote().ID == id })
-		},
-	})
-}
-
-// some returns n of them, drawn at random; 0: all.
-func (c *circle) some(n int) []transport.Conn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := slices.Clone(c.conns)
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	if n > 0 && len(all) > n {
-		all = all[:n]
-	}
-	return all
-}
-
 // newest returns the greatest height of a block that some nodes claim to have; 0: nobody answers.
-func (c *circle) newest(ctx context.Context) (height int64) {
-	ctx, cancel := context.WithTimeout(ctx, idlePoll)
-	defer cancel()
-	conns := c.some(asked)
-	heights := make(chan int64, len(conns))
-	for _, conn := range conns {
-		go func() {
-			s, _ := fastsync.AskStatus(ctx, conn) // who does not answer claims nothing
-			heights <- s.Height
-		}()
-	}
-	for range conns {
-		height = max(height, <-heights)
-	}
-	return height
-}
+func (n *Node) newest(ctx context.Context) int64 { return n.peers.Load().Newest(ctx, asked, idlePoll) }
 
 // verifier is what the follower needs of lightblocks.Verifier.
 type verifier interface {
@@ -172,7 +118,7 @@ func (n *Node) step(ctx context.Context, v verifier) (more bool, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	claimed := n.circle.newest(ctx)
+	claimed := n.newest(ctx)
 	if claimed < next {
 		return false, nil
 	}

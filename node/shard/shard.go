@@ -24,6 +24,7 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/join"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -56,8 +57,8 @@ type Node struct {
 	nodes   *config.StorageNodes
 	places  []*place // the ranges of this node, in the order of keys
 	headers headers
-	circle  circle // the nodes that it is connected to
-	young   int64  // fromGenesis, but in tests
+	peers   atomic.Pointer[fastsync.Peers] // the nodes that it is connected to; nil at first
+	young   int64                          // fromGenesis, but in tests
 	taking  sync.WaitGroup
 	metrics *metrics
 	lock    io.Closer // of data/ranges
@@ -328,7 +329,7 @@ func (n *Node) join(ctx context.Context) (*join.Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.circle.watch(network.Peers())
+	n.peers.Store(network.Peers())
 	n.log.Info("Following the chain by its headers", "trusted_height", trust.TrustHeight, "hash", fmt.Sprintf("%X", trust.TrustHash))
 	return network, nil
 }

@@ -135,7 +135,7 @@ func (n *Node) givers(ctx context.Context, p *place) (givers []*giver, closeAll 
 		givers = append(givers, g)
 	}
 	slices.SortStableFunc(givers, func(a, b *giver) int { return int(min(1, max(-1, b.newest-a.newest))) })
-	for _, conn := range n.circle.some(0) {
+	for _, conn := range n.peers.Load().Conns() {
 		givers = append(givers, &giver{Conn: conn})
 	}
 	return givers, func() {

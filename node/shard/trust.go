@@ -104,13 +104,11 @@ func (n *Node) genesisHeader(ctx context.Context, addresses []transport.Address)
 		Logger: n.log.With("module", "headers"), Dialer: n.dialer, Addresses: addresses, Self: n.ID(), Strict: n.config.CometBFT.P2P.AddrBookStrict,
 	})
 	defer peers.Close()
-	var circle circle
-	defer circle.watch(peers)()
 	set := genesisValidators(n.genesis)
 	warned := time.Now()
 	for {
 		var errs []error
-		for _, conn := range circle.some(0) {
+		for _, conn := range peers.Conns() {
 			block, err := lightblocks.NewProvider(n.genesis.ChainID, conn).LightBlock(ctx, n.genesis.InitialHeight)
 			if err == nil {
 				err = signedByGenesis(block, set)

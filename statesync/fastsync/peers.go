@@ -155,6 +155,39 @@ func (p *Peers) conns() []*peer {
 	return list
 }
 
+// Conns returns the connections to the peers, in random order. nil Peers have none.
+func (p *Peers) Conns() []transport.Conn {
+	if p == nil {
+		return nil
+	}
+	var conns []transport.Conn
+	for _, peer := range p.conns() {
+		conns = append(conns, peer.Conn)
+	}
+	rand.Shuffle(len(conns), func(i, j int) { conns[i], conns[j] = conns[j], conns[i] })
+	return conns
+}
+
+// Newest asks n peers, drawn at random, for their newest block, and returns the greatest height
+// that is claimed within limit; 0: nobody answers. nil Peers have none.
+func (p *Peers) Newest(ctx context.Context, n int, limit time.Duration) (height int64) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	conns := p.Conns()
+	conns = conns[:min(n, len(conns))]
+	heights := make(chan int64, len(conns))
+	for _, conn := range conns {
+		go func() {
+			s, _ := AskStatus(ctx, conn) // who does not answer claims nothing
+			heights <- s.Height
+		}()
+	}
+	for range conns {
+		height = max(height, <-heights)
+	}
+	return height
+}
+
 // Failures returns, for each address that cannot be reached, "host:port: reason", in order.
 func (p *Peers) Failures() []string {
 	p.mu.Lock()
