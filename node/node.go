@@ -143,6 +143,13 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life, n.endLife = context.WithCancel(n.ctx) //nolint:gosec // close calls it
 	if err := n.open(ctx, o); err != nil {
+		select {
+		case failed := <-n.failed:
+			if errors.Is(failed, ErrAway) { // it has ended what open waited for
+				err = failed
+			}
+		default:
+		}
 		return nil, errors.Join(err, n.close())
 	}
 	return n, nil
@@ -318,6 +325,9 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 	if n.application, err = NewApplication(o); err != nil {
 		return err
 	}
+	if n.application.sharded != nil {
+		n.wg.Go(n.watchAway)
+	}
 	return comet.CheckHalt(halt, n.application.Height())
 }
 
@@ -336,7 +346,7 @@ func (n *Node) join(ctx context.Context) error {
 	case inVain && n.way == join.New && n.joinOptions.InBand() && !n.unfinished():
 		n.log.Error("Cannot join over the transport: falling back to CometBFT's own state sync, which takes longer", "err", err)
 		n.instance.StateSync()
-	case errors.Is(err, join.ErrNoTransport) && n.way == join.New:
+	case errors.Is(err, join.ErrNoTransport) && n.way == join.New && n.application.sharded == nil:
 		return fmt.Errorf("cannot join: %w (or name two RPC servers in statesync.rpc_servers, to join by CometBFT's own state sync)", err)
 	default:
 		return fmt.Errorf("join: %w", err)

@@ -60,6 +60,25 @@ func (j joinSharded) TakeUp(ctx context.Context, height int64, appHash []byte) e
 	return nil
 }
 
+// watchAway fails with ErrAway when the block that is being executed needs a part of the state that
+// is nowhere any more: no time resolves that.
+func (n *Node) watchAway() {
+	every := time.NewTicker(time.Second)
+	defer every.Stop()
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-every.C:
+		}
+		if err := n.application.sharded.store.away(n.application.Height()); err != nil {
+			n.fail(n.joinAgain(err))
+			n.endLife() // New may be waiting in that block
+			return
+		}
+	}
+}
+
 // joinAgain adds to ErrAway the command to type. Its trusted header is the last one of this home.
 func (n *Node) joinAgain(err error) error {
 	if !errors.Is(err, ErrAway) {

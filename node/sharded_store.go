@@ -13,6 +13,7 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/source"
 )
 
 // stateSource is what a node uses of dsm/source.
@@ -24,6 +25,7 @@ type stateSource interface {
 	Committed(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
 	Room(ctx context.Context) error
 	Durable() int64
+	Gone(height int64) (source.Gone, bool)
 }
 
 // ErrAway: the storage nodes no longer answer any height that this node's blocks lead to.
@@ -200,6 +202,17 @@ func (s *shardedStore) Durable() int64 { return s.source.Durable() }
 // unacknowledged returns the number of last blocks that are not on the disks of enough replicas.
 func (s *shardedStore) unacknowledged() int {
 	return int(max(0, s.last.Load()-s.source.Durable()))
+}
+
+// away returns ErrAway if the state after block height, on which the next one is executed, has a
+// part that has been nowhere for a while.
+func (s *shardedStore) away(height int64) error {
+	g, is := s.source.Gone(height)
+	if !is || time.Since(g.Since) < s.times.away {
+		return nil
+	}
+	return fmt.Errorf("%w: block %d needs keys in %v as they were after block %d, and all storage nodes of these have the states after blocks from %d on only: %s",
+		ErrAway, height+1, g.Range, height, g.Oldest, rejoin)
 }
 
 func (s *shardedStore) wait(what string) {

@@ -27,6 +27,9 @@ type takeUp struct {
 	claims       []dsm.Claim
 }
 
+// rejoin is what to do about ErrAway.
+const rejoin = "join again with `starlingd join ADDRESS --home NEW-HOME`, where ADDRESS is a node of the network"
+
 // height returns the height, below initial for the genesis state. Errors: ErrAway if all replicas
 // of a range that have answered are ahead of limit; others say whom the node waits for.
 func (t takeUp) height() (int64, error) {
@@ -62,8 +65,7 @@ func (t takeUp) height() (int64, error) {
 			usable = append(usable, c)
 		}
 		if oldest > 0 && len(usable) == before && away == nil {
-			away = fmt.Errorf("%w: the storage nodes of the keys in %v have the states after blocks from %d on, and this node's blocks lead to that after block %d: "+
-				"join again with `starlingd join ADDRESS --home NEW-HOME`, where ADDRESS is a node of the network", ErrAway, r, oldest, t.limit)
+			away = fmt.Errorf("%w: the storage nodes of the keys in %v have the states after blocks from %d on, and this node's blocks lead to that after block %d: %s", ErrAway, r, oldest, t.limit, rejoin)
 		}
 	}
 	height, err := storagenode.NewestProvable(ranges, usable)

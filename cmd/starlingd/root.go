@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
@@ -251,7 +252,7 @@ func exitStatus(err error) int {
 		return exitHeader
 	case buildinfo.IsTooOld(err):
 		return exitTooOld
-	case errors.Is(err, comet.ErrPastHalt), errors.Is(err, config.ErrInvalid), errors.Is(err, app.ErrOtherChain):
+	case errors.Is(err, comet.ErrPastHalt), errors.Is(err, config.ErrInvalid), errors.Is(err, app.ErrOtherChain), errors.Is(err, node.ErrAway):
 		return exitUsage // a supervisor that starts it again changes nothing
 	default:
 		return exitFailed

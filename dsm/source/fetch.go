@@ -47,7 +47,9 @@ func (s *Source) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 	for _, p := range parts {
 		all.Go(func() {
 			f := fetching{s: s, shard: p.Shard, height: height, wants: p.Wants, held: held, depth: uint8(min(below.Depth, math.MaxUint8)), began: g.begin}
-			g.add(f.run(ctx))
+			bags, err := f.run(ctx)
+			f.note(len(bags) > 0 || err == nil)
+			g.add(bags, err)
 		})
 	}
 	// What is still under way is not waited for; it ends at once.
@@ -156,6 +158,12 @@ type fetching struct {
 	held   [][32]byte
 	depth  uint8
 	began  func() // is called when something has come
+}
+
+// note keeps note of whether the state is anywhere: see Gone.
+func (f *fetching) note(came bool) {
+	oldest, is := f.s.known.beyond(f.shard, f.height)
+	f.s.gone.found(goneKey{f.shard, f.height}, f.s.o.Ranges.Shard(f.shard).Range, oldest, is && !came)
 }
 
 // run asks the replicas, and the others where these bring nothing, or nothing soon.

@@ -41,6 +41,7 @@ type Source struct {
 	peers map[dsm.Node]*peer
 	known *known
 	liars liars
+	gone  gone
 
 	others  others
 	asking  asking
