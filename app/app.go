@@ -95,6 +95,9 @@ type Options struct {
 	// WitnessTimeout limits the time that a proposal waits for the Source, times the number of
 	// proposals seen at its height; default DefaultWitnessTimeout.
 	WitnessTimeout time.Duration
+	// WitnessBytes limits what a proposal brings from the Source, times the same number; default
+	// DefaultWitnessBytes.
+	WitnessBytes int
 	// ProposalTime limits the time that a proposer spends on executing what it proposes, default
 	// DefaultProposalTime.
 	ProposalTime time.Duration
@@ -179,6 +182,9 @@ func New(options Options) (*App, error) {
 	}
 	if options.WitnessTimeout == 0 {
 		options.WitnessTimeout = DefaultWitnessTimeout
+	}
+	if options.WitnessBytes == 0 {
+		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{options: options, logger: options.Logger, queries: make(chan struct{}, maxWaitingQueries)}
 	if options.Life == nil {

@@ -18,7 +18,8 @@ type Source interface {
 	// Fetch returns bags of the state after block height, which open what wants name below the
 	// stubs below.Held (below.Depth is beyond all of them): see avlstar.Version.Bag. It may bring a
 	// part of that, nodes of older states, or nothing; and it should return as soon as it has
-	// something, since it is called again for the rest. An error says why nothing, or not all,
+	// something, since it is called again for the rest. below.MaxBytes, if it is not 0, is about how
+	// much it brings at most. An error says why nothing, or not all,
 	// came. It returns soon after ctx has ended. The caller does not modify the bags.
 	Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error)
 }
@@ -26,6 +27,9 @@ type Source interface {
 const (
 	// DefaultWitnessTimeout leaves most of timeout_prevote's round for voting.
 	DefaultWitnessTimeout = time.Second
+	// DefaultWitnessBytes is far above what a network brings in DefaultWitnessTimeout, and far below
+	// the values of all keys that a block may name.
+	DefaultWitnessBytes = 256 << 20
 
 	// Pauses between two requests of which the first brought nothing.
 	minPause, maxPause = 50 * time.Millisecond, time.Second
@@ -46,6 +50,8 @@ const (
 	forStart    = "start"
 )
 
+var errTooMuch = errors.New("it takes more than a proposal may bring from storage nodes at once")
+
 var errMoved = errors.New("the state advanced while nodes of it were being fetched")
 
 // fetcher brings nodes into one version, which it replaces by others of the same state.
@@ -59,6 +65,7 @@ type fetcher struct {
 
 	rounds int
 	bytes  int // of the bags that came
+	most   int // of bytes, from which on nothing more is asked for; 0: no limit
 	logged time.Time
 }
 
@@ -121,6 +128,9 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 
 // once fetches once and reports whether the version has more now. why is what the source said.
 func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlstar.Hash]struct{}) (grown bool, why, err error) {
+	if f.most > 0 && f.bytes >= f.most {
+		return false, nil, fmt.Errorf("%w: %d of %d bytes have come, and %d nodes of the state after block %d are missing", errTooMuch, f.bytes, f.most, len(held), f.height)
+	}
 	f.rounds++
 	m := &f.app.options.Metrics.Witness
 	m.Rounds.WithLabelValues(f.call).Inc()
@@ -128,7 +138,7 @@ func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlst
 	if f.lock != nil {
 		f.lock.Unlock()
 	}
-	bags, why := f.app.options.Source.Fetch(ctx, f.height, wants, avlstar.Below{Depth: math.MaxInt, Held: held})
+	bags, why := f.app.options.Source.Fetch(ctx, f.height, wants, avlstar.Below{Depth: math.MaxInt, Held: held, MaxBytes: max(0, f.most-f.bytes)})
 	if f.lock != nil {
 		f.lock.Lock()
 	}

@@ -31,6 +31,7 @@ type fakeSource struct {
 		silent bool                       // it brings nothing until ctx ends
 		wants  []avlstar.Want             // of the last request
 		calls  int
+		bytes  int // of all bags
 		bad    int // calls since the last one that was answered well
 		delay  time.Duration
 	}
@@ -65,6 +66,19 @@ func (s *fakeSource) delayed(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.delay = d
+}
+
+func (s *fakeSource) sent(bytes int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.bytes += bytes
+}
+
+// took returns the bytes of all bags.
+func (s *fakeSource) took() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.bytes
 }
 
 func (s *fakeSource) requests() int {
@@ -129,7 +143,8 @@ func (s *fakeSource) Fetch(ctx context.Context, height int64, wants []avlstar.Wa
 		below = avlstar.Below{} // the stubs may be others there
 	}
 	parts := [][]avlstar.Want{wants[:h.portion]}
-	if h.apart {
+	most, came := below.MaxBytes, 0
+	if below.MaxBytes = 0; h.apart || most > 0 {
 		parts = nil
 		for i := range h.portion {
 			parts = append(parts, wants[i:i+1])
@@ -146,6 +161,10 @@ func (s *fakeSource) Fetch(ctx context.Context, height int64, wants []avlstar.Wa
 			return nil, err
 		}
 		bags = append(bags, bag)
+		s.sent(len(b))
+		if came += len(b); most > 0 && came >= most {
+			break
+		}
 	}
 	return bags, nil
 }

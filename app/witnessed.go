@@ -21,7 +21,7 @@ func (a *App) finalizeWitnessed(ctx context.Context, b block) (*abci.ResponseFin
 	}
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
-	done, err := a.witnessed(ctx, b, a.decoder.decodeAll(b.txs, a.block.params.ChainId), forBlock)
+	done, err := a.witnessed(ctx, b, a.decoder.decodeAll(b.txs, a.block.params.ChainId), a.ofBlock(forBlock))
 	if err != nil {
 		return nil, fmt.Errorf("block %d: %w", b.height, err)
 	}
@@ -35,11 +35,10 @@ func (p *block) same(b block) bool {
 }
 
 // witnessed executes a block, whose transactions are txs, as often as it takes to fetch what it
-// needs; then it waits for its commit. The error is that of ctx, or a failure of this node. The
-// caller holds block's lock, which is given up during each fetch.
-func (a *App) witnessed(ctx context.Context, b block, txs []decoded, call string) (*pending, error) {
+// needs by f; then it waits for its commit. The error is that of ctx or of f's limit, or a failure
+// of this node. The caller holds block's lock, which is given up during each fetch.
+func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher) (*pending, error) {
 	a.giveUp() // so that what comes is grafted into the committed state
-	f := a.ofBlock(call)
 	if err := f.bring(ctx, a.edges()); err != nil {
 		return nil, err
 	}
@@ -133,7 +132,7 @@ func lackedEdges(v *avlstar.Version, edges []avlstar.Want) *needs {
 	return n
 }
 
-// maxPatience limits the factor by which Options.WitnessTimeout grows.
+// maxPatience limits the factor by which Options.WitnessTimeout and WitnessBytes grow.
 const maxPatience = 1 << 10
 
 // patience counts the proposals that were seen at a height. It is guarded by block's lock.
@@ -142,14 +141,14 @@ type patience struct {
 	seen   int
 }
 
-// next returns how long the next proposal at height may take: as CometBFT's timeouts, it grows with
-// each, so that a network that is slow for all decides in the end.
-func (p *patience) next(height int64, timeout time.Duration) time.Duration {
+// next returns by how much the limits of the next proposal at height are multiplied: as CometBFT's
+// timeouts, they grow with each, so that a network that is slow for all decides in the end.
+func (p *patience) next(height int64) int {
 	if p.height != height {
 		p.height, p.seen = height, 0
 	}
 	p.seen = min(p.seen+1, maxPatience)
-	return timeout * time.Duration(p.seen)
+	return p.seen
 }
 
 // processWitnessed reports whether this node has executed the proposal in time: it prevotes for no
@@ -158,14 +157,16 @@ func (a *App) processWitnessed(ctx context.Context, req *abci.RequestProcessProp
 	a.block.Lock()
 	defer a.block.Unlock()
 	b := block{req.Height, req.Txs, lastSigners(req.ProposedLastCommit)}
-	limit := a.patience.next(req.Height, a.options.WitnessTimeout)
+	patience := a.patience.next(req.Height)
+	limit, f := a.options.WitnessTimeout*time.Duration(patience), a.ofBlock(forProposal)
+	f.most = a.options.WitnessBytes * patience
 	err := a.mayFinalize(req.Height)
 	if err == nil && (a.block.pending == nil || !a.block.pending.same(b)) {
 		ctx, cancel := a.alive(ctx)
 		defer cancel()
 		ctx, cancelled := context.WithTimeout(ctx, limit)
 		defer cancelled()
-		_, err = a.witnessed(ctx, b, txs, forProposal)
+		_, err = a.witnessed(ctx, b, txs, f)
 	}
 	if err != nil {
 		a.logger.Info("rejected a proposal that could not be executed", "height", req.Height, "proposer", req.ProposerAddress, "limit", limit, "err", err)

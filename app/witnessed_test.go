@@ -163,6 +163,35 @@ func TestProposalsWaitForWitnesses(t *testing.T) {
 	})
 }
 
+// A proposal that takes more bytes than it may is rejected before they all have come, and the limit
+// grows with each at its height; a decided block has none.
+func TestProposalsHaveAByteLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{})
+		defer a.Stop()
+		var operations []tx.Operation
+		for k := range 50 {
+			operations = append(operations, put(fmt.Sprintf("a%d", 7*k), "new"), put(fmt.Sprintf("ab%d", 7*k), "new"))
+		}
+		block := [][]byte{sign(t, "alice", 4, operations...)}
+		a.options.WitnessBytes = 1500
+		before, rounds := source.took(), 1
+		for ; !processed(t, a, abci.CommitInfo{}, block...); rounds++ {
+			const oneMore = 1000 // that exceeds the limit
+			require.LessOrEqual(t, source.took()-before, rounds*a.options.WitnessBytes+oneMore)
+			before = source.took()
+		}
+		require.Greater(t, rounds, 2)
+		require.Equal(t, runBlock(t, local, block...), runBlock(t, a, block...))
+		source.has(local)
+
+		// Nobody may refuse a block that was decided.
+		a.options.WitnessBytes = 1
+		block = [][]byte{sign(t, "alice", 5, put("abc7", "new"), put("a17", "new"))}
+		require.Equal(t, runBlock(t, local, block...), runBlock(t, a, block...))
+	})
+}
+
 // FinalizeBlock waits until its context or Stop ends, and leaves the state as it was.
 func TestFinalizeBlockWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

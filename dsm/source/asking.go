@@ -38,7 +38,8 @@ type question struct {
 	height int64
 	depth  uint8
 	held   [][32]byte
-	most   int // bytes of an answer
+	most   int             // bytes of an answer
+	took   func(bytes int) // is called for each bag; nil: they do not count
 
 	// Guarded by asking.mu until ended is closed.
 	bags    []*avlstar.Bag
@@ -255,6 +256,9 @@ func (a *asking) report(q *question, action ask.Ask, got answer) {
 			close(q.began)
 		}
 		q.bags = append(q.bags, got.bag)
+		if q.took != nil {
+			q.took(got.bag.Bytes())
+		}
 	}
 	if got.nothing && !slices.Contains(q.nothing, action.Node) {
 		q.nothing = append(q.nothing, action.Node)

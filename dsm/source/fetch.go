@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -28,9 +29,9 @@ const (
 )
 
 // Fetch implements app.Source. It asks each range at the newest height that its replicas claim, up
-// to height. It returns when all has come or, once something has, after as long again as that took.
-// The error says why not all came: it wraps ErrUnserved, ErrTooLarge, ErrClosed or the error of
-// ctx.
+// to height. It returns when all has come, when below.MaxBytes have or, once something has, after
+// as long again as that took. The error says why not all came: it wraps ErrUnserved, ErrTooLarge,
+// ErrClosed or the error of ctx.
 func (s *Source) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
 	parts, err := s.route(wants)
 	if err != nil {
@@ -43,10 +44,18 @@ func (s *Source) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 	ctx, cancel := s.alive(ctx)
 	defer cancel()
 	g := gathering{began: time.Now(), something: make(chan struct{})}
+	var came atomic.Int64
+	took := func(bytes int) {
+		if came.Add(int64(bytes)) >= int64(below.MaxBytes) && below.MaxBytes > 0 {
+			cancel()
+		}
+	}
 	var all sync.WaitGroup
 	for _, p := range parts {
 		all.Go(func() {
-			f := fetching{s: s, shard: p.Shard, height: height, wants: p.Wants, held: held, depth: uint8(min(below.Depth, math.MaxUint8)), began: g.begin}
+			f := fetching{
+				s: s, shard: p.Shard, height: height, wants: p.Wants, held: held, depth: uint8(min(below.Depth, math.MaxUint8)), began: g.begin, took: took,
+			}
 			bags, err := f.run(ctx)
 			f.note(len(bags) > 0 || err == nil)
 			g.add(bags, err)
@@ -157,7 +166,8 @@ type fetching struct {
 	wants  []dsm.Want
 	held   [][32]byte
 	depth  uint8
-	began  func() // is called when something has come
+	began  func()          // is called when something has come
+	took   func(bytes int) // is called for each bag
 }
 
 // note keeps note of whether the state is anywhere: see Gone.
@@ -242,7 +252,7 @@ func (f *fetching) heights(ctx context.Context) []int64 {
 
 // at asks the replicas at one height.
 func (f *fetching) at(ctx context.Context, height int64, wants []dsm.Want) ([]*avlstar.Bag, error) {
-	q := &question{shard: f.shard, height: height, depth: f.depth, held: f.held, most: maxBag}
+	q := &question{shard: f.shard, height: height, depth: f.depth, held: f.held, most: maxBag, took: f.took}
 	return f.s.asking.ask(ctx, q, wants, f.began)
 }
 
@@ -268,7 +278,7 @@ func (f *fetching) elsewhere(ctx context.Context, height int64) ([]*avlstar.Bag,
 			if err != nil {
 				return nil, err
 			}
-			bags, err := f.all(ctx, parts, question{height: height, depth: f.depth, held: f.held})
+			bags, err := f.all(ctx, parts, question{height: height, depth: f.depth, held: f.held, took: f.took})
 			if len(bags) > 0 || err != nil && !errors.Is(err, errNothing) {
 				return bags, err
 			}
@@ -299,7 +309,7 @@ var (
 // all asks several ranges the same, one after another.
 func (f *fetching) all(ctx context.Context, parts []dsm.Part, of question) (bags []*avlstar.Bag, err error) {
 	for _, p := range parts {
-		q := &question{shard: p.Shard, height: of.height, depth: of.depth, held: of.held, most: maxBag}
+		q := &question{shard: p.Shard, height: of.height, depth: of.depth, held: of.held, most: maxBag, took: of.took}
 		some, why := f.s.asking.ask(ctx, q, p.Wants, f.began)
 		bags = append(bags, some...)
 		if why != nil {

@@ -150,6 +150,9 @@ func (f *fetching) others(ctx context.Context) []*avlstar.Bag {
 				f.s.others.helped(conn.Remote().ID)
 				g.add(bags, nil)
 				f.began()
+				for _, b := range bags {
+					f.took(b.Bytes())
+				}
 			}
 		})
 	}

@@ -4,14 +4,18 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm/ask"
 	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/transport"
 )
 
 func sumOf(b []byte) [32]byte { return sha256.Sum256(b) }
@@ -132,5 +136,46 @@ func TestFetchEnds(t *testing.T) {
 		_, err = s.Fetch(context.Background(), 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held})
 		require.ErrorIs(t, err, source.ErrClosed)
 		require.ErrorIs(t, s.Room(context.Background()), source.ErrClosed)
+	})
+}
+
+// A fetch ends when as much has come as it may bring.
+func TestFetchHasALimit(t *testing.T) {
+	inWorld(t, 13, 1, 1, func(w *world) {
+		w.block(w.draw())
+		w.feed(1)
+		policy := ask.DefaultPolicy()
+		policy.Wants = 20
+		s := w.source(func(o *source.Options) { o.Ask = policy })
+		defer func() { require.NoError(t, s.Close()) }()
+		h := w.join(s, 0, 4)
+		defer func() { h.partial.Release() }()
+		var requests atomic.Int64
+		w.lie(0, func(ctx context.Context, _ transport.Request, honest []byte) ([]byte, error) {
+			select {
+			case <-bubble.After(time.Duration(requests.Add(1)-1) * 10 * time.Millisecond): // one after another
+				return honest, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		})
+		var wants []avlstar.Want
+		for i := range worldKeys {
+			wants = append(wants, avlstar.Want{Key: worldKey(i)})
+		}
+		lacking, held := h.partial.Version().Lacks(wants)
+		size := func(most int) (bytes int) {
+			requests.Store(0)
+			bags, _ := s.Fetch(context.Background(), 1, lacking, avlstar.Below{Depth: 1 << 20, Held: held, MaxBytes: most}) //nolint:errcheck // some of it is missing
+			for _, b := range bags {
+				bytes += b.Bytes()
+			}
+			return bytes
+		}
+		one := size(1)
+		require.Positive(t, one)
+		three := size(3 * one)
+		require.GreaterOrEqual(t, three, 3*one)
+		require.Less(t, three, 5*one)
 	})
 }
