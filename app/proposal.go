@@ -210,8 +210,8 @@ func onlyWrites(t *tx.Tx) bool {
 //
 // With Options.Source it also rejects a block for which nodes of the tree are missing that do not
 // come within Options.WitnessTimeout and WitnessBytes, times the number of proposals seen at the
-// height: see docs/decisions/0045-execution-on-witnesses.md for why this may depend on more than block and
-// state.
+// height: see docs/decisions/0045-execution-on-witnesses.md for why this may depend on more than
+// block and state.
 func (a *App) ProcessProposal(ctx context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
 	v, params := a.check.state()
 	if v == nil {

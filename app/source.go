@@ -16,19 +16,19 @@ import (
 // and without a lock of the application.
 type Source interface {
 	// Fetch returns bags of the state after block height, which open what wants name below the
-	// stubs below.Held (below.Depth is beyond all of them): see avlstar.Version.Bag. It may bring a
-	// part of that, nodes of older states, or nothing; and it should return as soon as it has
-	// something, since it is called again for the rest. below.MaxBytes, if it is not 0, is about how
-	// much it brings at most. An error says why nothing, or not all,
-	// came. It returns soon after ctx has ended. The caller does not modify the bags.
+	// stubs below.Held (below.Depth is beyond all of them): see avlstar.Version.Bag. It may bring
+	// a part of that, nodes of older states, or nothing; and it should return as soon as it has
+	// something, since it is called again for the rest. below.MaxBytes, if it is not 0, is about
+	// how much it brings at most. An error says why nothing, or not all, came. It returns soon
+	// after ctx has ended. The caller does not modify the bags.
 	Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error)
 }
 
 const (
 	// DefaultWitnessTimeout leaves most of timeout_prevote's round for voting.
 	DefaultWitnessTimeout = time.Second
-	// DefaultWitnessBytes is far above what a network brings in DefaultWitnessTimeout, and far below
-	// the values of all keys that a block may name.
+	// DefaultWitnessBytes is far above what a network brings in DefaultWitnessTimeout, and far
+	// below the values of all keys that a block may name.
 	DefaultWitnessBytes = 256 << 20
 
 	// Pauses between two requests of which the first brought nothing.

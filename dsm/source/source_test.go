@@ -153,7 +153,7 @@ func TestFetchHasALimit(t *testing.T) {
 		var requests atomic.Int64
 		w.lie(0, func(ctx context.Context, _ transport.Request, honest []byte) ([]byte, error) {
 			select {
-			case <-bubble.After(time.Duration(requests.Add(1)-1) * time.Millisecond): // one after another
+			case <-bubble.After(time.Duration(requests.Add(1)-1) * time.Millisecond): // in turn
 				return honest, nil
 			case <-ctx.Done():
 				return nil, ctx.Err()
