@@ -23,18 +23,18 @@ type needs struct {
 	wants []avlstar.Want
 	index map[string]int // in wants, by idOf, counting those that were taken
 	taken int            // wants that were there before the first, see dequeue
-	// The stubs that reads came upon.
-	met map[avlstar.Hash]struct{}
+	// The stubs that reads came upon, anywhere.
+	met map[avlstar.Hash]avlstar.Span
 	// If it is not nil, wants are to be asked for below these stubs, which lie beside the ways to
 	// them: what Apply reported.
-	held map[avlstar.Hash]struct{}
+	held map[avlstar.Hash]avlstar.Span
 }
 
 // maxNeeds limits what one run may lack. A block names maxCost keys, and a few records for each.
 const maxNeeds = 4 * maxCost
 
 func newNeeds() *needs {
-	return &needs{index: make(map[string]int), met: make(map[avlstar.Hash]struct{})}
+	return &needs{index: make(map[string]int), met: make(map[avlstar.Hash]avlstar.Span)}
 }
 
 // add notes a want, whose keys must not be modified afterwards.
@@ -71,7 +71,7 @@ func (n *needs) note(err error, wants ...avlstar.Want) {
 	if n == nil || !errors.As(err, &missing) {
 		return
 	}
-	n.met[missing.Node.Hash] = struct{}{}
+	n.met[missing.Node.Hash] = avlstar.Span{}
 	if len(wants) == 0 {
 		n.add(avlstar.Want{Key: missing.Key})
 	}

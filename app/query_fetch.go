@@ -86,7 +86,7 @@ func (n *needs) addRange(v *avlstar.Version, r *RangeRequest, err error) {
 	if n == nil || !errors.As(err, &missing) {
 		return
 	}
-	n.met[missing.Node.Hash] = struct{}{}
+	n.met[missing.Node.Hash] = avlstar.Span{}
 	left := uint64(rangeRound)
 	for s := range v.Stubs(missing.Key) {
 		if r.End != nil && s.First != nil && bytes.Compare(s.First, r.End) >= 0 {

@@ -127,7 +127,7 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 }
 
 // once fetches once and reports whether the version has more now. why is what the source said.
-func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlstar.Hash]struct{}) (grown bool, why, err error) {
+func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlstar.Hash]avlstar.Span) (grown bool, why, err error) {
 	if f.most > 0 && f.bytes >= f.most {
 		return false, nil, fmt.Errorf("%w: %d of %d bytes have come, and %d nodes of the state after block %d are missing", errTooMuch, f.bytes, f.most, len(held), f.height)
 	}
@@ -178,7 +178,7 @@ func (f *fetcher) sleep(ctx context.Context, pause time.Duration) error {
 }
 
 // log says what is being waited for, at first and then every logEvery.
-func (f *fetcher) log(wants []avlstar.Want, held map[avlstar.Hash]struct{}, why error) {
+func (f *fetcher) log(wants []avlstar.Want, held map[avlstar.Hash]avlstar.Span, why error) {
 	if now := time.Now(); f.call == forBlock && (f.logged.IsZero() || now.Sub(f.logged) >= logEvery) {
 		f.logged = now
 		least, greatest := wants[0].Key, wants[0].Key

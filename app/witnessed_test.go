@@ -260,7 +260,7 @@ func TestAnotherRequestBroughtIt(t *testing.T) {
 		f := &fetcher{app: local, call: forBlock, version: func() *avlstar.Version { return now }}
 		limited, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		require.NoError(t, f.bring(limited, &needs{wants: []avlstar.Want{{}}, held: map[avlstar.Hash]struct{}{{1}: {}}}))
+		require.NoError(t, f.bring(limited, &needs{wants: []avlstar.Want{{}}, held: map[avlstar.Hash]avlstar.Span{{1}: {}}}))
 	})
 }
 

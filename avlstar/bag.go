@@ -31,9 +31,9 @@ type Below struct {
 	// Depth is the number of inner nodes on each way that the receiver has: 0 is none, so that a
 	// bag begins with the root.
 	Depth int
-	// Held are the hashes of stubs that the receiver has, at any depth. On the way to one of them,
+	// Held are the stubs that the receiver has, at any depth. On the way to one of them,
 	// nothing is sent but what is below it.
-	Held map[Hash]struct{}
+	Held map[Hash]Span
 	// MaxBytes limits the bag: a larger one is ErrBagTooLarge, before more of it is made. It limits
 	// the search for places where trees begin, too: see packing.visit. 0: none.
 	MaxBytes int

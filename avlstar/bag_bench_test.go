@@ -95,11 +95,11 @@ func cpuTime(b *testing.B) time.Duration {
 }
 
 // missing are the stubs on the ways to changes.
-func (r *bagReceiver) missing(changes []Change) map[Hash]struct{} {
-	held := map[Hash]struct{}{}
+func (r *bagReceiver) missing(changes []Change) map[Hash]Span {
+	held := map[Hash]Span{}
 	for _, c := range changes {
 		if s, n := r.p.v.locate(c.Key, false); n == 0 {
-			held[s.Hash] = struct{}{}
+			held[s.Hash] = Span{}
 		}
 	}
 	return held

@@ -88,10 +88,10 @@ func (r *bagReceiver) graft(t require.TestingT, bags ...*Bag) Grafted {
 }
 
 // held are the hashes of the stubs that it has.
-func (r *bagReceiver) held() map[Hash]struct{} {
-	held := map[Hash]struct{}{}
+func (r *bagReceiver) held() map[Hash]Span {
+	held := map[Hash]Span{}
 	for s := range r.p.Stubs(nil) {
-		held[s.Hash] = struct{}{}
+		held[s.Hash] = Span{}
 	}
 	return held
 }
@@ -335,7 +335,7 @@ func TestBagStartsBelow(t *testing.T) {
 			continue
 		}
 		require.Equal(t, []Stub{s.Stub}, bag.Roots(), "depth %d", depth)
-		again, err := v.Bag([]Want{{Key: key}}, Below{Depth: math.MaxInt, Held: map[Hash]struct{}{s.Hash: {}}})
+		again, err := v.Bag([]Want{{Key: key}}, Below{Depth: math.MaxInt, Held: map[Hash]Span{s.Hash: {}}})
 		require.NoError(t, err)
 		require.Equal(t, b, again)
 	}

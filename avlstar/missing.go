@@ -27,6 +27,7 @@ type MissingNodeError struct {
 
 	others []*MissingNodeError // of Apply, in key order
 	wants  []Want              // of Apply: for the others, and for this one if it is seen
+	span   Span                // of Apply: see Held
 	// seen: the stub is where the block leads before anything changes, so that wants open it.
 	seen bool
 }
@@ -38,11 +39,15 @@ func (e *MissingNodeError) All() []*MissingNodeError {
 	return append([]*MissingNodeError{e}, e.others...)
 }
 
-// Held returns the hashes of the stubs of All, for Below.Held.
-func (e *MissingNodeError) Held() map[Hash]struct{} {
-	held := make(map[Hash]struct{}, 1+len(e.others))
+// Held returns the stubs of All, for Below.Held.
+func (e *MissingNodeError) Held() map[Hash]Span {
+	held := make(map[Hash]Span, 1+len(e.others))
 	for _, m := range e.All() {
-		held[m.Node.Hash] = struct{}{}
+		if m == e && !e.seen {
+			held[m.Node.Hash] = Span{} // where it lay before the block is not known
+			continue
+		}
+		held[m.Node.Hash] = m.span
 	}
 	return held
 }
@@ -86,7 +91,7 @@ func (e *MissingNodeError) Error() string {
 // see completes e, the error of applying ops to v, with all else that they need.
 func (e *MissingNodeError) see(v *Version, ops []op, changes []Change) {
 	l := lack{v: v, changes: changes}
-	l.walk(v.root, v.top, nil, ops)
+	l.walk(v.root, Subtree{Stub: v.top}, ops)
 	slices.Sort(l.wanted)
 	for _, i := range slices.Compact(l.wanted) {
 		e.wants = append(e.wants, Want{Key: bytes.Clone(changes[i].Key), Deleted: changes[i].Value == nil})
@@ -94,7 +99,7 @@ func (e *MissingNodeError) see(v *Version, ops []op, changes []Change) {
 	slices.SortFunc(l.found, func(a, b *MissingNodeError) int { return bytes.Compare(a.First, b.First) })
 	for _, m := range l.found {
 		if m.Node == e.Node {
-			e.seen = true
+			e.seen, e.span = true, m.span
 			if e.First == nil {
 				e.First = m.First
 			}
@@ -115,14 +120,14 @@ type lack struct {
 	wanted  []uint32 // indices of changes
 }
 
-// walk visits the subtree n, whose keys begin with first (nil: the tree's least), and to which ops
-// lead. It reports whether the deletions among them may make it lower.
-func (l *lack) walk(n ref, stub Stub, first []byte, ops []op) (lower bool) {
+// walk visits the subtree s, which is n, and to which ops lead. It reports whether the deletions
+// among them may make it lower.
+func (l *lack) walk(n ref, s Subtree, ops []op) (lower bool) {
 	switch {
-	case len(ops) == 0 || n == 0 && stub == emptyStub:
+	case len(ops) == 0 || n == 0 && s.Stub == emptyStub:
 		return false
 	case n == 0:
-		l.add(stub, first, l.key(ops[0]), false)
+		l.add(s, l.key(ops[0]), false)
 		for _, o := range ops {
 			l.wanted = append(l.wanted, o.i)
 		}
@@ -133,13 +138,14 @@ func (l *lack) walk(n ref, stub Stub, first []byte, ops []op) (lower bool) {
 	at, i := l.v.link(n), l.v.image(n)
 	split := sort.Search(len(ops), func(k int) bool { return !l.v.less(l.key(ops[k]), ops[k].prefix, n, at) })
 	of := [2][]op{ops[:split], ops[split:]}
-	firsts := [2][]byte{first, l.v.keyOf(n)}
+	sides := [2]Subtree{}
+	sides[left], sides[right] = splitAt(&l.v.view, s, n)
 	var lowered [2]bool
 	for side := range 2 {
-		lowered[side] = l.walk(at.child[side], i.stub(side), firsts[side], of[side])
+		lowered[side] = l.walk(at.child[side], sides[side], of[side])
 		// A leaf that goes is replaced by its sibling, which need not be there.
 		if other := 1 - side; lowered[side] && len(of[other]) == 0 && i.height(other) > i.height(side) && i.height(side) > 0 {
-			l.beside(n, other, firsts[other], of[side])
+			l.beside(sides[other], at.child[other], other, of[side])
 		}
 	}
 	switch {
@@ -152,27 +158,25 @@ func (l *lack) walk(n ref, stub Stub, first []byte, ops []op) (lower bool) {
 	return i.height(left) != i.height(right) || i.height(left) == 0 || len(ops) > 1
 }
 
-// beside adds what a rotation at inner node n needs of its child on one side, whose keys begin with
-// first. ops are on the other side.
-func (l *lack) beside(n ref, side int, first []byte, ops []op) {
+// beside adds what a rotation needs of s, which is n, the child of the node that rotates on one
+// side. ops are on the other side.
+func (l *lack) beside(s Subtree, n ref, side int, ops []op) {
 	deletion := ops[slices.IndexFunc(ops, l.deletes)]
-	c, stub := l.v.link(n).child[side], l.v.image(n).stub(side)
-	if c != 0 {
-		i, inner := l.v.image(c), 1-side
-		if i.height(inner) <= i.height(side) || l.v.link(c).child[inner] != 0 {
+	if n != 0 {
+		inner := [2]Subtree{}
+		inner[left], inner[right] = splitAt(&l.v.view, s, n)
+		if inner[1-side].Height <= inner[side].Height || l.v.link(n).child[1-side] != 0 {
 			return
 		}
-		if inner == right {
-			first = l.v.keyOf(c)
-		}
-		stub = i.stub(inner)
+		s = inner[1-side]
 	}
-	l.add(stub, first, l.key(deletion), true)
+	l.add(s, l.key(deletion), true)
 	l.wanted = append(l.wanted, deletion.i)
 }
 
-func (l *lack) add(stub Stub, first, key []byte, beside bool) {
-	l.found = append(l.found, &MissingNodeError{Node: stub, Key: bytes.Clone(key), Beside: beside, First: bytes.Clone(first)})
+func (l *lack) add(s Subtree, key []byte, beside bool) {
+	key = bytes.Clone(key)
+	l.found = append(l.found, &MissingNodeError{Node: s.Stub, Key: key, Beside: beside, First: bytes.Clone(s.First), span: spanOf(s).with(key)})
 }
 
 func (l *lack) key(o op) []byte { return l.changes[o.i].Key }

@@ -40,12 +40,11 @@ func (v *Version) lacking() bool { return v.partial && v.tree.paging == nil }
 func (v *Version) Count() (n uint64, ok bool) { return v.leaves, !v.uncounted }
 
 // Lacks returns what to ask for so that all that wants name can be read, and be deleted where they
-// say so: wants, and the hashes of the stubs of v that they lead to, for Below.Held of whoever
-// makes the bag. Both are empty where v has all of it. Keys of the result may be those of wants.
+// say so: wants, and the stubs of v that they lead to, for Below.Held of whoever makes the bag. Both are empty where v has all of it. Keys of the result may be those of wants.
 //
 // A want for a next key takes bags more than others where the way to its Key is missing too. What
 // several deletions below one node need beyond what each needs alone is found by Apply only.
-func (v *Version) Lacks(wants []Want) (lacking []Want, held map[Hash]struct{}) {
+func (v *Version) Lacks(wants []Want) (lacking []Want, held map[Hash]Span) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
 	if !v.lacking() || v.top == emptyStub {
@@ -60,7 +59,7 @@ func (v *Version) Lacks(wants []Want) (lacking []Want, held map[Hash]struct{}) {
 				if w.After != nil && s.First != nil && bytes.Compare(s.First, w.After) >= 0 {
 					break
 				}
-				l.add(s.Stub)
+				l.add(s)
 				if len(l.wants) == before {
 					l.wants = append(l.wants, w)
 				}
@@ -77,14 +76,24 @@ func (v *Version) Lacks(wants []Want) (lacking []Want, held map[Hash]struct{}) {
 type shortfall struct {
 	v     *Version
 	wants []Want
-	held  map[Hash]struct{}
+	held  map[Hash]Span
 }
 
-func (l *shortfall) add(s Stub) {
+// add notes a stub: each time with the same span at least, beside which there may be keys.
+func (l *shortfall) add(s Subtree, beside ...[]byte) {
 	if l.held == nil {
-		l.held = make(map[Hash]struct{})
+		l.held = make(map[Hash]Span)
 	}
-	l.held[s.Hash] = struct{}{}
+	span, had := l.held[s.Hash]
+	if !had {
+		span = spanOf(s)
+	}
+	for _, key := range beside {
+		span = span.with(key)
+	}
+	if !had || len(beside) > 0 {
+		l.held[s.Hash] = span
+	}
 }
 
 // way looks at the way to a key and, if that is to be deleted, beside it as packing.open does.
@@ -100,18 +109,19 @@ func (l *shortfall) way(w Want) {
 			side = left
 		}
 		if w.Deleted && i.height(1-side) > i.height(side) {
-			l.beside(sides[1-side], at.child[1-side], 1-side)
+			l.beside(sides[1-side], at.child[1-side], 1-side, w.Key)
 		}
 		n, s = at.child[side], sides[side]
 	}
 	if n == 0 {
-		l.add(s.Stub)
+		l.add(s)
 		l.wants = append(l.wants, w)
 	}
 }
 
-// beside looks at the higher sibling s of a way, which is n, the child of its parent on one side.
-func (l *shortfall) beside(s Subtree, n ref, side int) {
+// beside looks at the higher sibling s of the way to key, which is n, the child of its parent on one
+// side.
+func (l *shortfall) beside(s Subtree, n ref, side int, key []byte) {
 	if n != 0 {
 		inner := [2]Subtree{}
 		inner[left], inner[right] = splitAt(&l.v.view, s, n)
@@ -120,7 +130,7 @@ func (l *shortfall) beside(s Subtree, n ref, side int) {
 		}
 		s = inner[1-side]
 	}
-	l.add(s.Stub)
+	l.add(s, key)
 	l.wants = append(l.wants, Want{Key: bytes.Clone(s.First)}) // leads into it
 }
 
@@ -128,7 +138,7 @@ func (l *shortfall) beside(s Subtree, n ref, side int) {
 func (l *shortfall) next(w Want) {
 	var missing *MissingNodeError
 	if _, _, err := l.v.above(w.Key); errors.As(err, &missing) {
-		l.add(missing.Node)
+		l.add(Subtree{Stub: missing.Node}, w.Key) // it may be in any range up to the next key
 		l.wants = append(l.wants, w, Want{Key: w.Key}, Want{Key: missing.Key})
 	}
 }

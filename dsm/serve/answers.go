@@ -70,9 +70,9 @@ func Bag(v *avlstar.Version, r avlstar.KeyRange, w dsm.Witness, limit int, partl
 	if err != nil {
 		return nil, err
 	}
-	below := avlstar.Below{Depth: int(w.Depth), Held: make(map[avlstar.Hash]struct{}, len(w.Held)), MaxBytes: int(min(int64(w.MaxBytes), int64(limit))), Partly: partly}
+	below := avlstar.Below{Depth: int(w.Depth), Held: make(map[avlstar.Hash]avlstar.Span, len(w.Held)), MaxBytes: int(min(int64(w.MaxBytes), int64(limit))), Partly: partly}
 	for _, h := range w.Held {
-		below.Held[h] = struct{}{}
+		below.Held[h] = avlstar.Span{}
 	}
 	bag, err := v.Bag(wants, below)
 	switch {

@@ -37,8 +37,7 @@ func (s *Source) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 	if err != nil {
 		return nil, err
 	}
-	held := s.held(below)
-	if len(held) == 0 && below.Depth >= math.MaxUint8 {
+	if len(below.Held) == 0 && below.Depth >= math.MaxUint8 {
 		return nil, nil // it has all of it
 	}
 	ctx, cancel := s.alive(ctx)
@@ -51,10 +50,11 @@ func (s *Source) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 		}
 	}
 	var all sync.WaitGroup
-	for _, p := range parts {
+	held := s.held(below, parts)
+	for i, p := range parts {
 		all.Go(func() {
 			f := fetching{
-				s: s, shard: p.Shard, height: height, wants: p.Wants, held: held, depth: uint8(min(below.Depth, math.MaxUint8)), began: g.begin, took: took,
+				s: s, shard: p.Shard, height: height, wants: p.Wants, held: held[i], depth: uint8(min(below.Depth, math.MaxUint8)), began: g.begin, took: took,
 			}
 			bags, err := f.run(ctx)
 			f.note(len(bags) > 0 || err == nil)
@@ -144,17 +144,34 @@ func (s *Source) route(wants []avlstar.Want) ([]dsm.Part, error) {
 	return s.o.Ranges.Route(all)
 }
 
-// held returns the hashes of stubs to ask below, ascending. A request has room for so many: of more
+// held returns for each part, which ascend, the hashes of the stubs to ask below, ascending: those
+// that may lie in its range, or all where none does. A request has room for dsm.MaxHeld: of more
 // than that, other ones each time, so that the caller's next call asks for the rest.
-func (s *Source) held(below avlstar.Below) [][32]byte {
-	held := make([][32]byte, 0, len(below.Held))
-	for h := range below.Held {
-		held = append(held, h)
-		if len(held) == dsm.MaxHeld { // the order of a map is not the same twice
-			break
+func (s *Source) held(below avlstar.Below, parts []dsm.Part) [][][32]byte {
+	held := make([][][32]byte, len(parts))
+	add := func(i int, h avlstar.Hash) {
+		if len(held[i]) < dsm.MaxHeld { // the order of a map is not the same twice
+			held[i] = append(held[i], h)
 		}
 	}
-	slices.SortFunc(held, compareHashes)
+	for h, span := range below.Held {
+		from, to := s.o.Ranges.Index(span.From), s.o.Ranges.Len()-1
+		if span.To != nil {
+			to = s.o.Ranges.Index(span.To)
+		}
+		i, _ := slices.BinarySearchFunc(parts, from, func(p dsm.Part, shard int) int { return p.Shard - shard })
+		for ; i < len(parts) && parts[i].Shard <= to; i++ {
+			add(i, h)
+		}
+	}
+	for i := range held {
+		if len(held[i]) == 0 {
+			for h := range below.Held {
+				add(i, h)
+			}
+		}
+		slices.SortFunc(held[i], compareHashes)
+	}
 	return held
 }
 

@@ -40,9 +40,9 @@ func below(r transport.Request) (dsm.Witness, avlstar.Below) {
 	if err != nil {
 		panic(err)
 	}
-	b := avlstar.Below{Depth: int(m.Depth), Held: map[avlstar.Hash]struct{}{}}
+	b := avlstar.Below{Depth: int(m.Depth), Held: map[avlstar.Hash]avlstar.Span{}}
 	for _, h := range m.Held {
-		b.Held[h] = struct{}{}
+		b.Held[h] = avlstar.Span{}
 	}
 	return m, b
 }

@@ -287,7 +287,7 @@ func (w *world) join(s *source.Source, depth, window int) *holder {
 }
 
 // fetch fetches until something was grafted.
-func (h *holder) fetch(wants []avlstar.Want, held map[avlstar.Hash]struct{}) {
+func (h *holder) fetch(wants []avlstar.Want, held map[avlstar.Hash]avlstar.Span) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
