@@ -40,7 +40,8 @@ func (v *Version) lacking() bool { return v.partial && v.tree.paging == nil }
 func (v *Version) Count() (n uint64, ok bool) { return v.leaves, !v.uncounted }
 
 // Lacks returns what to ask for so that all that wants name can be read, and be deleted where they
-// say so: wants, and the stubs of v that they lead to, for Below.Held of whoever makes the bag. Both are empty where v has all of it. Keys of the result may be those of wants.
+// say so: wants, and the stubs of v that they lead to, for Below.Held of whoever makes the bag.
+// Both are empty where v has all of it. Keys of the result may be those of wants.
 //
 // A want for a next key takes bags more than others where the way to its Key is missing too. What
 // several deletions below one node need beyond what each needs alone is found by Apply only.
@@ -119,8 +120,8 @@ func (l *shortfall) way(w Want) {
 	}
 }
 
-// beside looks at the higher sibling s of the way to key, which is n, the child of its parent on one
-// side.
+// beside looks at the higher sibling s of the way to key, which is n, the child of its parent on
+// one side.
 func (l *shortfall) beside(s Subtree, n ref, side int, key []byte) {
 	if n != 0 {
 		inner := [2]Subtree{}

@@ -39,7 +39,7 @@ func newSnapshotsCmd(env *cliEnv) *cobra.Command {
 				return writeJSON(env.Out, infos)
 			}
 			if len(infos) == 0 {
-				fmt.Fprintln(env.Err, "no snapshots: none was due yet, or [snapshots] keep is 0 in app.toml")
+				fmt.Fprintln(env.Err, "no snapshots: none was due yet, [snapshots] keep is 0 in app.toml, or storage nodes keep the state ([state] mode)")
 				return nil
 			}
 			table := tabwriter.NewWriter(env.Out, 0, 8, 2, ' ', 0)

@@ -105,22 +105,27 @@ func waitSocketCmd(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// storagefile HOME names the storage node of a home as the one that has all keys.
+// storagefile HOME PORT [OTHER…] names the storage node of a home, at that port of loopback, as the
+// one that has all keys, in that home and in others.
 func storageFileCmd(ts *testscript.TestScript, _ bool, args []string) {
 	key, err := p2p.LoadNodeKey(ts.MkAbs(args[0] + "/config/node_key.json"))
 	ts.Check(err)
-	text := fmt.Sprintf("[[range]]\nfirst = \"\"\nnodes = [\"%s@127.0.0.1:1\"]\n", key.ID())
-	ts.Check(os.WriteFile(ts.MkAbs(args[0]+"/config/storage_nodes.toml"), []byte(text), 0o600))
+	text := fmt.Sprintf("[[range]]\nfirst = \"\"\nnodes = [\"%s@127.0.0.1:%s\"]\n", key.ID(), args[1])
+	for _, home := range append([]string{args[0]}, args[2:]...) {
+		ts.Check(os.WriteFile(ts.MkAbs(home+"/config/storage_nodes.toml"), []byte(text), 0o600))
+	}
 }
 
-// waitcheck ADDRESS NAME waits until a check of /readyz is good.
-func waitCheckCmd(ts *testscript.TestScript, _ bool, args []string) {
+// [!] waitcheck ADDRESS NAME [TEXT] waits until a check of /readyz is good, or is not, and says the
+// text.
+func waitCheckCmd(ts *testscript.TestScript, neg bool, args []string) {
+	text := strings.Join(args[2:], " ")
 	pause := time.NewTicker(20 * time.Millisecond)
 	defer pause.Stop()
 	for deadline := time.Now().Add(patience); ; <-pause.C {
 		report, err := askStatusServer(context.Background(), args[0])
 		for _, c := range report.Checks {
-			if c.Name == args[1] && c.OK {
+			if c.Name == args[1] && c.OK != neg && strings.Contains(c.Detail, text) {
 				return
 			}
 		}
