@@ -24,7 +24,7 @@ E2E_PACKAGES   = ./e2e/... ./cmd/localnet/...
 PURE_PACKAGES  = /tx$$|/statesync/scheduler$$|/health$$|/internal/(hexruns|bubble)$$|/networks/
 RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 'starling$$' | grep -v -E '$(PURE_PACKAGES)')
 
-.PHONY: help build image install release release-check test check checks race debug oracle bench e2e e2e-docker e2e-network e2e-random torture lint fuzz proto kernels vectors clean
+.PHONY: help build image install release release-check test check checks race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -51,15 +51,16 @@ test: ## what every change must pass, in ten minutes at most: unit tests, script
 	@$(GO) test -count=1 -v -run '^TestAbsent$$' ./avlstar/sha256mb | grep -o 'NOT RUN: .*' || true
 	@# Many of them wait for blocks: four packages at a time keep two cores busy, and so do four of their tests.
 	$(GO) test -p 4 -parallel 4 -timeout 10m $(UNIT_PACKAGES)
+	cd cosmos && $(GO) test -timeout 10m ./...
 	$(GO) test -count=1 -timeout 10m .
 
 # The stages of `make check`; .ci/run times each.
-CHECKS := race debug oracle bench e2e
+CHECKS := race debug oracle bench cosmos e2e
 
 checks:
 	@echo $(CHECKS)
 
-check: $(CHECKS) ## everything else: race detector, debug checks, the iavl oracle, the benchmarks' tests, all networks
+check: $(CHECKS) ## everything else: race detector, debug checks, the iavl oracles, the benchmarks' tests, all networks
 
 race: ## the unit tests with fewer rounds, under the race detector (which needs a C compiler)
 	@if command -v $${CC:-gcc} >/dev/null; then \
@@ -74,6 +75,10 @@ oracle: ## compare the tree's shape with cosmos/iavl (a module of its own, so th
 
 bench: ## the tests of starling-bench, which run it on a few keys (a module of its own, so that the peers never reach the node)
 	cd bench && $(GO) test -timeout 20m ./...
+
+cosmos: ## compare the formats of cosmos/iavlsync with cosmos/iavl v1.3, and v1.2 in the SDK's store (modules of their own)
+	cd cosmos/iavlsync/oracle && $(GO) test -timeout 10m ./...
+	cd cosmos/iavlsync/oracle/sdk && $(GO) test -timeout 10m ./...
 
 e2e: ## networks of processes on loopback, and of containers where there is Docker
 	@absent() { command -v $$1 >/dev/null || echo "NOT RUN: $$2 (no $$1 here)"; }; \
@@ -101,16 +106,17 @@ torture: ## kill a validator KILLS times (50) while clients write, then again wi
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
 	$(TOOLS)/golangci-lint-$(GOLANGCI) run ./...
 	cd bench && $(TOOLS)/golangci-lint-$(GOLANGCI) run --config ../.golangci.yml ./...
+	cd cosmos && $(TOOLS)/golangci-lint-$(GOLANGCI) run --config ../.golangci.yml ./...
 
 $(TOOLS)/golangci-lint-$(GOLANGCI):
 	GOFLAGS=-trimpath GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(TOOLS)/golangci-lint $@
 
 fuzz: ## run every fuzz target for FUZZTIME (30s)
-	@set -e; for pkg in $$($(GO) list ./...); do \
+	@set -e; for module in . cosmos; do cd $(CURDIR)/$$module; for pkg in $$($(GO) list ./...); do \
 	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "== $$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $$pkg; \
-	  done; done
+	  done; done; done
 
 proto: ## regenerate the protobuf code (needs protoc)
 	$(GO) generate ./tx ./app
@@ -120,6 +126,7 @@ kernels: ## regenerate the assembly of sha256mb (its generator is a module of it
 
 vectors: ## regenerate our own test vectors; a change of a frozen format shows up in git diff
 	$(GO) test ./avlstar ./tx ./app -run Vectors -update
+	cd cosmos && $(GO) test ./iavlsync -run Vectors -update
 
 clean: ## remove what was built
 	rm -rf build .tools
