@@ -54,7 +54,7 @@ var arrows = map[string]struct {
 	"dsm/storagenode/disktest": {[]string{"avlstar", "dsm/storagenode", "internal/seeds"}, "one suite for every implementation"},
 	"health":                   {nil, "it judges facts, whoever collects them"},
 	"statuspage":               {nil, "it shows what it is given, and reaches the node through its own interface"},
-	"client":                   {[]string{"tx", "avlstar", "lightclient"}, "a client must not link a node"},
+	"client":                   {[]string{"tx", "avlstar", "hedge", "lightclient"}, "a client must not link a node"},
 	"node": {[]string{"app", "avlstar", "storage", "storage/blocks", "storage/sgc", "statesync", "statesync/fastsync",
 		"treestore", "lightblocks", "transport", "transport/tcp", "health", "statuspage", "dsm", "dsm/ask", "dsm/feed", "dsm/serve", "dsm/source", "dsm/storagenode",
 		"node/buildinfo", "node/comet", "node/config", "node/disk", "node/join"}, "the process wires the parts together"},

@@ -9,15 +9,16 @@ import (
 	"github.com/cometbft/cometbft/crypto/ed25519"
 	rpcclient "github.com/cometbft/cometbft/rpc/client"
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+
+	"github.com/starling-kv/starling/tx"
 )
 
 // Client talks to one chain. It is safe for concurrent use; writes of one key are ordered.
 type Client struct {
-	primary   RPC
-	witnesses []RPC
-	chainID   string
-	key       ed25519.PrivKey // nil: reads only
-	verifier  *verifier       // nil: the primary is trusted
+	pool     *pool
+	chainID  string
+	key      ed25519.PrivKey // nil: reads only
+	verifier *verifier       // nil: nodes are trusted
 
 	accounts struct {
 		sync.Mutex
@@ -67,9 +68,9 @@ func WithVerification(trust Trust) Option {
 	}
 }
 
-// Dial connects to nodes of one chain by their RPC addresses. The first that answers is the
-// primary, to which all calls go; the others are witnesses of its headers (see the package
-// comment).
+// Dial connects to nodes of one chain by their RPC addresses. One that answers is enough. Each call
+// goes to the nearest node that is not behind, and to others if that is slow or fails (see the
+// package comment). The context limits Dial only.
 func Dial(ctx context.Context, addresses []string, options ...Option) (*Client, error) {
 	nodes := make([]RPC, 0, len(addresses))
 	for _, address := range addresses {
@@ -95,39 +96,28 @@ func New(ctx context.Context, nodes []RPC, options ...Option) (*Client, error) {
 		return nil, err
 	}
 	if c.verifier != nil {
-		c.verifier.chainID, c.verifier.primary, c.verifier.witnesses = c.chainID, c.primary, c.witnesses
+		c.verifier.chainID, c.verifier.pool = c.chainID, c.pool
 	}
 	return c, nil
 }
 
-// connect makes the first node that answers the primary, and checks its chain id.
+// connect waits for the first node that answers. If the chain id is not given, that node names it.
 func (c *Client) connect(ctx context.Context, nodes []RPC) error {
-	var failures []error
-	for i, n := range nodes {
-		status, err := n.Status(ctx)
-		if err != nil {
-			failures = append(failures, fmt.Errorf("%s: %w", n.Remote(), err))
-			continue
-		}
-		network := status.NodeInfo.Network
-		if c.chainID == "" {
-			c.chainID = network
-		}
-		if network != c.chainID {
-			return fmt.Errorf("%w: %s serves %q, not %q", ErrWrongChain, n.Remote(), network, c.chainID)
-		}
-		c.primary = n
-		for j, other := range nodes {
-			if j != i && other.Remote() != n.Remote() {
-				c.witnesses = append(c.witnesses, other)
-			}
-		}
-		return nil
-	}
 	if len(nodes) == 0 {
 		return fmt.Errorf("%w: no address was given", ErrUnreachable)
 	}
-	return fmt.Errorf("%w: is one running there? %w", ErrUnreachable, errors.Join(failures...))
+	c.pool = newPool(nodes, c.chainID)
+	_, _, err := ask(ctx, c.pool, question[struct{}]{
+		what:  "connect (is a node running there?)",
+		call:  func(context.Context, *endpoint) (struct{}, error) { return struct{}{}, nil }, // to be admitted is all
+		final: func(err error) bool { return errors.Is(err, ErrWrongChain) },
+	})
+	if err != nil {
+		return err
+	}
+	c.chainID = c.pool.chainID()
+	c.pool.refresh(ctx)
+	return nil
 }
 
 // ChainID returns the name of the chain.
@@ -141,21 +131,41 @@ func (c *Client) Account() []byte {
 	return c.key.PubKey().Bytes()
 }
 
-// Status returns what the primary reports about itself.
+// Status returns what one of the nodes reports about itself.
 func (c *Client) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
-	status, err := c.primary.Status(ctx)
-	if err != nil {
-		return nil, c.callError("status", err)
-	}
-	return status, nil
+	status, _, err := ask(ctx, c.pool, question[*ctypes.ResultStatus]{
+		what:  "status",
+		short: true,
+		call:  func(ctx context.Context, e *endpoint) (*ctypes.ResultStatus, error) { return e.Status(ctx) },
+	})
+	return status, err
 }
 
 // Query sends a query of the application (docs/spec/queries.md) and returns the answer unverified.
-// Height 0 is the latest.
+// Height 0 is the latest that the node has; with several addresses it may be older than that of an
+// earlier query, unlike that of Get and Range.
 func (c *Client) Query(ctx context.Context, path string, data []byte, height int64, prove bool) (*ctypes.ResultABCIQuery, error) {
-	result, err := c.primary.ABCIQueryWithOptions(ctx, path, data, rpcclient.ABCIQueryOptions{Height: height, Prove: prove})
+	result, _, err := c.query(ctx, path, data, rpcclient.ABCIQueryOptions{Height: height, Prove: prove}, nil)
+	return result, err
+}
+
+// query is Query, asked of first if possible. It returns also who answered.
+func (c *Client) query(ctx context.Context, path string, data []byte, options rpcclient.ABCIQueryOptions, first *endpoint) (*ctypes.ResultABCIQuery, *endpoint, error) {
+	return ask(ctx, c.pool, question[*ctypes.ResultABCIQuery]{
+		what:  "query " + path,
+		first: first,
+		final: refusedByAll,
+		call: func(ctx context.Context, e *endpoint) (*ctypes.ResultABCIQuery, error) {
+			return queryOne(ctx, e, path, data, options)
+		},
+	})
+}
+
+// queryOne asks one node.
+func queryOne(ctx context.Context, e *endpoint, path string, data []byte, options rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
+	result, err := e.ABCIQueryWithOptions(ctx, path, data, options)
 	if err != nil {
-		return nil, c.callError("query "+path, err)
+		return nil, err
 	}
 	if code := result.Response.Code; code != 0 {
 		return nil, &QueryError{Path: path, Code: txCode(code), Log: result.Response.Log}
@@ -163,11 +173,9 @@ func (c *Client) Query(ctx context.Context, path string, data []byte, height int
 	return result, nil
 }
 
-// callError adds what was tried and where. It distinguishes a node that cannot be reached from one
-// that answered with an error.
-func (c *Client) callError(what string, err error) error {
-	if answered(err) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%s at %s: %w", what, c.primary.Remote(), err)
-	}
-	return fmt.Errorf("%w: %s at %s: %w", ErrUnreachable, what, c.primary.Remote(), err)
+// refusedByAll reports whether err is the refusal of a query for a reason that does not depend on
+// the node: not on which heights it keeps, what it can read, or how busy it is.
+func refusedByAll(err error) bool {
+	var refused *QueryError
+	return errors.As(err, &refused) && refused.Code != tx.CodeUnknownHeight && refused.Code != tx.CodeUnreadable && refused.Code != tx.CodeBusy
 }

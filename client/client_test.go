@@ -37,7 +37,7 @@ func connected(t *testing.T, options ...Option) (context.Context, *fakeChain, *f
 }
 
 func TestWriteAndRead(t *testing.T) {
-	ctx, _, _, c := connected(t)
+	ctx, _, node, c := connected(t)
 	k := []byte("key")
 	first, err := c.Put(ctx, k, []byte("one"))
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestWriteAndRead(t *testing.T) {
 	_, err = c.PutText(ctx, []byte("t"), []byte("a=b"))
 	require.ErrorIs(t, err, &tx.Error{Code: tx.CodeMalformed})
 
-	reader, err := New(ctx, []RPC{c.primary})
+	reader, err := New(ctx, []RPC{node})
 	require.NoError(t, err)
 	_, err = reader.Put(ctx, k, k)
 	require.ErrorIs(t, err, ErrNoKey)
@@ -381,8 +381,7 @@ func TestConnect(t *testing.T) {
 	alive := &fakeNode{chain: chain, name: "alive"}
 	c, err := New(ctx, []RPC{dead, alive, alive})
 	require.NoError(t, err)
-	require.Equal(t, "alive", c.primary.Remote())
-	require.Len(t, c.witnesses, 1, "the same address twice is no witness")
+	require.Len(t, c.pool.all, 2, "the same address twice is one node")
 	_, err = New(ctx, []RPC{dead})
 	require.ErrorIs(t, err, ErrUnreachable)
 	_, err = New(ctx, nil)

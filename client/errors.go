@@ -3,8 +3,8 @@ package client
 import (
 	"errors"
 	"fmt"
-
-	rpctypes "github.com/cometbft/cometbft/rpc/jsonrpc/types"
+	"slices"
+	"strings"
 
 	"github.com/starling-kv/starling/tx"
 )
@@ -92,8 +92,63 @@ func reason(code tx.Code, log string) string {
 	return log
 }
 
-// answered reports whether err is the node's own answer, and not a failure to reach it.
-func answered(err error) bool {
-	var rpc *rpctypes.RPCError
-	return errors.As(err, &rpc)
+// CallError means that no node gave a useful answer to a call. It wraps the errors of all nodes, and
+// ErrUnreachable if none of them answered at all.
+type CallError struct {
+	What  string      // the call
+	Nodes []NodeError // that were asked, in this order
+	Err   error       // of the context, if that ended the call before every node had answered
+}
+
+// NodeError is what one node said, or why nothing was heard of it.
+type NodeError struct {
+	Node string // its address
+	Err  error
+}
+
+func (e *CallError) Error() string {
+	var b strings.Builder
+	if e.unreachable() {
+		fmt.Fprintf(&b, "%v: ", ErrUnreachable)
+	}
+	b.WriteString(e.What)
+	if e.Err != nil {
+		fmt.Fprintf(&b, ": %v", e.Err)
+	}
+	for i, n := range e.Nodes {
+		switch {
+		case len(e.Nodes) == 1:
+			fmt.Fprintf(&b, " at %s: %v", n.Node, n.Err)
+		case i == 0:
+			fmt.Fprintf(&b, " at %d nodes: %s: %v", len(e.Nodes), n.Node, n.Err)
+		default:
+			fmt.Fprintf(&b, "; %s: %v", n.Node, n.Err)
+		}
+	}
+	return b.String()
+}
+
+// Unwrap returns the errors of all nodes, besides those of the call as a whole.
+func (e *CallError) Unwrap() []error {
+	var all []error
+	if e.unreachable() {
+		all = append(all, ErrUnreachable)
+	}
+	if e.Err != nil {
+		all = append(all, e.Err)
+	}
+	for _, n := range e.Nodes {
+		all = append(all, n.Err)
+	}
+	return all
+}
+
+// unreachable reports whether no node answered, though there was time to.
+func (e *CallError) unreachable() bool {
+	return e.Err == nil && !slices.ContainsFunc(e.Nodes, func(n NodeError) bool { return heard(n.Err) })
+}
+
+// all reports whether every node said that.
+func (e *CallError) all(said error) bool {
+	return len(e.Nodes) > 0 && !slices.ContainsFunc(e.Nodes, func(n NodeError) bool { return !errors.Is(n.Err, said) })
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,8 +21,11 @@ const DefaultTrustPeriod = lightclient.DefaultTrustPeriod
 const (
 	// headerPatience limits the wait for the block after the one that was read.
 	headerPatience = 30 * time.Second
-	// witnessPatience limits the wait for witnesses that lag or hang.
+	// witnessPatience limits the wait for witnesses that lag or hang, while none has confirmed.
 	witnessPatience = 10 * time.Second
+	// witnessGrace limits the wait for the others once one has confirmed. What they say later still
+	// counts, for all later reads.
+	witnessGrace = 500 * time.Millisecond
 	// maxBackwards limits the headers that are fetched one by one to reach one below all trusted
 	// ones.
 	maxBackwards = 1000
@@ -49,16 +53,17 @@ type Trust struct {
 //	                          └─ lightclient.Climb, by halves if the validators changed too much
 //	          ◄─ lightclient.Below, header by header
 type verifier struct {
-	trust     Trust
-	rules     lightclient.Rules
-	chainID   string
-	primary   RPC
-	witnesses []RPC
-	now       func() time.Time
+	trust   Trust
+	rules   lightclient.Rules
+	chainID string
+	pool    *pool
+	now     func() time.Time
 
 	mu struct {
 		sync.Mutex
-		trusted *lightclient.Blocks // the root of trust is the lowest
+		trusted  *lightclient.Blocks // the root of trust is the lowest
+		flights  map[int64]*flight   // headers that are being fetched, by height
+		conflict error               // what a witness proved after its read had returned
 	}
 }
 
@@ -78,29 +83,71 @@ func newVerifier(trust Trust) (*verifier, error) {
 	}
 	v := &verifier{trust: trust, rules: rules, now: time.Now}
 	v.mu.trusted = lightclient.NewBlocks(maxTrusted)
+	v.mu.flights = make(map[int64]*flight)
 	return v, nil
 }
 
-// await waits until the chain reaches a height, and returns its verified header.
-func (v *verifier) await(ctx context.Context, height int64) (*types.Header, error) {
-	ctx, cancel := context.WithTimeout(ctx, headerPatience)
-	defer cancel()
-	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
-		header, err := v.header(ctx, height)
-		if !errors.Is(err, errNotYet) {
-			return header, err
+// flight is the search for a header. Others that need the same one wait for it.
+type flight struct {
+	done   chan struct{} // closed once header and err are set
+	header *types.Header
+	err    error
+	gaveUp bool // because the context of the caller that searched has ended
+}
+
+// await waits until the chain reaches a height, and returns its verified header. It asks first
+// before the others.
+func (v *verifier) await(ctx context.Context, height int64, first *endpoint) (*types.Header, error) {
+	for {
+		v.mu.Lock()
+		f, joined := v.mu.flights[height]
+		if !joined {
+			f = &flight{done: make(chan struct{})}
+			v.mu.flights[height] = f
 		}
-		if pause(ctx, wait) != nil {
-			return nil, fmt.Errorf("%w: block %d, whose header proves the state after block %d, was not made in time: has the chain halted? An older height can be read at once",
-				ErrUntrusted, height, height-1)
+		v.mu.Unlock()
+		if !joined {
+			f.header, f.err = v.awaitAlone(ctx, height, first)
+			f.gaveUp = ctx.Err() != nil
+			v.mu.Lock()
+			delete(v.mu.flights, height)
+			v.mu.Unlock()
+			close(f.done)
+			return f.header, f.err
+		}
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("header %d: %w", height, ctx.Err())
+		}
+		if f.err == nil || !f.gaveUp {
+			return f.header, f.err
 		}
 	}
 }
 
-// header returns the verified header of a height, or errNotYet if the primary does not have it yet.
-func (v *verifier) header(ctx context.Context, height int64) (*types.Header, error) {
+func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint) (*types.Header, error) {
+	limited, cancel := context.WithTimeout(ctx, headerPatience)
+	defer cancel()
+	header, err := v.header(limited, height, first)
+	if errors.Is(err, errNotYet) || err != nil && limited.Err() != nil {
+		return nil, fmt.Errorf("%w: block %d, whose header proves the state after block %d, was not made in time: has the chain halted? An older height can be read at once (%w)",
+			ErrUntrusted, height, height-1, err)
+	}
+	return header, err
+}
+
+// header returns the verified header of a height. While no node has it, it asks again until ctx
+// ends.
+func (v *verifier) header(ctx context.Context, height int64, first *endpoint) (*types.Header, error) {
 	if err := v.start(ctx); err != nil {
 		return nil, err
+	}
+	v.mu.Lock()
+	conflict := v.mu.conflict
+	v.mu.Unlock()
+	if conflict != nil {
+		return nil, conflict
 	}
 	below, above := v.around(height)
 	if below != nil && below.Height == height && below.Commit != nil {
@@ -109,19 +156,40 @@ func (v *verifier) header(ctx context.Context, height int64) (*types.Header, err
 	if below == nil {
 		return v.backwards(ctx, above, height)
 	}
-	target, err := fetchLightBlock(ctx, v.primary, v.chainID, height)
+	path, from, err := ask(ctx, v.pool, question[[]*types.LightBlock]{
+		what:  fmt.Sprintf("header %d", height),
+		first: first,
+		call: func(ctx context.Context, e *endpoint) ([]*types.LightBlock, error) {
+			target, err := v.fetch(ctx, e, height)
+			if err != nil {
+				return nil, err
+			}
+			path, err := v.forward(ctx, e, below.LightBlock, target)
+			if err != nil {
+				return nil, fmt.Errorf("%w: header %d of %s: %w", ErrUntrusted, height, e.Remote(), err)
+			}
+			return path, nil
+		},
+	})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
-	path, err := v.forward(ctx, v.primary, below.LightBlock, target)
-	if err != nil {
-		return nil, fmt.Errorf("%w: header %d of %s: %w", ErrUntrusted, height, v.primary.Remote(), err)
-	}
-	if err := v.confirm(ctx, below.LightBlock, target); err != nil {
+	target := path[len(path)-1]
+	if err := v.confirm(ctx, from, below.LightBlock, target); err != nil {
 		return nil, err
 	}
 	v.add(path)
 	return target.Header, nil
+}
+
+// fetch fetches a block from a node. If the node does not have it yet, it asks again until ctx ends.
+func (v *verifier) fetch(ctx context.Context, from *endpoint, height int64) (*types.LightBlock, error) {
+	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
+		block, err := fetchLightBlock(ctx, from, v.chainID, height)
+		if !errors.Is(err, errNotYet) || pause(ctx, wait) != nil {
+			return block, err
+		}
+	}
 }
 
 // start sets the root of trust, unless it is set.
@@ -140,18 +208,18 @@ func (v *verifier) start(ctx context.Context) error {
 		v.root(root)
 		return nil
 	}
-	// Any node will do, since the hash is known: the primary may have pruned the block, or may have
-	// joined after it.
-	var failures []error
-	for _, from := range append([]RPC{v.primary}, v.witnesses...) {
-		root, err := v.trustedHeader(ctx, from)
-		if err == nil {
-			v.root(root)
-			return nil
-		}
-		failures = append(failures, err)
+	// Any node will do, since the hash is known: some may have pruned the block, or have joined
+	// after it.
+	root, _, err := ask(ctx, v.pool, question[*types.LightBlock]{
+		what: "the trusted header",
+		call: func(ctx context.Context, e *endpoint) (*types.LightBlock, error) { return v.trustedHeader(ctx, e) },
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
-	return fmt.Errorf("%w: the trusted header: %w", ErrUntrusted, errors.Join(failures...))
+	v.root(root)
+	v.pool.verified(root.Height - 1)
+	return nil
 }
 
 // trustedHeader fetches the header that the user trusts.
@@ -161,10 +229,10 @@ func (v *verifier) trustedHeader(ctx context.Context, from RPC) (*types.LightBlo
 		return nil, err
 	}
 	if !bytes.Equal(root.Hash(), v.trust.Hash) {
-		return nil, fmt.Errorf("header %d has hash %X at %s, %X is the trusted one: a wrong hash, or a node that lies", v.trust.Height, root.Hash(), from.Remote(), v.trust.Hash)
+		return nil, fmt.Errorf("%w: header %d has hash %X at %s, %X is the trusted one: a wrong hash, or a node that lies", ErrUntrusted, v.trust.Height, root.Hash(), from.Remote(), v.trust.Hash)
 	}
 	if err := v.rules.Root(root, v.trust.Hash); err != nil {
-		return nil, fmt.Errorf("the trusted header at %s: %w", from.Remote(), err)
+		return nil, fmt.Errorf("%w: the trusted header at %s: %w", ErrUntrusted, from.Remote(), err)
 	}
 	return root, nil
 }
@@ -231,74 +299,123 @@ func (v *verifier) backwards(ctx context.Context, from *lightclient.Proved, heig
 		if lightclient.IsFirst(trusted) {
 			return nil, fmt.Errorf("%w: the chain starts at height %d, there is no header %d", ErrUntrusted, trusted.Height, height)
 		}
-		h := trusted.Height - 1
-		commit, err := v.primary.Commit(ctx, &h)
+		next := trusted
+		header, _, err := ask(ctx, v.pool, question[*types.Header]{
+			what: fmt.Sprintf("header %d", next.Height-1),
+			call: func(ctx context.Context, e *endpoint) (*types.Header, error) { return headerBelow(ctx, e, next) },
+		})
 		if err != nil {
-			return nil, lightError(v.primary, h, err)
+			return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
 		}
-		if commit.Header == nil || commit.Header.Height != h {
-			return nil, lightError(v.primary, h, errors.New("it sent another header, or none"))
-		}
-		if err := lightclient.Below(commit.Header, trusted); err != nil {
-			return nil, fmt.Errorf("%w: header %d of %s: %w", ErrUntrusted, h, v.primary.Remote(), err)
-		}
-		trusted = commit.Header
+		trusted = header
 	}
 	return trusted, nil
 }
 
-// confirm asks every witness for the same header. A witness with another one that verifies proves a
-// fork.
-func (v *verifier) confirm(ctx context.Context, trusted, target *types.LightBlock) error {
-	if len(v.witnesses) == 0 {
+// headerBelow fetches the header before a trusted one.
+func headerBelow(ctx context.Context, from RPC, trusted *types.Header) (*types.Header, error) {
+	h := trusted.Height - 1
+	commit, err := from.Commit(ctx, &h)
+	if err != nil {
+		return nil, lightError(from, h, err)
+	}
+	if commit.Header == nil || commit.Header.Height != h {
+		return nil, fmt.Errorf("%w: %s sent another header, or none", ErrUntrusted, from.Remote())
+	}
+	if err := lightclient.Below(commit.Header, trusted); err != nil {
+		return nil, fmt.Errorf("%w: header %d of %s: %w", ErrUntrusted, h, from.Remote(), err)
+	}
+	return commit.Header, nil
+}
+
+// confirm asks every node but from, which sent target, for the same header. One must have it. A
+// node with another one that verifies proves a fork. Once one has confirmed, nodes that were silent
+// before are not waited for, and the others for witnessGrace; what they say later counts for later
+// reads.
+func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target *types.LightBlock) error {
+	if len(v.pool.all) == 1 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, witnessPatience)
-	defer cancel()
-	verdicts := make(chan error, len(v.witnesses))
-	for _, w := range v.witnesses {
-		go func() { verdicts <- v.ask(ctx, w, trusted, target) }()
+	type verdict struct {
+		of  *endpoint
+		err error
 	}
+	witnesses := v.pool.others(from)
+	verdicts := make(chan verdict, len(witnesses))
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), witnessPatience)
+	var running sync.WaitGroup
+	for _, w := range witnesses {
+		running.Go(func() { verdicts <- verdict{w, v.witness(asking, w, from, trusted, target)} })
+	}
+	go func() {
+		running.Wait()
+		cancel()
+	}()
+	awaited := slices.DeleteFunc(slices.Clone(witnesses), func(w *endpoint) bool { return !w.reachable() })
+	grace := time.NewTimer(2 * witnessPatience)
+	defer grace.Stop()
 	confirmed := false
 	var failures []error
-	for range v.witnesses {
-		switch err := <-verdicts; {
-		case err == nil:
-			confirmed = true
-		case errors.Is(err, ErrConflict):
-			return err
-		default:
-			failures = append(failures, err)
+	for left := len(witnesses); left > 0 && !(confirmed && len(awaited) == 0); {
+		select {
+		case got := <-verdicts:
+			left--
+			awaited = slices.DeleteFunc(awaited, func(w *endpoint) bool { return w == got.of })
+			switch {
+			case errors.Is(got.err, ErrConflict):
+				return got.err
+			case got.err != nil:
+				failures = append(failures, got.err)
+			case !confirmed:
+				confirmed = true
+				grace.Reset(witnessGrace)
+			}
+		case <-grace.C:
+			for _, w := range awaited {
+				w.overtaken(witnessGrace)
+			}
+			awaited = nil
+		case <-ctx.Done():
+			return fmt.Errorf("%w: no witness has confirmed header %d of %s: %w", ErrUntrusted, target.Height, from.Remote(), errors.Join(append(failures, ctx.Err())...))
 		}
 	}
 	if confirmed {
 		return nil
 	}
-	return fmt.Errorf("%w: no witness confirms header %d of %s (with a single address nobody is asked): %w", ErrUntrusted, target.Height, v.primary.Remote(), errors.Join(failures...))
+	return fmt.Errorf("%w: no witness confirms header %d of %s (with a single address nobody is asked): %w", ErrUntrusted, target.Height, from.Remote(), errors.Join(failures...))
 }
 
-// ask returns nil if the witness has target, ErrConflict if it has another header that verifies,
-// and otherwise why the witness does not count.
-func (v *verifier) ask(ctx context.Context, witness RPC, trusted, target *types.LightBlock) error {
-	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
-		theirs, err := fetchLightBlock(ctx, witness, v.chainID, target.Height)
-		switch {
-		case errors.Is(err, errNotYet):
-			if pause(ctx, wait) != nil {
-				return err
-			}
-			continue
-		case err != nil:
-			return err
-		case bytes.Equal(theirs.Hash(), target.Hash()):
-			return nil
-		}
-		if _, err := v.forward(ctx, witness, trusted, theirs); err != nil {
-			return fmt.Errorf("%s has another header, which does not verify: %w", witness.Remote(), err)
-		}
-		return fmt.Errorf("%w %d: %X at %s, %X at %s. More than a third of the validators signed both; do not rely on this chain before its operators have looked at it",
-			ErrConflict, target.Height, target.Hash(), v.primary.Remote(), theirs.Hash(), witness.Remote())
+// witness returns nil if a node has target, ErrConflict if it has another header that verifies, and
+// otherwise why it does not count. It keeps a conflict for later reads, too.
+func (v *verifier) witness(ctx context.Context, witness, from *endpoint, trusted, target *types.LightBlock) error {
+	_, err := call(ctx, v.pool, witness, false, func(ctx context.Context, e *endpoint) (struct{}, error) {
+		return struct{}{}, v.compare(ctx, e, from, trusted, target)
+	})
+	switch {
+	case errors.Is(err, ErrConflict):
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.mu.conflict = err
+		return err
+	case err != nil:
+		return fmt.Errorf("%s: %w", witness.Remote(), err)
 	}
+	return nil
+}
+
+func (v *verifier) compare(ctx context.Context, witness, from *endpoint, trusted, target *types.LightBlock) error {
+	theirs, err := v.fetch(ctx, witness, target.Height)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(theirs.Hash(), target.Hash()) {
+		return nil
+	}
+	if _, err := v.forward(ctx, witness, trusted, theirs); err != nil {
+		return fmt.Errorf("%w: %s has another header, which does not verify: %w", ErrUntrusted, witness.Remote(), err)
+	}
+	return fmt.Errorf("%w %d: %X at %s, %X at %s. More than a third of the validators signed both; do not rely on this chain before its operators have looked at it",
+		ErrConflict, target.Height, target.Hash(), from.Remote(), theirs.Hash(), witness.Remote())
 }
 
 var errNotYet = errors.New("the node does not have this block yet")

@@ -30,7 +30,7 @@ func TestValidatorsChange(t *testing.T) {
 	node := &fakeNode{chain: chain, name: "primary"}
 	c := trusting(t, Trust{Genesis: chain.genesis()}, node)
 	for _, height := range []int64{43, 2, 3, 4, 25, 1} {
-		header, err := c.verifier.header(testContext(t), height)
+		header, err := c.verifier.header(testContext(t), height, nil)
 		require.NoError(t, err, height)
 		require.Equal(t, chain.blocks[height-1].Hash(), header.Hash())
 	}
@@ -43,9 +43,9 @@ func TestValidatorsChange(t *testing.T) {
 		return nil
 	}}
 	c = trusting(t, Trust{Height: 30, Hash: chain.blocks[29].Hash()}, pruned)
-	_, err := c.verifier.header(testContext(t), 43)
+	_, err := c.verifier.header(testContext(t), 43, nil)
 	require.NoError(t, err)
-	_, err = trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 43)
+	_, err = trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 43, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 }
 
@@ -60,7 +60,7 @@ func TestPrunedFromGenesis(t *testing.T) {
 		}
 		return nil
 	}}
-	header, err := trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 35)
+	header, err := trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 35, nil)
 	require.NoError(t, err)
 	require.Equal(t, chain.blocks[34].Hash(), header.Hash())
 }
@@ -78,7 +78,7 @@ func TestTrustedHeaderFromAWitness(t *testing.T) {
 		return nil
 	}}
 	honest := &fakeNode{chain: chain, name: "honest"}
-	header, err := trusting(t, trust, joined, honest).verifier.header(testContext(t), 8)
+	header, err := trusting(t, trust, joined, honest).verifier.header(testContext(t), 8, nil)
 	require.NoError(t, err)
 	require.Equal(t, chain.blocks[7].Hash(), header.Hash())
 
@@ -89,7 +89,7 @@ func TestTrustedHeaderFromAWitness(t *testing.T) {
 		}
 		return nil
 	}}
-	_, err = trusting(t, trust, joined, liar).verifier.header(testContext(t), 8)
+	_, err = trusting(t, trust, joined, liar).verifier.header(testContext(t), 8, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 	require.ErrorContains(t, err, "lowest height is 6")
 	require.ErrorContains(t, err, "or a node that lies")
@@ -100,7 +100,7 @@ func TestBackwards(t *testing.T) {
 	chain.grow(20)
 	node := &fakeNode{chain: chain, name: "primary"}
 	c := trusting(t, Trust{Height: 15, Hash: chain.blocks[14].Hash()}, node)
-	header, err := c.verifier.header(testContext(t), 9)
+	header, err := c.verifier.header(testContext(t), 9, nil)
 	require.NoError(t, err)
 	require.Equal(t, chain.blocks[8].Hash(), header.Hash())
 	node.lie = func(a any) error {
@@ -109,7 +109,7 @@ func TestBackwards(t *testing.T) {
 		}
 		return nil
 	}
-	_, err = c.verifier.header(testContext(t), 9)
+	_, err = c.verifier.header(testContext(t), 9, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 }
 
@@ -140,7 +140,7 @@ func TestBeforeTheFirstBlock(t *testing.T) {
 			c.verifier.root(chain.blocks[0])
 		}
 		for _, height := range []int64{99, 98, 1, 0, -1, -1 << 63} {
-			header, err := c.verifier.header(testContext(t), height)
+			header, err := c.verifier.header(testContext(t), height, nil)
 			require.Error(t, err, "%s %d: %v", name, height, header)
 		}
 	}
@@ -151,24 +151,24 @@ func TestTrustRoot(t *testing.T) {
 	node := &fakeNode{chain: chain, name: "primary"}
 	ctx := testContext(t)
 
-	_, err := trusting(t, Trust{Height: 2, Hash: make([]byte, 32)}, node).verifier.header(ctx, 2)
+	_, err := trusting(t, Trust{Height: 2, Hash: make([]byte, 32)}, node).verifier.header(ctx, 2, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 
 	other := newFakeChain(t)
 	other.validators = fakeValidators("other", 4)
 	other.blocks, other.versions = nil, other.versions[:1]
 	other.grow(5)
-	_, err = trusting(t, Trust{Genesis: other.genesis()}, node).verifier.header(ctx, 2)
+	_, err = trusting(t, Trust{Genesis: other.genesis()}, node).verifier.header(ctx, 2, nil)
 	require.ErrorIs(t, err, ErrUntrusted, "other validators")
 
 	old := trusting(t, Trust{Genesis: chain.genesis(), Period: time.Minute}, node)
-	_, err = old.verifier.header(ctx, 2)
+	_, err = old.verifier.header(ctx, 2, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 	require.ErrorContains(t, err, "older than the trust period")
 
 	early := trusting(t, Trust{Genesis: chain.genesis()}, node)
 	early.verifier.now = func() time.Time { return chain.start.Add(-time.Minute) }
-	_, err = early.verifier.header(ctx, 2)
+	_, err = early.verifier.header(ctx, 2, nil)
 	require.ErrorContains(t, err, "from the future")
 
 	for name, trust := range map[string]Trust{
@@ -209,10 +209,10 @@ func TestImpossibleValidators(t *testing.T) {
 				return nil
 			}}
 			for _, trust := range []Trust{{Genesis: chain.genesis()}, {Height: 2, Hash: chain.blocks[1].Hash()}} {
-				_, err := trusting(t, trust, node).verifier.header(testContext(t), 2)
+				_, err := trusting(t, trust, node).verifier.header(testContext(t), 2, nil)
 				require.ErrorIs(t, err, ErrUntrusted)
 			}
-			_, err := trusting(t, Trust{Genesis: chain.genesis()}, &fakeNode{chain: chain, name: "honest"}, node).verifier.header(testContext(t), 2)
+			_, err := trusting(t, Trust{Genesis: chain.genesis()}, &fakeNode{chain: chain, name: "honest"}, node).verifier.header(testContext(t), 2, nil)
 			require.ErrorIs(t, err, ErrUntrusted)
 		})
 	}
@@ -306,10 +306,10 @@ func TestTrustedBlocksAreBounded(t *testing.T) {
 	chain.grow(2 * maxTrusted)
 	c := trusting(t, Trust{Genesis: chain.genesis()}, &fakeNode{chain: chain, name: "primary"})
 	for height := int64(1); height <= 2*maxTrusted; height++ {
-		_, err := c.verifier.header(testContext(t), height)
+		_, err := c.verifier.header(testContext(t), height, nil)
 		require.NoError(t, err)
 	}
 	require.Equal(t, maxTrusted, c.verifier.mu.trusted.Len())
-	_, err := c.verifier.header(testContext(t), 5)
+	_, err := c.verifier.header(testContext(t), 5, nil)
 	require.NoError(t, err, "the root of trust is still there")
 }

@@ -6,11 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 	"time"
 
+	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/proto/tendermint/crypto"
-	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 
 	"github.com/starling-kv/starling/avlstar"
 )
@@ -72,28 +71,32 @@ func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (*V
 		return nil, fmt.Errorf("client: a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(key))
 	}
 	o := c.readOptions(options)
-	answer, err := c.Query(ctx, "/key", key, o.height, o.prove)
-	if err != nil {
-		return nil, err
-	}
-	v := &Value{Key: key, Found: len(answer.Response.Value) > 0} // no value is empty
-	if v.Found {
-		v.Value = answer.Response.Value
-	}
-	if o.prove {
-		state, simpleMap, err := splitProof(answer.Response.ProofOps, avlstar.OpState, key)
-		if err != nil {
-			return nil, err
-		}
-		v.Proof = &avlstar.Proof{State: state, Map: simpleMap}
-	}
-	v.State, err = c.state(ctx, answer, o, func(appHash avlstar.Hash) error {
-		return avlstar.VerifyProof(appHash, key, v.Value, *v.Proof)
+	v, state, err := read(ctx, c, query[*Value]{
+		readOptions: o,
+		path:        "/key",
+		data:        key,
+		decode:      func(a *abci.ResponseQuery) (*Value, proof, error) { return decodeValue(key, o, a) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("key %q: %w", shorten(key), err)
 	}
+	v.State = state
 	return v, nil
+}
+
+func decodeValue(key []byte, o readOptions, a *abci.ResponseQuery) (*Value, proof, error) {
+	v := &Value{Key: key, Found: len(a.Value) > 0} // no value is empty
+	if v.Found {
+		v.Value = a.Value
+	}
+	if o.prove {
+		state, simpleMap, err := splitProof(a.ProofOps, avlstar.OpState, key)
+		if err != nil {
+			return nil, nil, err
+		}
+		v.Proof = &avlstar.Proof{State: state, Map: simpleMap}
+	}
+	return v, func(appHash avlstar.Hash) error { return avlstar.VerifyProof(appHash, key, v.Value, *v.Proof) }, nil
 }
 
 // Range reads the keys in [start, end) in order; an empty bound is open. Verified pages are
@@ -103,33 +106,40 @@ func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOp
 		return nil, errors.New("client: the range is empty: its start is not below its end")
 	}
 	o := c.readOptions(options)
-	answer, err := c.Query(ctx, "/range", encodeRangeRequest(start, end, o.limit), o.height, o.prove)
-	if err != nil {
-		return nil, err
-	}
-	page := new(Page)
-	page.Entries, page.Next, err = decodeRangeResponse(answer.Response.Value, o.limit)
-	if err != nil {
-		return nil, err
-	}
-	if o.prove {
-		tree, simpleMap, err := splitProof(answer.Response.ProofOps, avlstar.OpRange, start)
-		if err != nil {
-			return nil, err
-		}
-		page.Proof = &avlstar.RangeProof{Tree: tree, Map: simpleMap}
-	}
-	page.State, err = c.state(ctx, answer, o, func(appHash avlstar.Hash) error {
-		return avlstar.VerifyRange(appHash, start, end, o.limit, page.Entries, page.Next, *page.Proof)
+	page, state, err := read(ctx, c, query[*Page]{
+		readOptions: o,
+		path:        "/range",
+		data:        encodeRangeRequest(start, end, o.limit),
+		decode:      func(a *abci.ResponseQuery) (*Page, proof, error) { return decodePage(start, end, o, a) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("range from %q: %w", shorten(start), err)
 	}
-	// VerifyRange has checked that already. An unverified answer must not make Scan loop forever.
-	if page.Next != nil && bytes.Compare(page.Next, start) <= 0 {
-		return nil, errors.New("client: the node's next page does not lie behind this one")
-	}
+	page.State = state
 	return page, nil
+}
+
+func decodePage(start, end []byte, o readOptions, a *abci.ResponseQuery) (page *Page, verify proof, err error) {
+	page = new(Page)
+	page.Entries, page.Next, err = decodeRangeResponse(a.Value, o.limit)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnproved, err)
+	}
+	if o.prove {
+		tree, simpleMap, err := splitProof(a.ProofOps, avlstar.OpRange, start)
+		if err != nil {
+			return nil, nil, err
+		}
+		page.Proof = &avlstar.RangeProof{Tree: tree, Map: simpleMap}
+	}
+	verify = func(appHash avlstar.Hash) error {
+		return avlstar.VerifyRange(appHash, start, end, o.limit, page.Entries, page.Next, *page.Proof)
+	}
+	// VerifyRange checks that too. An unverified answer must not make Scan loop forever.
+	if page.Next != nil && bytes.Compare(page.Next, start) <= 0 {
+		return nil, nil, fmt.Errorf("%w: its next page does not lie behind this one", ErrUnproved)
+	}
+	return page, verify, nil
 }
 
 // Scan reads a whole range page by page, from the state of the first page. It ends after an error.
@@ -179,33 +189,6 @@ func (c *Client) readOptions(options []ReadOption) readOptions {
 }
 
 func (c *Client) verifies(o readOptions) bool { return c.verifier != nil && !o.believe }
-
-// state returns the state that an answer is from. If this client verifies, it checks the answer's
-// proof against the app hash of the next header.
-func (c *Client) state(ctx context.Context, answer *ctypes.ResultABCIQuery, o readOptions, verify func(avlstar.Hash) error) (State, error) {
-	s := State{Height: answer.Response.Height}
-	if o.height != 0 && s.Height != o.height {
-		return State{}, fmt.Errorf("%w: it is from height %d, %d was asked for", ErrUnproved, s.Height, o.height)
-	}
-	if !c.verifies(o) {
-		return s, nil
-	}
-	if s.Height < 1 || s.Height == math.MaxInt64 {
-		return State{}, fmt.Errorf("%w: it is from height %d", ErrUnproved, s.Height)
-	}
-	header, err := c.verifier.await(ctx, s.Height+1)
-	if err != nil {
-		return State{}, err
-	}
-	if len(header.AppHash) != len(s.AppHash) {
-		return State{}, fmt.Errorf("%w: header %d has an app hash of %d bytes: not a chain of Starling", ErrUnproved, header.Height, len(header.AppHash))
-	}
-	s.AppHash, s.Time, s.Verified = avlstar.Hash(header.AppHash), header.Time, true
-	if err := verify(s.AppHash); err != nil {
-		return State{}, fmt.Errorf("%w by app hash %v at height %d, %s lies or is broken: %w", ErrUnproved, s.AppHash, s.Height, c.primary.Remote(), err)
-	}
-	return s, nil
-}
 
 // splitProof splits a proof into its two operators. In an empty tree there is only the map's.
 func splitProof(ops *crypto.ProofOps, kind string, key []byte) (state, simpleMap []byte, err error) {

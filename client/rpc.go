@@ -41,6 +41,8 @@ type RPC interface {
 const (
 	// callTimeout limits one call, even if the context of the caller allows more.
 	callTimeout = 30 * time.Second
+	// dialTimeout limits the connection to a node, which swallows packets if it takes longer.
+	dialTimeout = 5 * time.Second
 	// maxAnswerBytes limits an answer. The largest page of a range in base64, with its proof, fits.
 	maxAnswerBytes = 64 << 20
 )
@@ -85,6 +87,8 @@ func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, error) {
 	}
 	hc.Timeout = callTimeout
 	if t, ok := hc.Transport.(*http.Transport); ok {
+		t.Dial, t.DialContext = nil, (&net.Dialer{Timeout: dialTimeout}).DialContext
+		t.TLSHandshakeTimeout = dialTimeout
 		t.MaxIdleConnsPerHost = 32
 		t.IdleConnTimeout = time.Minute
 	}

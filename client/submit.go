@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/cometbft/cometbft/crypto/ed25519"
+	rpcclient "github.com/cometbft/cometbft/rpc/client"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/tx"
@@ -19,18 +19,19 @@ const (
 	// nonceAttempts limits how often a transaction is signed again because its nonce was used
 	// meanwhile.
 	nonceAttempts = 8
-	// The pause between polls for a transaction grows from firstPoll to longPoll.
+	// The pause between polls for a transaction grows from firstPoll to longPoll. Every askAllEvery
+	// polls, all nodes are asked: the nearest one may have stopped to follow the chain.
 	firstPoll, longPoll = 50 * time.Millisecond, 500 * time.Millisecond
-	// resendEvery is the interval at which a transaction that is not in a block is sent to the node
-	// again, since a node that was restarted has an empty mempool. The bytes are the same, so it
-	// can be executed only once.
+	askAllEvery         = 4
+	// resendEvery is the interval at which a transaction that is not in a block is sent again, since
+	// a node that was restarted has an empty mempool. The bytes are the same, so it can be executed
+	// only once.
 	resendEvery = 5 * time.Second
-	// lostRetries is how often a transaction is sent again at once after the node's answer was
-	// lost.
-	lostRetries = 3
 	// lostAfter is the number of consecutive resends, refused for their nonce, after which the
 	// nonce must have been used by another transaction.
 	lostAfter = 3
+	// doubtPatience limits the wait for a transaction of which no node has confirmed that it came.
+	doubtPatience = time.Minute
 )
 
 // TxResult is a transaction in a block, executed.
@@ -38,25 +39,6 @@ type TxResult struct {
 	Hash    []byte
 	Height  int64
 	Results []tx.OperationResult // one for each operation, in order; none for text
-}
-
-// account is what the client remembers about a key.
-type account struct {
-	// held from the choice of a nonce until the node has answered, so that nonces are sent in order
-	sync.Mutex
-	next  uint64
-	known bool // next is the nonce that the node expects, as far as the client knows
-}
-
-func (c *Client) account(publicKey []byte) *account {
-	c.accounts.Lock()
-	defer c.accounts.Unlock()
-	a := c.accounts.byKey[string(publicKey)]
-	if a == nil {
-		a = new(account)
-		c.accounts.byKey[string(publicKey)] = a
-	}
-	return a
 }
 
 // Put writes value at key.
@@ -96,11 +78,11 @@ func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool
 // means that it was not sent.
 func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxResult, error) {
 	for attempt := 1; ; attempt++ {
-		sent, err := c.Send(ctx, operations...)
-		if err != nil {
+		sent, err := c.send(ctx, operations)
+		if sent == nil {
 			return nil, err
 		}
-		result, err := sent.Wait(ctx)
+		result, err := c.settle(ctx, sent, err)
 		if !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) || attempt == nonceAttempts {
 			return result, err
 		}
@@ -113,105 +95,29 @@ func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxRes
 	}
 }
 
-// Sent is a transaction that a node has accepted.
-type Sent struct {
-	Hash []byte
-
-	client *Client
-	nonce  uint64
-	raw    types.Tx
+// settle waits for a transaction that was sent. If no node has confirmed that it arrived (doubt is
+// not nil), it may be lost for good, so the wait is limited.
+func (c *Client) settle(ctx context.Context, sent *Sent, doubt error) (*TxResult, error) {
+	if doubt == nil {
+		return sent.Wait(ctx)
+	}
+	limited, cancel := context.WithTimeout(ctx, doubtPatience)
+	defer cancel()
+	result, err := sent.Wait(limited)
+	var unknown *UnknownOutcomeError
+	if errors.As(err, &unknown) && limited.Err() != nil && ctx.Err() == nil {
+		return nil, doubt
+	}
+	return result, err
 }
 
-// Send signs operations as one transaction and sends it to the node, which checks it. It does not
-// wait for a block, so one key can have many transactions in flight, in the order of the calls.
-func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, error) {
-	if c.key == nil {
-		return nil, ErrNoKey
-	}
-	a := c.account(c.key.PubKey().Bytes())
-	a.Lock()
-	defer a.Unlock()
-	for attempt := 1; ; attempt++ {
-		sent, err := c.sendOnce(ctx, a, c.key, operations)
-		if err == nil {
-			return sent, nil
-		}
-		if !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) || attempt == nonceAttempts {
-			return nil, err
-		}
-		if err := pause(ctx, time.Duration(attempt)*firstPoll); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// sendOnce signs and sends once. a must be locked.
-func (c *Client) sendOnce(ctx context.Context, a *account, key ed25519.PrivKey, operations []tx.Operation) (*Sent, error) {
-	if !a.known {
-		next, err := c.Nonce(ctx, key.PubKey().Bytes())
-		if err != nil {
-			return nil, err
-		}
-		a.next, a.known = next, true
-	}
-	raw, err := tx.Sign(key, c.chainID, &tx.Body{Nonce: a.next, Operations: operations})
-	if err != nil {
-		return nil, err
-	}
-	sent := &Sent{Hash: types.Tx(raw).Hash(), client: c, nonce: a.next, raw: raw}
-	if err := c.broadcastAgain(ctx, raw); err != nil {
-		a.known = false
-		return nil, err
-	}
-	a.next++
-	return sent, nil
-}
-
-// broadcastAgain is broadcast for bytes that were not sent before. If an answer is lost it sends
-// them again, which is safe, since they can be executed only once.
-func (c *Client) broadcastAgain(ctx context.Context, raw types.Tx) error {
-	lost := c.broadcast(ctx, raw)
-	for try := 0; try < lostRetries && errors.As(lost, new(*UnknownOutcomeError)); try++ {
-		if pause(ctx, firstPoll<<try) != nil {
-			break
-		}
-		if err := c.broadcast(ctx, raw); err == nil || errors.Is(err, errInCache) {
-			return nil
-		}
-	}
-	if errors.Is(lost, errInCache) {
-		return nil
-	}
-	return lost
-}
-
-// errInCache is CometBFT's mempool.ErrTxInCache, of which only the text arrives.
-var errInCache = errors.New("the node has it already")
-
-// broadcast sends a transaction to the primary. The error is errInCache, *TxError,
-// *UnknownOutcomeError, or another one, which means that the node has not accepted it.
-func (c *Client) broadcast(ctx context.Context, raw types.Tx) error {
-	result, err := c.primary.BroadcastTxSync(ctx, raw)
-	switch {
-	case err == nil && result.Code == 0:
-		return nil
-	case err == nil:
-		return &TxError{Hash: raw.Hash(), Code: txCode(result.Code), Log: result.Log}
-	case answered(err) && strings.Contains(err.Error(), "tx already exists in cache"):
-		return errInCache
-	case answered(err) || notSent(err):
-		return c.callError("send the transaction", err)
-	default:
-		return &UnknownOutcomeError{Hash: raw.Hash(), Err: c.callError("send the transaction", err)}
-	}
-}
-
-// Wait waits until the transaction is executed. Meanwhile it sends it to the node every few
-// seconds, in case the node has lost it.
+// Wait waits until the transaction is executed. It sends it again, to whichever node is best, every
+// few seconds and at once if the node that accepted it is lost. The bytes are the same each time,
+// so it can be executed only once.
 func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 	refusals := 0
-	return s.client.waitTx(ctx, s.Hash, func() error {
-		err := s.client.broadcast(ctx, s.raw)
+	result, err := s.client.waitTx(ctx, s.Hash, s.stranded, func() error {
+		err := s.client.sendAgain(ctx, s)
 		if !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) {
 			refusals = 0
 			return nil
@@ -219,32 +125,45 @@ func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 		if refusals++; refusals < lostAfter {
 			return nil
 		}
+		s.account.forget(s)
 		return fmt.Errorf("the account's nonce was used by another transaction, or this one is executed but not in the node's index: %w", err)
 	})
+	if err == nil || errors.As(err, new(*TxError)) {
+		s.account.forget(s)
+	}
+	return result, err
 }
 
-// WaitTx waits until the transaction with this hash is in a block. The node must index transactions
-// ([tx_index] indexer = "kv", the default). When ctx ends, the error is an *UnknownOutcomeError.
+// WaitTx waits until the transaction with this hash is in a block. One of the nodes must index
+// transactions ([tx_index] indexer = "kv", the default). When ctx ends, the error is an
+// *UnknownOutcomeError.
 func (c *Client) WaitTx(ctx context.Context, hash []byte) (*TxResult, error) {
-	return c.waitTx(ctx, hash, func() error { return nil })
+	return c.waitTx(ctx, hash, func() bool { return false }, func() error { return nil })
 }
 
-func (c *Client) waitTx(ctx context.Context, hash []byte, resend func() error) (*TxResult, error) {
+// waitTx looks for a transaction until it is in a block. It calls resend every resendEvery, and as
+// soon as stranded reports that no node is known to have the transaction.
+func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, resend func() error) (*TxResult, error) {
 	last := errNotFound
 	wait := firstPoll
-	for nextResend := time.Now().Add(resendEvery); ; wait = min(2*wait, longPoll) {
-		result, err := c.lookup(ctx, hash)
+	nextResend := time.Now().Add(resendEvery)
+	for poll := 1; ; poll, wait = poll+1, min(2*wait, longPoll) {
+		result, err := c.lookup(ctx, hash, poll%askAllEvery == 0)
 		var refused *TxError
 		if err == nil || errors.As(err, &refused) {
+			if err == nil {
+				c.pool.claimed(result.Height)
+			}
 			return result, err
 		}
 		if !errors.Is(err, context.DeadlineExceeded) {
 			last = err
 		}
-		if errors.Is(err, errNoIndex) {
+		var all *CallError
+		if errors.As(err, &all) && all.all(errNoIndex) {
 			return nil, &UnknownOutcomeError{Hash: hash, Err: err}
 		}
-		if time.Now().After(nextResend) {
+		if time.Now().After(nextResend) || stranded() {
 			if err := resend(); err != nil {
 				return nil, &UnknownOutcomeError{Hash: hash, Err: err}
 			}
@@ -258,17 +177,33 @@ func (c *Client) waitTx(ctx context.Context, hash []byte, resend func() error) (
 
 var errNoIndex = errors.New(`the node does not index transactions: set [tx_index] indexer = "kv" in its config.toml, or ask another`)
 
-// lookup returns a transaction that is in a block. The error is a *TxError if it failed there, and
-// errNotFound if it is in no block.
-func (c *Client) lookup(ctx context.Context, hash []byte) (*TxResult, error) {
-	found, err := c.primary.Tx(ctx, hash, false)
+// lookup returns a transaction that is in a block. The error is a *TxError if it failed there. It is
+// errNotFound if it is in no block that the nearest node knows of; with everybody, that any of them
+// knows of.
+func (c *Client) lookup(ctx context.Context, hash []byte, everybody bool) (*TxResult, error) {
+	found, _, err := ask(ctx, c.pool, question[*ctypes.ResultTx]{
+		what:  "look up the transaction",
+		short: true,
+		first: c.pool.writer(),
+		call: func(ctx context.Context, e *endpoint) (*ctypes.ResultTx, error) {
+			found, err := e.Tx(ctx, hash, false)
+			switch {
+			case err != nil && answered(err) && strings.Contains(err.Error(), "not found"):
+				if everybody {
+					return nil, errNotFound
+				}
+				return nil, nil // an answer, too: another is asked in the next poll
+			case err != nil && answered(err) && strings.Contains(err.Error(), "indexing is disabled"):
+				return nil, errNoIndex
+			}
+			return found, err
+		},
+	})
 	switch {
-	case err != nil && answered(err) && strings.Contains(err.Error(), "not found"):
-		return nil, errNotFound
-	case err != nil && answered(err) && strings.Contains(err.Error(), "indexing is disabled"):
-		return nil, errNoIndex
 	case err != nil:
-		return nil, c.callError("look up the transaction", err)
+		return nil, err
+	case found == nil:
+		return nil, errNotFound
 	case found.TxResult.Code != 0:
 		return nil, &TxError{Hash: hash, Height: found.Height, Code: txCode(found.TxResult.Code), Log: found.TxResult.Log}
 	}
@@ -286,24 +221,26 @@ func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, err
 	if _, err := tx.Decode(raw, c.chainID); err != nil {
 		return nil, err
 	}
-	switch err := c.broadcast(ctx, raw); {
+	_, err := c.deliver(ctx, raw, nil)
+	var unknown *UnknownOutcomeError
+	switch {
 	case errors.Is(err, errInCache):
 		return nil, ErrRepeatedText
-	case err != nil:
+	case err != nil && !errors.As(err, &unknown):
 		return nil, err
 	}
-	return c.WaitTx(ctx, raw.Hash())
+	return c.settle(ctx, &Sent{Hash: raw.Hash(), client: c, account: new(account), raw: raw}, err)
 }
 
 // Nonce returns the nonce of the account's next transaction. Transactions in the node's mempool
 // count.
 func (c *Client) Nonce(ctx context.Context, account []byte) (uint64, error) {
-	result, err := c.Query(ctx, "/nonce", account, 0, false)
+	result, from, err := c.query(ctx, "/nonce", account, rpcclient.ABCIQueryOptions{}, c.pool.writer())
 	if err != nil {
 		return 0, err
 	}
 	if len(result.Response.Value) != 8 {
-		return 0, fmt.Errorf("client: a nonce of %d bytes, want 8: is %s a node of Starling?", len(result.Response.Value), c.primary.Remote())
+		return 0, fmt.Errorf("client: a nonce of %d bytes, want 8: is %s a node of Starling?", len(result.Response.Value), from.Remote())
 	}
 	return binary.BigEndian.Uint64(result.Response.Value), nil
 }

@@ -3,10 +3,10 @@ package client
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/tx"
@@ -39,12 +39,18 @@ func (c *Client) Validators(ctx context.Context, options ...ReadOption) (*Valida
 	if page.Next != nil {
 		return nil, fmt.Errorf("client: the node did not send the records of all validators of height %d at once", page.Height)
 	}
-	result, err := c.primary.Commit(ctx, &page.Height)
+	result, _, err := ask(ctx, c.pool, question[*ctypes.ResultCommit]{
+		what: fmt.Sprintf("commit %d", page.Height),
+		call: func(ctx context.Context, e *endpoint) (*ctypes.ResultCommit, error) {
+			result, err := e.Commit(ctx, &page.Height)
+			if err == nil && (result == nil || result.Commit == nil || result.Commit.Height != page.Height) {
+				return nil, fmt.Errorf("%w: the node's answer is not the commit that it was asked for", ErrUnproved)
+			}
+			return result, err
+		},
+	})
 	if err != nil {
-		return nil, c.callError(fmt.Sprintf("commit %d", page.Height), err)
-	}
-	if result == nil || result.Commit == nil || result.Commit.Height != page.Height {
-		return nil, errors.New("client: the node's answer is not the commit that it was asked for")
+		return nil, err
 	}
 	signed := make(map[string]bool)
 	for _, s := range result.Commit.Signatures {

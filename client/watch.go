@@ -30,18 +30,25 @@ const (
 
 	firstPause = 100 * time.Millisecond
 	longPause  = 5 * time.Second
+	// subscribeTimeout limits a subscription at one node.
+	subscribeTimeout = 3 * time.Second
+	// The heights of nodes are compared at each interval of guardEvery. A node whose height has not
+	// changed for standstill, while that of another has grown, is left.
+	guardEvery = 3 * time.Second
+	standstill = 10 * time.Second
 	// maxQueryPrefix, in bytes, keeps the query of the subscription below CometBFT's limit of 512
 	// bytes (rpc/core/events.go, maxQueryLength).
 	maxQueryPrefix = 200
 )
 
 // Watch delivers all future changes of keys that start with prefix (empty: all keys), in the order
-// of the chain. When the connection is lost it subscribes again, as often as necessary, and then
-// delivers an event with Missed. The channel is closed when ctx ends. The caller must keep
-// receiving: a node drops subscribers that do not.
+// of the chain. When its node is lost, falls silent or stops to follow the chain, it subscribes
+// again, at another node if there is one, as often as necessary, and then delivers an event with
+// Missed. The channel is closed when ctx ends. The caller must keep receiving: a node drops
+// subscribers that do not.
 func (c *Client) Watch(ctx context.Context, prefix []byte) (<-chan Event, error) {
 	query := watchQuery(prefix)
-	source, err := c.primary.Events(ctx, query)
+	source, err := c.subscribe(ctx, query, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -49,18 +56,116 @@ func (c *Client) Watch(ctx context.Context, prefix []byte) (<-chan Event, error)
 	go func() {
 		defer close(out)
 		for {
-			if !forward(ctx, source, prefix, out) {
+			more := forward(ctx, source, prefix, out)
+			source.cancel()
+			if !more {
 				return
 			}
-			if source = c.resubscribe(ctx, query); source == nil {
+			if source = c.resubscribe(ctx, query, source.from); source == nil {
 				return
 			}
 			if !send(ctx, out, Event{Missed: true}) {
+				source.cancel()
 				return
 			}
 		}
 	}()
 	return out, nil
+}
+
+// feed is a subscription at a node.
+type feed struct {
+	from   *endpoint
+	life   context.Context // ends with the subscription
+	events <-chan ctypes.ResultEvent
+	cancel context.CancelFunc
+}
+
+// subscribe subscribes at the best node that lets it; at last only if there is no other.
+func (c *Client) subscribe(ctx context.Context, query string, last *endpoint) (*feed, error) {
+	c.pool.refresh(ctx)
+	t := newTally("subscribe")
+	nodes := c.pool.order(nil, []*endpoint{last})
+	if last != nil {
+		nodes = append(nodes, last)
+	}
+	for _, e := range nodes {
+		t.asked(e)
+		f, err := c.subscribeAt(ctx, e, query)
+		if err == nil {
+			return f, nil
+		}
+		t.failed(e, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, t.error(ctx.Err())
+}
+
+func (c *Client) subscribeAt(ctx context.Context, e *endpoint, query string) (*feed, error) {
+	life, cancel := context.WithCancel(ctx)
+	timer := time.AfterFunc(subscribeTimeout, cancel)
+	events, err := call(life, c.pool, e, false, func(_ context.Context, e *endpoint) (<-chan ctypes.ResultEvent, error) {
+		return e.Events(life, query)
+	})
+	if !timer.Stop() && ctx.Err() == nil {
+		err = fmt.Errorf("%w for %v", errSilent, subscribeTimeout)
+		e.update(func(r *record) { r.lose(err) })
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	if len(c.pool.all) > 1 {
+		go c.guard(life, e, cancel)
+	}
+	return &feed{e, life, events, cancel}, nil
+}
+
+// guard ends a subscription, by cancel, when its node stops to follow the chain: the connection is
+// up, but the node's height stays the same for longer than standstill, while that of another node
+// has grown. It returns when ctx ends.
+func (c *Client) guard(ctx context.Context, e *endpoint, cancel context.CancelFunc) {
+	height, since := int64(0), time.Now()
+	others := make(map[*endpoint]int64) // their heights when e was seen to grow last
+	for pause(ctx, guardEvery) == nil {
+		now, err := c.heightOf(ctx, e)
+		if err == nil && now > height {
+			height, since = now, time.Now()
+			clear(others)
+		}
+		grew := false
+		for _, other := range c.pool.others(e) {
+			theirs, err := c.heightOf(ctx, other)
+			before, seen := others[other]
+			switch {
+			case err != nil:
+			case !seen:
+				others[other] = theirs
+			case theirs > before:
+				grew = true
+			}
+		}
+		if grew && time.Since(since) >= standstill {
+			e.isBehind()
+			cancel()
+			return
+		}
+	}
+}
+
+// heightOf asks a node for its height.
+func (c *Client) heightOf(ctx context.Context, e *endpoint) (int64, error) {
+	limited, cancel := context.WithTimeout(ctx, guardEvery)
+	defer cancel()
+	return call(limited, c.pool, e, true, func(ctx context.Context, e *endpoint) (int64, error) {
+		status, err := e.Status(ctx)
+		if err != nil {
+			return 0, err
+		}
+		return status.SyncInfo.LatestBlockHeight, nil
+	})
 }
 
 // watchQuery returns a query that lets the node filter as far as it can: it knows "contains", but
@@ -72,13 +177,15 @@ func watchQuery(prefix []byte) string {
 	return fmt.Sprintf("%s CONTAINS '%x'", attrKey, prefix[:min(len(prefix), maxQueryPrefix)])
 }
 
-// forward delivers the changes of source until it is closed (true) or ctx ends (false).
-func forward(ctx context.Context, source <-chan ctypes.ResultEvent, prefix []byte, out chan<- Event) bool {
+// forward delivers the changes of a subscription until it is lost (true) or ctx ends (false).
+func forward(ctx context.Context, source *feed, prefix []byte, out chan<- Event) bool {
 	for {
 		select {
 		case <-ctx.Done():
 			return false
-		case event, ok := <-source:
+		case <-source.life.Done():
+			return ctx.Err() == nil
+		case event, ok := <-source.events:
 			if !ok {
 				return ctx.Err() == nil
 			}
@@ -101,12 +208,12 @@ func send(ctx context.Context, out chan<- Event, event Event) bool {
 	}
 }
 
-// resubscribe subscribes again, with growing pauses, until it succeeds. It returns nil when ctx
-// ends.
-func (c *Client) resubscribe(ctx context.Context, query string) <-chan ctypes.ResultEvent {
+// resubscribe subscribes again, with growing pauses, until it succeeds, at the node that was lost
+// only if no other lets it. It returns nil when ctx ends.
+func (c *Client) resubscribe(ctx context.Context, query string, from *endpoint) *feed {
 	for wait := firstPause; ; wait = min(2*wait, longPause) {
-		if source, err := c.primary.Events(ctx, query); err == nil {
-			return source
+		if f, err := c.subscribe(ctx, query, from); err == nil {
+			return f
 		}
 		if pause(ctx, wait) != nil {
 			return nil

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	pingEvery = 10 * time.Second
+	pingEvery = 3 * time.Second
 	// silence is how long a websocket may be silent, even to pings, before it counts as lost.
 	silence = 3 * pingEvery
 	// eventBuffer is the number of events that wait for a slow reader. When it is full, reading

@@ -1,0 +1,165 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/starling-kv/starling/hedge"
+)
+
+const (
+	// hedgeAfter is how long a question waits for one node before another is asked beside it.
+	hedgeAfter = 200 * time.Millisecond
+	// answerGrace is how long a question waits for silent nodes once another has answered, but not
+	// as wished: it has pruned the height, for example.
+	answerGrace = 2 * time.Second
+)
+
+// question is a call that any node can answer.
+type question[A any] struct {
+	what string // names the call in errors
+	// call asks one node. An error that shows that the node lives must be one of those of heard.
+	call  func(ctx context.Context, e *endpoint) (A, error)
+	short bool             // the duration of the call shows how far away the node is
+	first *endpoint        // asked first if it is reachable; optional
+	avoid []*endpoint      // not asked
+	final func(error) bool // every node would refuse that for the same reason; optional
+}
+
+// ask puts a question to the best node, and to the next one after hedgeAfter or as soon as one
+// fails. It returns the first answer and whose it is. The error is that of a node if it is final,
+// otherwise a *CallError.
+func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *endpoint, err error) {
+	p.refresh(ctx)
+	candidates := p.order(q.first, q.avoid)
+	t := newTally(q.what)
+	var last error
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	patient, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	search := hedge.Search[*endpoint, A]{
+		Policy: hedge.Policy{Pace: hedge.Doubling, Start: 1, Most: max(len(candidates), 1), After: hedgeAfter},
+		Go:     func(f func()) { go f() },
+		More:   func() ([]*endpoint, <-chan struct{}) { return candidates, nil },
+		Ask: func(ctx context.Context, e *endpoint) (A, error) {
+			t.asked(e)
+			return call(ctx, p, e, q.short, q.call)
+		},
+		Proved:  func(e *endpoint, a A) { answer, from = a, e },
+		Unheard: func(e *endpoint, since time.Duration) { t.unheard(e, since) },
+		Failed: func(e *endpoint, err error) bool {
+			t.failed(e, err)
+			if heard(err) {
+				timer := time.AfterFunc(answerGrace, giveUp)
+				context.AfterFunc(ctx, func() { timer.Stop() })
+			}
+			if q.final != nil && q.final(err) {
+				last = err
+			}
+			return last != nil
+		},
+	}
+	if err := search.Run(patient); err != nil {
+		t.abandoned()
+	}
+	switch {
+	case from != nil:
+		return answer, from, nil
+	case last != nil:
+		return answer, nil, last
+	default:
+		return answer, nil, t.error(ctx.Err())
+	}
+}
+
+// call asks one node, which is admitted first, and notes how it answers.
+func call[A any](ctx context.Context, p *pool, e *endpoint, short bool, f func(context.Context, *endpoint) (A, error)) (A, error) {
+	var none A
+	if err := p.admit(ctx, e); err != nil {
+		return none, err
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	began := time.Now()
+	a, err := f(limited, e)
+	if answered(err) && strings.Contains(err.Error(), "catching up") { // rpc/core/mempool.go, ErrEndpointClosedCatchingUp
+		err = fmt.Errorf("%w: %w", errCatchingUp, err)
+	}
+	if err == nil || ctx.Err() == nil {
+		e.note(time.Since(began), err, short && err == nil)
+	}
+	return a, err
+}
+
+// tally keeps what each node said to a question.
+type tally struct {
+	what string
+	mu   struct {
+		sync.Mutex
+		nodes []*nodeTally // in order of asking
+	}
+}
+
+type nodeTally struct {
+	node  *endpoint
+	since time.Time
+	err   error // nil: it has not answered
+}
+
+func newTally(what string) *tally { return &tally{what: what} }
+
+func (t *tally) asked(e *endpoint) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.nodes = append(t.mu.nodes, &nodeTally{node: e, since: time.Now()})
+}
+
+func (t *tally) failed(e *endpoint, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, n := range t.mu.nodes {
+		if n.node == e {
+			n.err = err
+		}
+	}
+}
+
+// unheard notes that another node answered first.
+func (t *tally) unheard(e *endpoint, since time.Duration) {
+	if since >= hedgeAfter {
+		e.overtaken(since)
+	}
+}
+
+// abandoned notes that the question was given up before all nodes had answered.
+func (t *tally) abandoned() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, n := range t.mu.nodes {
+		if since := time.Since(n.since); n.err == nil && since >= hedgeAfter/4 {
+			n.node.overtaken(since)
+		}
+	}
+}
+
+// error returns what was said. ended is the error of the caller's context.
+func (t *tally) error(ended error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	call := &CallError{What: t.what, Err: ended}
+	for _, n := range t.mu.nodes {
+		err := n.err
+		if err == nil {
+			err = fmt.Errorf("%w for %v", errSilent, time.Since(n.since).Round(time.Millisecond))
+		}
+		call.Nodes = append(call.Nodes, NodeError{n.node.Remote(), err})
+	}
+	return call
+}
+
+var errSilent = errors.New("it has been silent")

@@ -1,0 +1,362 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	rpctypes "github.com/cometbft/cometbft/rpc/jsonrpc/types"
+)
+
+const (
+	// probeTimeout limits a question for the status of a node.
+	probeTimeout = 5 * time.Second
+	// The status of a node that did not answer lately is asked for again after probeLost, that of
+	// any other after probeIdle; but only while the client is used.
+	probeLost, probeIdle = time.Second, 10 * time.Second
+	// behindFor is how long a node whose answer was too old is asked after the others.
+	behindFor = time.Second
+	// doubtFor is how long a node whose answer was false, or of a height that nobody confirmed, is
+	// asked after all others.
+	doubtFor = time.Minute
+)
+
+// rank orders nodes by what is known of them. Nodes of lower rank are asked first.
+type rank int
+
+const (
+	ready   rank = iota // it answered last
+	unknown             // it was not asked yet
+	behind              // it is catching up, or its last answer was older than what is known already
+	lost                // it did not answer last
+	doubted             // it sent what is false
+	foreign             // it serves another chain, and is never asked
+)
+
+// record is what a client remembers of a node. It has no clock and no lock: see endpoint.
+type record struct {
+	admitted bool          // it serves the chain; asked again once it was lost
+	foreign  error         // it serves another chain
+	latency  time.Duration // moving average (EWMA, a quarter for the newest); 0: not measured
+	penalty  time.Duration // how long it has let a question wait that another node answered; until it answers
+	lost     error         // why its last call failed; nil if it answered
+	behind   time.Time     // until then it counts as behind
+	doubted  time.Time     // until then it counts as doubted
+	probed   time.Time     // when its status was asked for last
+	probing  bool
+}
+
+func (r *record) rank(now time.Time) rank {
+	switch {
+	case r.foreign != nil:
+		return foreign
+	case now.Before(r.doubted):
+		return doubted
+	case r.lost != nil:
+		return lost
+	case now.Before(r.behind):
+		return behind
+	case !r.admitted:
+		return unknown
+	default:
+		return ready
+	}
+}
+
+// distance is the time in which an answer is expected.
+func (r *record) distance() time.Duration { return max(r.latency, r.penalty) }
+
+// measured adds the duration of a call that was answered.
+func (r *record) measured(took time.Duration) {
+	r.penalty = 0
+	if r.latency == 0 {
+		r.latency = took
+		return
+	}
+	r.latency += (took - r.latency) / 4
+}
+
+func (r *record) lose(err error) { r.lost, r.admitted, r.penalty = err, false, 0 }
+
+// due reports whether it is time to ask for the node's status.
+func (r *record) due(now time.Time) bool {
+	every := probeIdle
+	if r.lost != nil || r.penalty > 0 || !r.admitted {
+		every = probeLost
+	}
+	return !r.probing && r.foreign == nil && now.Sub(r.probed) >= every
+}
+
+// order returns the indices of the records of nodes to ask, best first. best is the index that was
+// first before, or -1. It stays first among its equals unless another node is nearer by a third, so
+// that two nodes at about one distance do not take turns.
+func order(now time.Time, records []record, best int) []int {
+	var list []int
+	for i := range records {
+		if records[i].rank(now) != foreign {
+			list = append(list, i)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b int) int {
+		return cmp.Or(cmp.Compare(records[a].rank(now), records[b].rank(now)), cmp.Compare(records[a].distance(), records[b].distance()))
+	})
+	at := slices.Index(list, best)
+	if at <= 0 {
+		return list
+	}
+	first := &records[list[0]]
+	if records[best].rank(now) == first.rank(now) && records[best].distance()/3*2 <= first.distance() {
+		list = slices.Insert(slices.Delete(list, at, at+1), 0, best)
+	}
+	return list
+}
+
+// endpoint is a node, and what the client knows of it.
+type endpoint struct {
+	RPC
+	mu struct {
+		sync.Mutex
+		record
+	}
+}
+
+func (e *endpoint) update(change func(*record)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(&e.mu.record)
+}
+
+func (e *endpoint) record() record {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mu.record
+}
+
+// reachable reports whether the node answered last, as far as it was asked.
+func (e *endpoint) reachable() bool {
+	r := e.record()
+	return r.lost == nil && r.penalty == 0 && r.foreign == nil
+}
+
+func (e *endpoint) isBehind() {
+	e.update(func(r *record) { r.behind = time.Now().Add(behindFor) })
+}
+
+func (e *endpoint) isDoubted() {
+	e.update(func(r *record) { r.doubted = time.Now().Add(doubtFor) })
+}
+
+// overtaken notes that another node answered, or the caller gave up, while a question to e had been
+// open for since.
+func (e *endpoint) overtaken(since time.Duration) {
+	e.update(func(r *record) { r.penalty = max(r.penalty, since) })
+}
+
+// note draws conclusions from a call that took so long, whose context had not ended before. Only
+// short calls, whose duration shows the distance of the node, are measured.
+func (e *endpoint) note(took time.Duration, err error, short bool) {
+	e.update(func(r *record) {
+		if err != nil && !heard(err) {
+			r.lose(err)
+			return
+		}
+		r.lost = nil
+		if short {
+			r.measured(took)
+		}
+		if errors.Is(err, errCatchingUp) {
+			r.behind = time.Now().Add(behindFor)
+		}
+	})
+}
+
+// pool is the nodes of a client. It measures them, and orders them for each question.
+type pool struct {
+	all []*endpoint
+	mu  struct {
+		sync.Mutex
+		chainID string    // empty until the first node has named it
+		best    *endpoint // that was first in the last order
+		writer  *endpoint // that accepted the last transaction
+
+		// verified is the highest verified height of a state; no later answer is older. claimed is
+		// the highest height that a node merely reported, of a write or of an unverified answer.
+		// That may be a lie, so it is waited for only briefly.
+		verified, claimed int64
+	}
+}
+
+func newPool(nodes []RPC, chainID string) *pool {
+	p := new(pool)
+	p.mu.chainID = chainID
+	for _, n := range nodes {
+		if !slices.ContainsFunc(p.all, func(e *endpoint) bool { return e.Remote() == n.Remote() }) {
+			p.all = append(p.all, &endpoint{RPC: n})
+		}
+	}
+	return p
+}
+
+func (p *pool) chainID() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.chainID
+}
+
+// order returns the nodes to ask, best first. first goes before all others while it is reachable;
+// those to avoid are left out.
+func (p *pool) order(first *endpoint, avoid []*endpoint) []*endpoint {
+	records := make([]record, len(p.all))
+	for i, e := range p.all {
+		records[i] = e.record()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var list []*endpoint
+	for _, i := range order(time.Now(), records, slices.Index(p.all, p.mu.best)) {
+		list = append(list, p.all[i])
+	}
+	if len(list) > 0 {
+		p.mu.best = list[0]
+	}
+	if at := slices.Index(list, first); at > 0 && first.reachable() {
+		list = slices.Insert(slices.Delete(list, at, at+1), 0, first)
+	}
+	return slices.DeleteFunc(list, func(e *endpoint) bool { return slices.Contains(avoid, e) })
+}
+
+// others returns all nodes but one, except those that are known to serve another chain.
+func (p *pool) others(than *endpoint) []*endpoint {
+	return slices.DeleteFunc(slices.Clone(p.all), func(e *endpoint) bool { return e == than || e.record().foreign != nil })
+}
+
+func (p *pool) writer() *endpoint {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.writer
+}
+
+func (p *pool) writes(to *endpoint) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.writer = to
+}
+
+func (p *pool) floors() (verified, claimed int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.verified, p.mu.claimed
+}
+
+func (p *pool) verified(height int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.verified = max(p.mu.verified, height)
+}
+
+func (p *pool) claimed(height int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.claimed = max(p.mu.claimed, height)
+}
+
+// unclaim forgets a claim that no node could confirm, unless there is a higher one since.
+func (p *pool) unclaim(height int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.claimed == height {
+		p.mu.claimed = 0
+	}
+}
+
+// admit checks that a node serves the chain, unless that is known.
+func (p *pool) admit(ctx context.Context, e *endpoint) error {
+	if r := e.record(); r.foreign != nil || r.admitted {
+		return r.foreign
+	}
+	return p.probe(ctx, e)
+}
+
+// probe asks a node for its status, which shows that it lives, how far away it is, that it serves
+// the chain, and whether it is catching up.
+func (p *pool) probe(ctx context.Context, e *endpoint) error {
+	began := time.Now()
+	e.update(func(r *record) { r.probed, r.probing = began, true })
+	defer e.update(func(r *record) { r.probing = false })
+	limited, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	status, err := e.Status(limited)
+	if ctx.Err() != nil && err != nil {
+		return err // this shows nothing: whoever asked has gone
+	}
+	if err != nil {
+		e.note(0, err, false)
+		return fmt.Errorf("status: %w", err)
+	}
+	p.mu.Lock()
+	network := status.NodeInfo.Network
+	if p.mu.chainID == "" {
+		p.mu.chainID = network
+	}
+	want := p.mu.chainID
+	p.mu.Unlock()
+	if network != want {
+		err = fmt.Errorf("%w: %s serves %q, not %q", ErrWrongChain, e.Remote(), network, want)
+	}
+	e.update(func(r *record) {
+		r.foreign, r.lost = err, nil
+		r.admitted = err == nil
+		r.measured(time.Since(began))
+		if status.SyncInfo.CatchingUp {
+			r.behind = time.Now().Add(probeIdle) // the next probe will tell
+		} else {
+			r.behind = time.Time{}
+		}
+	})
+	return err
+}
+
+// refresh probes, in the background, the nodes whose status is due. With a single node there is no
+// choice to make, and before the chain is known only the best node may name it.
+func (p *pool) refresh(ctx context.Context) {
+	if len(p.all) == 1 || p.chainID() == "" {
+		return
+	}
+	for _, e := range p.all {
+		due := false
+		e.update(func(r *record) {
+			due = r.due(time.Now())
+			r.probing = r.probing || due
+		})
+		if due {
+			go func() { _ = p.probe(context.WithoutCancel(ctx), e) }() // the record keeps the error
+		}
+	}
+}
+
+var (
+	// errBehind means that an answer is older than what the client knows already.
+	errBehind = errors.New("the node is behind")
+	// errCatchingUp means that a node refuses a call until it has all blocks.
+	errCatchingUp = errors.New("the node is catching up")
+)
+
+// answered reports whether err is the node's own answer, and not a failure to reach it.
+func answered(err error) bool {
+	var rpc *rpctypes.RPCError
+	return errors.As(err, &rpc)
+}
+
+// heard reports whether err shows that the node lives: it is its answer, or about its answer.
+func heard(err error) bool {
+	for _, about := range []error{errBehind, errCatchingUp, errInCache, errNotFound, errNoIndex, errNotYet, ErrUnproved, ErrUntrusted, ErrConflict, ErrWrongChain} {
+		if errors.Is(err, about) {
+			return true
+		}
+	}
+	return answered(err) || errors.As(err, new(*QueryError)) || errors.As(err, new(*TxError))
+}

@@ -1,0 +1,196 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	rpcclient "github.com/cometbft/cometbft/rpc/client"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+const (
+	// behindPatience limits the wait for a node to reach a height that the client has verified.
+	behindPatience = 10 * time.Second
+	// claimPatience limits the wait for a node to reach a height that another node only reported.
+	claimPatience = 2 * time.Second
+	// secondOpinion is how long the header that proves an answer is waited for before another node
+	// is asked as well: a node may report a height that the chain has not reached.
+	secondOpinion = time.Second
+)
+
+// proof checks an answer against the app hash of the state that it is from.
+type proof func(appHash avlstar.Hash) error
+
+// query is a read of the application's state.
+type query[T any] struct {
+	readOptions
+	path   string
+	data   []byte
+	decode func(*abci.ResponseQuery) (T, proof, error)
+}
+
+// reply is an answer of one node, decoded.
+type reply[T any] struct {
+	value  T
+	height int64
+	proof  proof
+	from   *endpoint
+}
+
+// read puts a query to the nodes. If the client verifies, it returns only what is proved:
+//
+//	ask ──► answer of height H ──► header H+1, verified ──► proof ──► done
+//	           │                        │ not there after secondOpinion, or the proof is wrong
+//	           ▼ older than the floor   ▼
+//	       ask the node again,      ask another node, too; the first that is proved wins
+//	       and others beside it
+//
+// The floor is the height of the last state that was verified. It never comes from the mere word of
+// a node, so a node that reports an enormous height costs a second opinion and stops nothing.
+func read[T any](ctx context.Context, c *Client, q query[T]) (T, State, error) {
+	if !c.verifies(q.readOptions) {
+		a, err := askReply(ctx, c, q, nil)
+		if err == nil && q.height == 0 && c.verifier == nil {
+			c.pool.claimed(a.height)
+		}
+		return a.value, State{Height: a.height}, err
+	}
+	a, state, err := readProved(ctx, c, q, nil)
+	if err == nil {
+		c.pool.verified(state.Height)
+	}
+	return a.value, state, err
+}
+
+// askReply returns the first answer that is not too old, from any node but those to avoid.
+func askReply[T any](ctx context.Context, c *Client, q query[T], avoid []*endpoint) (reply[T], error) {
+	a, _, err := ask(ctx, c.pool, question[reply[T]]{
+		what:  "query " + q.path,
+		short: q.path == "/key",
+		avoid: avoid,
+		final: refusedByAll,
+		call: func(ctx context.Context, e *endpoint) (reply[T], error) {
+			return replyOf(ctx, c, q, e)
+		},
+	})
+	return a, err
+}
+
+// replyOf asks one node until its answer is new enough. Meanwhile the caller asks others.
+func replyOf[T any](ctx context.Context, c *Client, q query[T], e *endpoint) (reply[T], error) {
+	began := time.Now()
+	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
+		result, err := queryOne(ctx, e, q.path, q.data, rpcclient.ABCIQueryOptions{Height: q.height, Prove: q.prove})
+		if err != nil {
+			return reply[T]{}, err
+		}
+		a := reply[T]{height: result.Response.Height, from: e}
+		if err = c.tooOld(a.height, q.readOptions, time.Since(began)); err != nil {
+			e.isBehind()
+			if time.Since(began) > behindPatience || pause(ctx, wait) != nil {
+				return reply[T]{}, err
+			}
+			continue
+		}
+		if q.height != 0 && a.height != q.height {
+			return reply[T]{}, fmt.Errorf("%w: it is from height %d, %d was asked for", ErrUnproved, a.height, q.height)
+		}
+		if c.verifies(q.readOptions) && (a.height < 1 || a.height == math.MaxInt64) {
+			return reply[T]{}, fmt.Errorf("%w: it is from height %d", ErrUnproved, a.height)
+		}
+		a.value, a.proof, err = q.decode(&result.Response)
+		return a, err
+	}
+}
+
+// tooOld returns errBehind if an answer is from before what the client has seen already. It forgets
+// a height that a node only reported if none has reached it within claimPatience.
+func (c *Client) tooOld(height int64, o readOptions, waited time.Duration) error {
+	verified, claimed := c.pool.floors()
+	switch {
+	case o.height != 0:
+		return nil
+	case height < verified:
+		return fmt.Errorf("%w: its answer is from height %d, %d is verified already", errBehind, height, verified)
+	case height < claimed && waited < claimPatience:
+		return fmt.Errorf("%w: its answer is from height %d, %d was reported already", errBehind, height, claimed)
+	case height < claimed:
+		c.pool.unclaim(claimed)
+	}
+	return nil
+}
+
+// readProved is read for a client that verifies, from any node but those to avoid.
+func readProved[T any](ctx context.Context, c *Client, q query[T], avoid []*endpoint) (reply[T], State, error) {
+	a, err := askReply(ctx, c, q, avoid)
+	if err != nil {
+		return reply[T]{}, State{}, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type outcome struct {
+		reply reply[T]
+		state State
+		err   error
+	}
+	outcomes := make(chan outcome, 2)
+	go func() {
+		state, err := c.prove(ctx, a.height, a.from, a.proof)
+		outcomes <- outcome{a, state, err}
+	}()
+	avoid = append(avoid[:len(avoid):len(avoid)], a.from)
+	another := len(avoid) < len(c.pool.all)
+	second := time.NewTimer(secondOpinion)
+	defer second.Stop()
+	var failures []error
+	for pending := 1; pending > 0; {
+		select {
+		case o := <-outcomes:
+			pending--
+			switch {
+			case o.err == nil:
+				if o.reply.height < a.height-1 {
+					a.from.isDoubted() // nobody has confirmed the height that it reported
+				}
+				return o.reply, o.state, nil
+			case errors.Is(o.err, ErrConflict):
+				return reply[T]{}, State{}, o.err
+			case errors.Is(o.err, ErrUnproved) && o.reply.from == a.from:
+				a.from.isDoubted()
+			}
+			failures = append(failures, o.err)
+		case <-second.C:
+		}
+		if another && ctx.Err() == nil {
+			another = false
+			pending++
+			go func() {
+				reply, state, err := readProved(ctx, c, q, avoid)
+				outcomes <- outcome{reply, state, err}
+			}()
+		}
+	}
+	return reply[T]{}, State{}, errors.Join(failures...)
+}
+
+// prove checks the proof of an answer of a height, and returns the state that it is from.
+func (c *Client) prove(ctx context.Context, height int64, from *endpoint, check proof) (State, error) {
+	header, err := c.verifier.await(ctx, height+1, from)
+	if err != nil {
+		return State{}, err
+	}
+	s := State{Height: height, Time: header.Time, Verified: true}
+	if len(header.AppHash) != len(s.AppHash) {
+		return State{}, fmt.Errorf("%w: header %d has an app hash of %d bytes: not a chain of Starling", ErrUnproved, header.Height, len(header.AppHash))
+	}
+	s.AppHash = avlstar.Hash(header.AppHash)
+	if err := check(s.AppHash); err != nil {
+		return State{}, fmt.Errorf("%w by app hash %v at height %d, %s lies or is broken: %w", ErrUnproved, s.AppHash, s.Height, from.Remote(), err)
+	}
+	return s, nil
+}

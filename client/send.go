@@ -1,0 +1,300 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+const (
+	// sendTimeout limits the sending of a transaction to one node if there are others to send it to.
+	sendTimeout = 2 * time.Second
+	// lostRetries is how often a transaction is sent again at once, to all nodes, while no node has
+	// confirmed that it came.
+	lostRetries = 3
+	// What was sent and not yet seen in a block is kept up to these limits for each account. The
+	// oldest are dropped; whoever waits for them still sends them again.
+	maxFlying, maxFlyingBytes = 1024, 32 << 20
+)
+
+// account is what the client remembers about a key.
+type account struct {
+	// turn is held from the choice of a nonce until a node has answered, so that nonces are sent in
+	// order. It guards next and known.
+	turn  chan struct{}
+	next  uint64
+	known bool // next is the nonce that the nodes expect, as far as the client knows
+
+	mu struct {
+		sync.Mutex
+		flying []*Sent // not known to be in a block, by nonce
+	}
+}
+
+func (c *Client) account(publicKey []byte) *account {
+	c.accounts.Lock()
+	defer c.accounts.Unlock()
+	a := c.accounts.byKey[string(publicKey)]
+	if a == nil {
+		a = &account{turn: make(chan struct{}, 1)}
+		c.accounts.byKey[string(publicKey)] = a
+	}
+	return a
+}
+
+// lock waits for its turn, or until ctx ends.
+func (a *account) lock(ctx context.Context) error {
+	select {
+	case a.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (a *account) unlock() { <-a.turn }
+
+// fly keeps a transaction that was sent.
+func (a *account) fly(s *Sent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.flying = append(a.mu.flying, s)
+	slices.SortStableFunc(a.mu.flying, func(x, y *Sent) int { return int(int64(x.nonce - y.nonce)) })
+	size := 0
+	for i := len(a.mu.flying) - 1; i >= 0; i-- {
+		if size += len(a.mu.flying[i].raw); size > maxFlyingBytes || len(a.mu.flying)-i > maxFlying {
+			a.mu.flying = slices.Delete(a.mu.flying, 0, i+1)
+			return
+		}
+	}
+}
+
+// forget drops a transaction whose nonce is used.
+func (a *account) forget(s *Sent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.flying = slices.DeleteFunc(a.mu.flying, func(other *Sent) bool { return other == s })
+}
+
+// before returns what was sent with lower nonces and may not be in a block.
+func (a *account) before(nonce uint64) []*Sent {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(a.mu.flying), func(s *Sent) bool { return s.nonce >= nonce })
+}
+
+// Sent is a transaction that a node has accepted.
+type Sent struct {
+	Hash []byte
+
+	client  *Client
+	account *account
+	nonce   uint64
+	raw     types.Tx
+
+	mu struct {
+		sync.Mutex
+		at *endpoint // which accepted it last; nil if no node has
+	}
+}
+
+func (s *Sent) acceptedBy(e *endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.at = e
+}
+
+// stranded reports whether the node that accepted the transaction has been lost since.
+func (s *Sent) stranded() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.at != nil && len(s.client.pool.all) > 1 && s.mu.at.record().lost != nil
+}
+
+// Send signs operations as one transaction and sends it to a node, which checks it. It does not
+// wait for a block, so one key can have many transactions in flight, in the order of the calls.
+func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, error) {
+	sent, err := c.send(ctx, operations)
+	if err != nil {
+		return nil, err
+	}
+	return sent, nil
+}
+
+// send is Send. If the error is an *UnknownOutcomeError, it returns the transaction as well.
+func (c *Client) send(ctx context.Context, operations []tx.Operation) (*Sent, error) {
+	if c.key == nil {
+		return nil, ErrNoKey
+	}
+	a := c.account(c.key.PubKey().Bytes())
+	if err := a.lock(ctx); err != nil {
+		return nil, fmt.Errorf("client: wait for the account's turn: %w", err)
+	}
+	defer a.unlock()
+	for attempt := 1; ; attempt++ {
+		sent, err := c.sendOnce(ctx, a, operations)
+		if err == nil || !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) || attempt == nonceAttempts {
+			return sent, err
+		}
+		if err := pause(ctx, time.Duration(attempt)*firstPoll); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// sendOnce signs and sends once. The caller must have the account's turn.
+func (c *Client) sendOnce(ctx context.Context, a *account, operations []tx.Operation) (*Sent, error) {
+	if !a.known {
+		next, err := c.Nonce(ctx, c.Account())
+		if err != nil {
+			return nil, err
+		}
+		a.next, a.known = next, true
+	}
+	raw, err := tx.Sign(c.key, c.chainID, &tx.Body{Nonce: a.next, Operations: operations})
+	if err != nil {
+		return nil, err
+	}
+	sent := &Sent{Hash: types.Tx(raw).Hash(), client: c, account: a, nonce: a.next, raw: raw}
+	at, err := c.deliver(ctx, raw, a.before(a.next))
+	switch {
+	case err == nil || errors.Is(err, errInCache):
+		sent.acceptedBy(at)
+		a.fly(sent)
+		a.next++
+		return sent, nil
+	case errors.As(err, new(*UnknownOutcomeError)):
+		a.known = false
+		a.fly(sent)
+		return sent, err
+	default:
+		a.known = false
+		return nil, err
+	}
+}
+
+// sendAgain sends the bytes of a transaction again, after those before it that a node lacks.
+func (c *Client) sendAgain(ctx context.Context, s *Sent) error {
+	if s.account.turn != nil {
+		if err := s.account.lock(ctx); err != nil {
+			return err
+		}
+		defer s.account.unlock()
+	}
+	at, err := c.deliver(ctx, s.raw, s.account.before(s.nonce))
+	s.acceptedBy(at) // nil after an error: the next attempt is that of the next interval
+	return err
+}
+
+// errInCache is CometBFT's mempool.ErrTxInCache, of which only the text arrives.
+var errInCache = errors.New("the node has it already")
+
+// deliver sends a transaction to one node after the other until one accepts it, the node that
+// accepted the last one first. earlier are transactions of the account with lower nonces: a node
+// that refuses a nonce may lack them, because they were sent to a node that was lost, so it is sent
+// those first. All bytes are sent as they are, so nothing can be executed twice.
+//
+// The error is errInCache if a node has it already, *TxError if a node refused it and no node can
+// have it, *UnknownOutcomeError if a node may have it, or another one if none can have it.
+func (c *Client) deliver(ctx context.Context, raw types.Tx, earlier []*Sent) (at *endpoint, err error) {
+	var unknown *UnknownOutcomeError
+	c.pool.refresh(ctx)
+	for try := 0; ; try++ {
+		t := newTally("send the transaction")
+		for _, e := range c.pool.order(c.pool.writer(), nil) {
+			t.asked(e)
+			err := c.broadcast(ctx, e, raw, earlier)
+			var refused *TxError
+			switch {
+			case err == nil, errors.Is(err, errInCache):
+				c.pool.writes(e)
+				if unknown != nil {
+					err = nil // the node may have it from this very call
+				}
+				return e, err
+			case errors.As(err, &refused) && unknown == nil && !elsewhere(refused):
+				c.pool.writes(e) // it knows the account's nonce
+				return nil, err
+			case errors.As(err, &unknown):
+				err = unknown.Err
+			}
+			t.failed(e, err)
+		}
+		err := t.error(ctx.Err())
+		if unknown == nil {
+			return nil, err
+		}
+		if try == lostRetries || pause(ctx, firstPoll<<try) != nil {
+			return nil, &UnknownOutcomeError{Hash: raw.Hash(), Err: err}
+		}
+	}
+}
+
+// elsewhere reports whether another node may accept what one refused.
+func elsewhere(refused *TxError) bool {
+	return refused.Code == tx.CodeBusy || refused.Code == tx.CodeUnreadable
+}
+
+// broadcast sends a transaction to one node. If that refuses its nonce, it sends it the earlier ones
+// and then the transaction again. The error is errInCache, *TxError, *UnknownOutcomeError, or
+// another one, which means that the node has not accepted it.
+func (c *Client) broadcast(ctx context.Context, e *endpoint, raw types.Tx, earlier []*Sent) error {
+	err := c.broadcastOne(ctx, e, raw)
+	if len(earlier) == 0 || !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) {
+		return err
+	}
+	var refused []*Sent
+	for _, s := range earlier {
+		switch err := c.broadcastOne(ctx, e, s.raw); {
+		case err == nil, errors.Is(err, errInCache):
+			s.acceptedBy(e)
+		case errors.As(err, new(*TxError)):
+			refused = append(refused, s) // it is in a block, or its nonce was used
+		default:
+			return fmt.Errorf("send an earlier transaction: %w", err)
+		}
+	}
+	err = c.broadcastOne(ctx, e, raw)
+	if err == nil {
+		for _, s := range refused {
+			s.account.forget(s) // a node that accepts this nonce knows that lower ones are used
+		}
+	}
+	return err
+}
+
+func (c *Client) broadcastOne(ctx context.Context, e *endpoint, raw types.Tx) error {
+	limit := sendTimeout
+	if len(c.pool.all) == 1 {
+		limit = callTimeout
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	_, err := call(limited, c.pool, e, true, func(ctx context.Context, e *endpoint) (struct{}, error) {
+		result, err := e.BroadcastTxSync(ctx, raw)
+		switch {
+		case err == nil && result.Code == 0:
+			return struct{}{}, nil
+		case err == nil:
+			return struct{}{}, &TxError{Hash: raw.Hash(), Code: txCode(result.Code), Log: result.Log}
+		case answered(err) && strings.Contains(err.Error(), "tx already exists in cache"):
+			return struct{}{}, errInCache
+		case answered(err) || notSent(err):
+			return struct{}{}, err
+		default:
+			return struct{}{}, &UnknownOutcomeError{Hash: raw.Hash(), Err: err}
+		}
+	})
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		e.update(func(r *record) { r.lose(fmt.Errorf("%w for %v", errSilent, limit)) })
+	}
+	return err
+}
