@@ -25,7 +25,7 @@ type question[A any] struct {
 	// call asks one node. An error that shows that the node lives must be one of those of heard.
 	call  func(ctx context.Context, e *endpoint) (A, error)
 	short bool             // the duration of the call shows how far away the node is
-	first *endpoint        // asked first if it is reachable; optional
+	first *endpoint        // asked first if it is prompt; optional
 	avoid []*endpoint      // not asked
 	final func(error) bool // every node would refuse that for the same reason; optional
 }

@@ -186,16 +186,18 @@ func TestLies(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, _, node, c := connected(t)
-			_, err := c.Submit(ctx, tx.NewPut([]byte("a"), []byte("1")), tx.NewPut([]byte("b"), []byte("2")), tx.NewPut([]byte("c"), []byte("3")))
-			require.NoError(t, err)
-			_, err = c.Get(ctx, []byte("b"), Unverified())
-			require.NoError(t, err)
-			node.lie = lie
-			v, err := c.Get(ctx, []byte("b"))
-			require.Error(t, err, "%+v", v)
-			page, err := c.Range(ctx, []byte("a"), []byte("c"))
-			require.Error(t, err, "%+v", page)
+			bubble(t, func(t *testing.T) {
+				ctx, _, node, c := connected(t)
+				_, err := c.Submit(ctx, tx.NewPut([]byte("a"), []byte("1")), tx.NewPut([]byte("b"), []byte("2")), tx.NewPut([]byte("c"), []byte("3")))
+				require.NoError(t, err)
+				_, err = c.Get(ctx, []byte("b"), Unverified())
+				require.NoError(t, err)
+				node.lie = lie
+				v, err := c.Get(ctx, []byte("b"))
+				require.Error(t, err, "%+v", v)
+				page, err := c.Range(ctx, []byte("a"), []byte("c"))
+				require.Error(t, err, "%+v", page)
+			})
 		})
 	}
 }
@@ -262,7 +264,9 @@ func TestManyWritersOfOneKey(t *testing.T) {
 	require.EqualValues(t, 20, nonce)
 }
 
-func TestOutcomeUnknown(t *testing.T) {
+func TestOutcomeUnknown(t *testing.T) { bubble(t, testOutcomeUnknown) }
+
+func testOutcomeUnknown(t *testing.T) {
 	ctx, chain, node, c := connected(t)
 
 	// It is executed, but the answer is lost, and the node's cache and index do not have it any

@@ -42,7 +42,7 @@ type fakeChain struct {
 	versions   []*avlstar.Version    // versions[h] is the state after block h
 	nonces     map[string]uint64
 	found      map[string]*ctypes.ResultTx
-	events     []chan ctypes.ResultEvent
+	events     []subscriber
 	held       bool // transactions are accepted, but no block is made
 	mempool    [][]byte
 }
@@ -204,10 +204,16 @@ func (c *fakeChain) execute(raw []byte) *tx.Error {
 	height := int64(len(c.blocks))
 	c.block(nil) // whose header proves the state
 	c.found[string(types.Tx(raw).Hash())] = &ctypes.ResultTx{Hash: types.Tx(raw).Hash(), Height: height, TxResult: done, Tx: raw}
-	for _, subscriber := range c.events {
-		subscriber <- ctypes.ResultEvent{Data: types.EventDataTx{TxResult: abci.TxResult{Height: height, Tx: raw, Result: done}}}
+	for _, s := range c.events {
+		s.events <- ctypes.ResultEvent{Data: types.EventDataTx{TxResult: abci.TxResult{Height: height, Tx: raw, Result: done}}}
 	}
 	return nil
+}
+
+// subscriber is a subscription at one of the nodes.
+type subscriber struct {
+	node   *fakeNode
+	events chan ctypes.ResultEvent
 }
 
 func fakeEvent(key []byte, kind string) abci.Event {
@@ -215,24 +221,55 @@ func fakeEvent(key []byte, kind string) abci.Event {
 }
 
 // fakeNode serves a chain. lie can change every answer before it is sent, or replace it by an
-// error.
+// error. The other fields are guarded by the chain's mutex.
 type fakeNode struct {
 	chain *fakeChain
 	name  string
 	lie   func(answer any) error
+
+	lag     int           // the number of blocks that it lacks
+	delay   time.Duration // how long each answer takes
+	stopped chan struct{} // until it is closed, it answers nothing
+	down    error         // every call ends with it
+	calls   int           // how often it was called
 }
 
 var _ RPC = (*fakeNode)(nil)
 
 func (n *fakeNode) Remote() string { return n.name }
 
+// change changes the node while it may be in use.
+func (n *fakeNode) change(f func()) {
+	n.chain.mu.Lock()
+	defer n.chain.mu.Unlock()
+	f()
+}
+
+func (n *fakeNode) head() int { return len(n.chain.blocks) - n.lag }
+
 func answer[T any](ctx context.Context, n *fakeNode, make func() (T, error)) (T, error) {
 	var none T
+	n.chain.mu.Lock()
+	n.calls++
+	delay, stopped := n.delay, n.stopped
+	n.chain.mu.Unlock()
+	if stopped != nil {
+		select {
+		case <-stopped:
+		case <-ctx.Done():
+		}
+	}
+	if delay > 0 {
+		_ = pause(ctx, delay)
+	}
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
 	n.chain.mu.Lock()
 	defer n.chain.mu.Unlock()
+	if n.down != nil {
+		return none, n.down
+	}
 	a, err := make()
 	if err != nil {
 		return none, err
@@ -247,7 +284,9 @@ func answer[T any](ctx context.Context, n *fakeNode, make func() (T, error)) (T,
 
 func (n *fakeNode) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 	return answer(ctx, n, func() (*ctypes.ResultStatus, error) {
-		return &ctypes.ResultStatus{NodeInfo: p2p.DefaultNodeInfo{Network: fakeChainID}}, nil
+		return &ctypes.ResultStatus{
+			NodeInfo: p2p.DefaultNodeInfo{Network: fakeChainID}, SyncInfo: ctypes.SyncInfo{LatestBlockHeight: int64(n.head())},
+		}, nil
 	})
 }
 
@@ -256,9 +295,9 @@ func (n *fakeNode) ABCIQueryWithOptions(ctx context.Context, path string, data c
 		c := n.chain
 		height := opts.Height
 		if height == 0 {
-			height = int64(len(c.blocks)) - 1
+			height = int64(n.head()) - 1
 		}
-		if height >= int64(len(c.versions)) {
+		if height >= int64(len(c.versions)-n.lag) {
 			return &ctypes.ResultABCIQuery{Response: abci.ResponseQuery{Code: uint32(tx.CodeUnknownHeight), Log: "too high"}}, nil
 		}
 		v := c.versions[height]
@@ -338,10 +377,10 @@ func (n *fakeNode) at(height *int64) (*types.LightBlock, error) {
 	if *height < first {
 		return blocks[0], nil // for a lie to change
 	}
-	if *height < first+int64(len(blocks)) {
+	if *height < first+int64(n.head()) {
 		return blocks[*height-first], nil
 	}
-	return nil, rpcError(fmt.Sprintf("height %d must be less than or equal to the current blockchain height %d", *height, len(n.chain.blocks)))
+	return nil, rpcError(fmt.Sprintf("height %d must be less than or equal to the current blockchain height %d", *height, n.head()))
 }
 
 func (n *fakeNode) Commit(ctx context.Context, height *int64) (*ctypes.ResultCommit, error) {
@@ -371,19 +410,22 @@ func (n *fakeNode) Validators(ctx context.Context, height *int64, page, perPage 
 func (n *fakeNode) Events(ctx context.Context, _ string) (<-chan ctypes.ResultEvent, error) {
 	return answer(ctx, n, func() (<-chan ctypes.ResultEvent, error) {
 		events := make(chan ctypes.ResultEvent, 100)
-		n.chain.events = append(n.chain.events, events)
+		n.chain.events = append(n.chain.events, subscriber{n, events})
 		return events, nil
 	})
 }
 
-// cut ends all subscriptions.
-func (c *fakeChain) cut() {
+// cut ends all subscriptions at the nodes, or at all nodes.
+func (c *fakeChain) cut(at ...*fakeNode) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, events := range c.events {
-		close(events)
-	}
-	c.events = nil
+	c.events = slices.DeleteFunc(c.events, func(s subscriber) bool {
+		gone := len(at) == 0 || slices.Contains(at, s.node)
+		if gone {
+			close(s.events)
+		}
+		return gone
+	})
 }
 
 func rpcError(text string) error {

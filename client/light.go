@@ -351,7 +351,7 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 		running.Wait()
 		cancel()
 	}()
-	awaited := slices.DeleteFunc(slices.Clone(witnesses), func(w *endpoint) bool { return !w.reachable() })
+	awaited := slices.DeleteFunc(slices.Clone(witnesses), func(w *endpoint) bool { return !w.prompt() })
 	grace := time.NewTimer(2 * witnessPatience)
 	defer grace.Stop()
 	confirmed := false
@@ -373,6 +373,7 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 		case <-grace.C:
 			for _, w := range awaited {
 				w.overtaken(witnessGrace)
+				w.isBehind() // if not silent
 			}
 			awaited = nil
 		case <-ctx.Done():

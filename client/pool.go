@@ -18,8 +18,10 @@ const (
 	// The status of a node that did not answer lately is asked for again after probeLost, that of
 	// any other after probeIdle; but only while the client is used.
 	probeLost, probeIdle = time.Second, 10 * time.Second
-	// behindFor is how long a node whose answer was too old is asked after the others.
-	behindFor = time.Second
+	// behindFor is how long a node whose answer was too old is asked after the others. It doubles
+	// each time, up to behindMost doublings, until the node's answer is new enough.
+	behindFor  = time.Second
+	behindMost = 6
 	// doubtFor is how long a node whose answer was false, or of a height that nobody confirmed, is
 	// asked after all others.
 	doubtFor = time.Minute
@@ -37,14 +39,15 @@ const (
 	foreign             // it serves another chain, and is never asked
 )
 
-// record is what a client remembers of a node. It has no clock and no lock: see endpoint.
+// record is what a client remembers of a node. It has no lock: see endpoint.
 type record struct {
 	admitted bool          // it serves the chain; asked again once it was lost
 	foreign  error         // it serves another chain
-	latency  time.Duration // moving average (EWMA, a quarter for the newest); 0: not measured
+	latency  time.Duration // the least that was measured lately: shorter ones count at once, longer ones by a quarter; 0: none
 	penalty  time.Duration // how long it has let a question wait that another node answered; until it answers
 	lost     error         // why its last call failed; nil if it answered
 	behind   time.Time     // until then it counts as behind
+	late     int           // how often in a row it was behind
 	doubted  time.Time     // until then it counts as doubted
 	probed   time.Time     // when its status was asked for last
 	probing  bool
@@ -70,22 +73,31 @@ func (r *record) rank(now time.Time) rank {
 // distance is the time in which an answer is expected.
 func (r *record) distance() time.Duration { return max(r.latency, r.penalty) }
 
-// measured adds the duration of a call that was answered.
-func (r *record) measured(took time.Duration) {
-	r.penalty = 0
-	if r.latency == 0 {
-		r.latency = took
-		return
+func (r *record) fellBehind() {
+	if now := time.Now(); !now.Before(r.behind) {
+		r.behind = now.Add(behindFor << min(r.late, behindMost))
+		r.late++
 	}
-	r.latency += (took - r.latency) / 4
 }
 
-func (r *record) lose(err error) { r.lost, r.admitted, r.penalty = err, false, 0 }
+// measured adds the duration of a call that was answered. What was measured before the node was
+// lost or silent says nothing any more.
+func (r *record) measured(took time.Duration) {
+	switch {
+	case r.latency == 0 || r.penalty > 0 || took < r.latency:
+		r.latency = took
+	default:
+		r.latency += (took - r.latency) / 4
+	}
+	r.penalty = 0
+}
+
+func (r *record) lose(err error) { r.lost, r.admitted, r.latency, r.penalty = err, false, 0, 0 }
 
 // due reports whether it is time to ask for the node's status.
 func (r *record) due(now time.Time) bool {
 	every := probeIdle
-	if r.lost != nil || r.penalty > 0 || !r.admitted {
+	if r.lost != nil || !r.admitted || r.distance() >= hedgeAfter {
 		every = probeLost
 	}
 	return !r.probing && r.foreign == nil && now.Sub(r.probed) >= every
@@ -136,14 +148,17 @@ func (e *endpoint) record() record {
 	return e.mu.record
 }
 
-// reachable reports whether the node answered last, as far as it was asked.
-func (e *endpoint) reachable() bool {
+// prompt reports whether the node, as far as it was asked, answered last, soon, and is not behind.
+func (e *endpoint) prompt() bool {
 	r := e.record()
-	return r.lost == nil && r.penalty == 0 && r.foreign == nil
+	return r.rank(time.Now()) <= unknown && r.distance() < witnessGrace
 }
 
-func (e *endpoint) isBehind() {
-	e.update(func(r *record) { r.behind = time.Now().Add(behindFor) })
+func (e *endpoint) isBehind() { e.update((*record).fellBehind) }
+
+// isCurrent notes that an answer was new enough.
+func (e *endpoint) isCurrent() {
+	e.update(func(r *record) { r.behind, r.late = time.Time{}, 0 })
 }
 
 func (e *endpoint) isDoubted() {
@@ -169,7 +184,7 @@ func (e *endpoint) note(took time.Duration, err error, short bool) {
 			r.measured(took)
 		}
 		if errors.Is(err, errCatchingUp) {
-			r.behind = time.Now().Add(behindFor)
+			r.fellBehind()
 		}
 	})
 }
@@ -207,7 +222,7 @@ func (p *pool) chainID() string {
 	return p.mu.chainID
 }
 
-// order returns the nodes to ask, best first. first goes before all others while it is reachable;
+// order returns the nodes to ask, best first. first goes before all others while it is prompt;
 // those to avoid are left out.
 func (p *pool) order(first *endpoint, avoid []*endpoint) []*endpoint {
 	records := make([]record, len(p.all))
@@ -223,7 +238,7 @@ func (p *pool) order(first *endpoint, avoid []*endpoint) []*endpoint {
 	if len(list) > 0 {
 		p.mu.best = list[0]
 	}
-	if at := slices.Index(list, first); at > 0 && first.reachable() {
+	if at := slices.Index(list, first); at > 0 && first.prompt() {
 		list = slices.Insert(slices.Delete(list, at, at+1), 0, first)
 	}
 	return slices.DeleteFunc(list, func(e *endpoint) bool { return slices.Contains(avoid, e) })
@@ -312,9 +327,7 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 		r.admitted = err == nil
 		r.measured(time.Since(began))
 		if status.SyncInfo.CatchingUp {
-			r.behind = time.Now().Add(probeIdle) // the next probe will tell
-		} else {
-			r.behind = time.Time{}
+			r.fellBehind()
 		}
 	})
 	return err

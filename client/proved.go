@@ -90,6 +90,9 @@ func replyOf[T any](ctx context.Context, c *Client, q query[T], e *endpoint) (re
 			return reply[T]{}, err
 		}
 		a := reply[T]{height: result.Response.Height, from: e}
+		if c.verifies(q.readOptions) && (a.height < 1 || a.height == math.MaxInt64) {
+			return reply[T]{}, fmt.Errorf("%w: it is from height %d", ErrUnproved, a.height)
+		}
 		if err = c.tooOld(a.height, q.readOptions, time.Since(began)); err != nil {
 			e.isBehind()
 			if time.Since(began) > behindPatience || pause(ctx, wait) != nil {
@@ -100,8 +103,8 @@ func replyOf[T any](ctx context.Context, c *Client, q query[T], e *endpoint) (re
 		if q.height != 0 && a.height != q.height {
 			return reply[T]{}, fmt.Errorf("%w: it is from height %d, %d was asked for", ErrUnproved, a.height, q.height)
 		}
-		if c.verifies(q.readOptions) && (a.height < 1 || a.height == math.MaxInt64) {
-			return reply[T]{}, fmt.Errorf("%w: it is from height %d", ErrUnproved, a.height)
+		if q.height == 0 {
+			e.isCurrent()
 		}
 		a.value, a.proof, err = q.decode(&result.Response)
 		return a, err

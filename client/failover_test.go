@@ -1,0 +1,574 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
+	"github.com/cometbft/cometbft/p2p"
+	rpcclient "github.com/cometbft/cometbft/rpc/client"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+	"github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// trio is a client of three nodes of one chain, each a millisecond farther away than the one before.
+type trio struct {
+	t     *testing.T
+	ctx   context.Context
+	chain *fakeChain
+	nodes []*fakeNode
+	*Client
+}
+
+func newTrio(t *testing.T, options ...Option) *trio {
+	chain := newFakeChain(t)
+	r := &trio{t: t, ctx: testContext(t), chain: chain}
+	var all []RPC
+	for i, name := range []string{"a", "b", "c"} {
+		n := &fakeNode{chain: chain, name: name, delay: time.Duration(i+1) * time.Millisecond}
+		r.nodes, all = append(r.nodes, n), append(all, n)
+	}
+	var err error
+	r.Client, err = New(r.ctx, all, append([]Option{WithKey(testKey)}, options...)...)
+	require.NoError(t, err)
+	return r
+}
+
+// bubble runs a test in virtual time. Then it lets time pass until nothing is left that goes on in
+// the background: probes, and questions to witnesses.
+func bubble(t *testing.T, test func(t *testing.T)) {
+	synctest.Test(t, func(t *testing.T) {
+		t.Cleanup(func() { _ = pause(context.Background(), time.Hour) })
+		test(t)
+	})
+}
+
+// both runs a test with a client that verifies and with one that does not, in virtual time.
+func both(t *testing.T, test func(t *testing.T, r *trio)) {
+	t.Run("believing", func(t *testing.T) { bubble(t, func(t *testing.T) { test(t, newTrio(t)) }) })
+	t.Run("verifying", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			r := newTrio(t)
+			var all []RPC
+			for _, n := range r.nodes {
+				all = append(all, n)
+			}
+			var err error
+			r.Client, err = New(r.ctx, all, WithKey(testKey), WithVerification(Trust{Genesis: r.chain.genesis()}))
+			require.NoError(t, err)
+			test(t, r)
+		})
+	})
+}
+
+// get reads a key, and returns how long that took.
+func (r *trio) get(key string) (*Value, time.Duration) {
+	r.t.Helper()
+	began := time.Now()
+	v, err := r.Get(r.ctx, []byte(key))
+	require.NoError(r.t, err)
+	return v, time.Since(began)
+}
+
+func (r *trio) put(key, value string) time.Duration {
+	r.t.Helper()
+	began := time.Now()
+	_, err := r.Put(r.ctx, []byte(key), []byte(value))
+	require.NoError(r.t, err)
+	return time.Since(began)
+}
+
+// catchingUp is what a node answers that has not all blocks.
+var catchingUp = rpcError("endpoint is closed while node is catching up")
+
+// faults are the ways in which a node fails.
+var faults = map[string]func(n *fakeNode){
+	"killed":      func(n *fakeNode) { n.down = errDial },
+	"reset":       func(n *fakeNode) { n.down = errLost },
+	"stopped":     func(n *fakeNode) { n.stopped = make(chan struct{}) },
+	"catching up": func(n *fakeNode) { n.down = catchingUp },
+	"slow":        func(n *fakeNode) { n.delay = 3 * time.Second },
+	"behind":      func(n *fakeNode) { n.lag = 2 },
+	"foreign": func(n *fakeNode) {
+		n.lie = func(a any) error {
+			if s, ok := a.(*ctypes.ResultStatus); ok {
+				s.NodeInfo = p2p.DefaultNodeInfo{Network: "another"}
+				return nil
+			}
+			return errLost
+		}
+	},
+}
+
+// Whichever node fails, and however: no call is lost, one call waits for it, and the others do not.
+func TestOneOfThreeFails(t *testing.T) {
+	for name, fail := range faults {
+		for i := range 3 {
+			t.Run(fmt.Sprintf("%s/%d", name, i), func(t *testing.T) {
+				both(t, func(t *testing.T, r *trio) {
+					r.put("k", "0")
+					_, took := r.get("k")
+					require.Less(t, took, 50*time.Millisecond)
+					bad := r.nodes[i]
+					bad.change(func() { fail(bad) })
+					var slow time.Duration // beyond what the calls take while all nodes are well
+					for n := range 60 {
+						value := fmt.Sprint(n + 1)
+						if n%10 == 0 {
+							slow += max(r.put("k", value)-50*time.Millisecond, 0)
+						}
+						v, took := r.get("k")
+						require.Equal(t, fmt.Sprint(n/10*10+1), string(v.Value), "one reads what one wrote")
+						require.Less(t, took, time.Second)
+						slow += max(took-50*time.Millisecond, 0)
+						require.NoError(t, pause(r.ctx, 300*time.Millisecond))
+					}
+					require.Less(t, slow, sendTimeout+witnessGrace+4*hedgeAfter, "one time-out, not one for each call")
+
+					// It comes back, and is used again: the nearest one is.
+					bad.change(func() {
+						if bad.stopped != nil {
+							close(bad.stopped)
+						}
+						bad.lie, bad.down, bad.stopped, bad.lag, bad.delay = nil, nil, nil, 0, time.Duration(i+1)*time.Millisecond
+					})
+					for range 40 {
+						r.get("k")
+						require.NoError(t, pause(r.ctx, time.Second))
+					}
+					bad.change(func() { bad.calls = 0 })
+					for range 5 {
+						r.get("k")
+					}
+					if i == 0 && name != "foreign" {
+						require.GreaterOrEqual(t, bad.calls, 5)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Reads go to the nearest node, and to another when that becomes slow.
+func TestNearest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTrio(t)
+		a, c := r.nodes[0], r.nodes[2]
+		a.change(func() { a.delay = 80 * time.Millisecond })
+		r.nodes[1].change(func() { r.nodes[1].delay = 50 * time.Millisecond })
+		read := func(n int) {
+			for range n {
+				r.get("k")
+				require.NoError(t, pause(r.ctx, 100*time.Millisecond))
+			}
+			for _, n := range r.nodes {
+				n.change(func() { n.calls = 0 })
+			}
+		}
+		read(150) // with time for probes of all
+		for range 20 {
+			r.get("k")
+		}
+		require.Equal(t, 20, c.calls)
+		c.change(func() { c.delay = 150 * time.Millisecond })
+		read(150)
+		for range 20 {
+			r.get("k")
+		}
+		require.Less(t, c.calls, 3)
+	})
+}
+
+// A node that reports heights that the chain has not reached costs time once, and nobody else's
+// answers count as too old because of it.
+func TestLiarAboutHeight(t *testing.T) {
+	for _, by := range []int64{2, 1000, 1 << 60} {
+		both(t, func(t *testing.T, r *trio) {
+			r.put("k", "v")
+			liar := r.nodes[0] // the nearest
+			liar.change(func() {
+				liar.lie = func(a any) error {
+					switch a := a.(type) {
+					case *ctypes.ResultABCIQuery:
+						a.Response.Height += by
+					case *ctypes.ResultStatus:
+						a.SyncInfo.LatestBlockHeight += by
+					}
+					return nil
+				}
+			})
+			slow := 0
+			for range 50 {
+				v, took := r.get("k")
+				require.Equal(t, "v", string(v.Value))
+				if took > 50*time.Millisecond {
+					slow++
+				}
+				require.Less(t, took, 2*secondOpinion)
+				if v.Verified {
+					require.LessOrEqual(t, v.Height, int64(len(r.chain.blocks)))
+				}
+			}
+			require.LessOrEqual(t, slow, 1)
+			verified, _ := r.pool.floors()
+			require.LessOrEqual(t, verified, int64(len(r.chain.blocks)))
+		})
+	}
+}
+
+// Once the liar has gone, the height that it reported is not waited for much longer.
+func TestClaimedHeightIsForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTrio(t)
+		r.pool.claimed(1 << 60)
+		_, took := r.get("k")
+		require.Less(t, took, claimPatience+time.Second)
+		_, took = r.get("k")
+		require.Less(t, took, hedgeAfter)
+	})
+}
+
+// What is verified never goes back in height, whoever answers: while the only nodes left are behind,
+// reads wait.
+func TestNeverBack(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		chain.grow(5)
+		ahead, behind, too := &fakeNode{chain: chain, name: "ahead"}, &fakeNode{chain: chain, name: "behind"}, &fakeNode{chain: chain, name: "behind, too"}
+		ctx := testContext(t)
+		c, err := New(ctx, []RPC{ahead, behind, too}, WithVerification(Trust{Genesis: chain.genesis()}))
+		require.NoError(t, err)
+		v, err := c.Get(ctx, []byte("k"))
+		require.NoError(t, err)
+		chain.mu.Lock()
+		behind.lag, too.lag = 3, 2
+		ahead.down = errDial
+		chain.mu.Unlock()
+		go func() {
+			_ = pause(ctx, 3*time.Second)
+			behind.change(func() { behind.lag, too.lag = 0, 0 })
+		}()
+		began := time.Now()
+		again, err := c.Get(ctx, []byte("k"))
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, again.Height, v.Height)
+		require.GreaterOrEqual(t, time.Since(began), 3*time.Second)
+
+		// An older state can be read by its height, and a wait that is too long ends with an error.
+		behind.change(func() { behind.lag, too.lag = 3, 3 })
+		old, err := c.Get(ctx, []byte("k"), AtHeight(2))
+		require.NoError(t, err)
+		require.EqualValues(t, 2, old.Height)
+		_, err = c.Get(ctx, []byte("k"))
+		require.ErrorIs(t, err, errBehind)
+		require.ErrorContains(t, err, "is verified already")
+	})
+}
+
+// wire records what is sent to a node, which has a mempool of its own.
+type wire struct {
+	*fakeNode
+	mu   sync.Mutex
+	sent [][]byte // all that came, in order
+	pool [][]byte // what waits for a block
+	lose bool     // what comes is executed by nobody, and not answered
+}
+
+func (w *wire) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.ResultBroadcastTx, error) {
+	return answer(ctx, w.fakeNode, func() (*ctypes.ResultBroadcastTx, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.sent = append(w.sent, raw)
+		if w.lose {
+			return nil, errLost
+		}
+		if slices.ContainsFunc(w.pool, func(b []byte) bool { return slices.Equal(b, raw) }) || w.chain.found[string(raw.Hash())] != nil {
+			return nil, rpcError("tx already exists in cache")
+		}
+		decoded, err := tx.Decode(raw, fakeChainID)
+		if err != nil {
+			return nil, err
+		}
+		if next := w.chain.nonces[string(decoded.Body.Account)] + uint64(len(w.pool)); decoded.Body.Nonce != next {
+			return &ctypes.ResultBroadcastTx{Code: uint32(tx.CodeBadNonce), Log: "bad nonce"}, nil
+		}
+		w.pool = append(w.pool, raw)
+		return &ctypes.ResultBroadcastTx{Hash: raw.Hash()}, nil
+	})
+}
+
+func (w *wire) ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, opts rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
+	result, err := w.fakeNode.ABCIQueryWithOptions(ctx, path, data, opts)
+	if err == nil && path == "/nonce" {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.chain.mu.Lock()
+		defer w.chain.mu.Unlock()
+		result.Response.Value = nonceBytes(w.chain.nonces[string(data)] + uint64(len(w.pool)))
+	}
+	return result, err
+}
+
+// mine puts the node's mempool into blocks.
+func (w *wire) mine() {
+	w.chain.mu.Lock()
+	defer w.chain.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, raw := range w.pool {
+		_ = w.chain.execute(raw)
+	}
+	w.pool = nil
+}
+
+// Transactions that were sent to a node which was then lost with its mempool are sent to another,
+// byte by byte the same and in their order, before the next one and by those that wait for them.
+func TestSameBytesElsewhere(t *testing.T) {
+	for name, next := range map[string]bool{"with a next one": true, "only waiting": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				chain := newFakeChain(t)
+				a, b := &wire{fakeNode: &fakeNode{chain: chain, name: "a"}}, &wire{fakeNode: &fakeNode{chain: chain, name: "b", delay: time.Millisecond}}
+				ctx := testContext(t)
+				c, err := New(ctx, []RPC{a, b}, WithKey(testKey))
+				require.NoError(t, err)
+				var all []*Sent
+				for i := range 5 {
+					sent, err := c.Send(ctx, tx.NewPut([]byte("k"), fmt.Appendf(nil, "%d", i)))
+					require.NoError(t, err)
+					all = append(all, sent)
+				}
+				require.Len(t, a.sent, 5)
+				require.Empty(t, b.sent)
+				a.change(func() { a.down = errDial })
+				a.sent, a.pool = nil, nil
+				if next {
+					sent, err := c.Send(ctx, tx.NewPut([]byte("k"), []byte("5")))
+					require.NoError(t, err)
+					all = append(all, sent)
+				}
+				results := make(chan error)
+				for _, s := range all {
+					go func() { _, err := s.Wait(ctx); results <- err }()
+				}
+				require.NoError(t, pause(ctx, 2*time.Second))
+				b.mine()
+				for range all {
+					require.NoError(t, <-results)
+				}
+				for _, s := range all {
+					require.True(t, slices.ContainsFunc(b.sent, func(raw []byte) bool { return slices.Equal(raw, s.raw) }))
+				}
+				require.EqualValues(t, len(all), chain.nonces[string(c.Account())], "each was executed once")
+				require.Empty(t, c.account(c.Account()).before(1000))
+			})
+		})
+	}
+}
+
+// The answer of a node is lost. The same bytes go to another, and are executed once.
+func TestLostAnswerElsewhere(t *testing.T) {
+	for name, executed := range map[string]bool{"it has the transaction": true, "it has not": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newTrio(t)
+				var sent [][]byte
+				r.put("k", "1")
+				for _, n := range r.nodes {
+					n.lie = func(a any) error {
+						result, ok := a.(*ctypes.ResultBroadcastTx)
+						if !ok {
+							return nil
+						}
+						sent = append(sent, result.Hash)
+						if len(sent) == 1 {
+							return errLost
+						}
+						return nil
+					}
+				}
+				r.chain.mu.Lock()
+				r.chain.held = !executed
+				r.chain.mu.Unlock()
+				if !executed {
+					go func() { _ = pause(r.ctx, time.Second); r.chain.release() }()
+				}
+				r.put("k", "2")
+				v, _ := r.get("k")
+				require.Equal(t, "2", string(v.Value))
+				require.EqualValues(t, 2, r.chain.nonces[string(r.Account())])
+			})
+		})
+	}
+}
+
+// When all nodes fail, the error says what each of them said, and it is not said that no node
+// answers where one does.
+func TestErrorNamesEachNode(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTrio(t)
+		for i, fail := range []string{"killed", "stopped", "catching up"} {
+			n := r.nodes[i]
+			n.change(func() { faults[fail](n) })
+		}
+		for what, call := range map[string]func(context.Context) error{
+			"read":  func(ctx context.Context) error { _, err := r.Get(ctx, []byte("k")); return err },
+			"write": func(ctx context.Context) error { _, err := r.Put(ctx, []byte("k"), []byte("v")); return err },
+			"watch": func(ctx context.Context) error { _, err := r.Watch(ctx, nil); return err },
+		} {
+			began := time.Now()
+			err := call(r.ctx)
+			for _, said := range []string{"a: ", "refused", "b: ", "c: ", "catching up"} {
+				require.ErrorContains(t, err, said, what)
+			}
+			require.NotErrorIs(t, err, ErrUnreachable, what)
+			require.Less(t, time.Since(began), 10*time.Second, "%s: a silent node is not waited for long once another has answered", what)
+		}
+		r.nodes[2].change(func() { faults["killed"](r.nodes[2]) })
+		_, err := r.Get(r.ctx, []byte("k"))
+		require.ErrorIs(t, err, ErrUnreachable)
+		require.ErrorContains(t, err, "no node answers: query /key at 3 nodes: ")
+
+		short, cancel := context.WithTimeout(r.ctx, time.Second)
+		defer cancel()
+		_, err = r.Get(short, []byte("k"))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "b: it has been silent for ")
+	})
+}
+
+// A client connects though most of its nodes fail, in every way.
+func TestConnectToTheLast(t *testing.T) {
+	for name, fail := range faults {
+		if name == "foreign" || name == "behind" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				chain := newFakeChain(t)
+				var all []RPC
+				for _, name := range []string{"a", "b"} {
+					n := &fakeNode{chain: chain, name: name}
+					fail(n)
+					all = append(all, n)
+				}
+				began := time.Now()
+				c, err := New(testContext(t), append(all, &fakeNode{chain: chain, name: "c"}))
+				require.NoError(t, err)
+				require.Equal(t, fakeChainID, c.ChainID())
+				require.LessOrEqual(t, time.Since(began), 2*hedgeAfter)
+			})
+		})
+	}
+}
+
+// A witness that contradicts too late for the read in progress is heard by all later ones.
+func TestLateConflict(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		chain.grow(3)
+		fork := &fakeNode{chain: chain, name: "fork", lie: func(a any) error {
+			if r, ok := a.(*ctypes.ResultCommit); ok {
+				r.SignedHeader = *signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), chain.validators, chain.validators).SignedHeader
+			}
+			return nil
+		}}
+		ctx := testContext(t)
+		c, err := New(ctx, []RPC{&fakeNode{chain: chain, name: "a"}, &fakeNode{chain: chain, name: "b"}, fork}, WithVerification(Trust{Genesis: chain.genesis()}))
+		require.NoError(t, err)
+		fork.change(func() { fork.delay = time.Second })
+		_, err = c.Get(ctx, []byte("k"))
+		require.NoError(t, err)
+		require.NoError(t, pause(ctx, 5*time.Second))
+		_, err = c.Get(ctx, []byte("k"))
+		require.ErrorIs(t, err, ErrConflict)
+	})
+}
+
+// A header is fetched once for all reads that wait for it, also if the one that began gives up.
+func TestHeadersAreShared(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		node := &fakeNode{chain: chain, name: "a", delay: 10 * time.Millisecond}
+		ctx := testContext(t)
+		c, err := New(ctx, []RPC{node}, WithVerification(Trust{Genesis: chain.genesis()}))
+		require.NoError(t, err)
+		height := int64(len(chain.blocks)) + 1
+		impatient, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		first := make(chan error)
+		go func() { _, err := c.verifier.await(impatient, height, nil); first <- err }()
+		synctest.Wait()
+		rest := make(chan error)
+		for range 20 {
+			go func() { _, err := c.verifier.await(ctx, height, nil); rest <- err }()
+		}
+		require.Error(t, <-first)
+		require.NoError(t, pause(ctx, time.Second))
+		node.change(func() { node.calls = 0 })
+		chain.grow(1)
+		for range 20 {
+			require.NoError(t, <-rest)
+		}
+		require.LessOrEqual(t, node.calls, 4)
+	})
+}
+
+// A watch moves to another node when the connection to its own is lost, and when that node answers
+// but has stopped to follow the chain.
+func TestWatchMoves(t *testing.T) {
+	for name, fail := range map[string]func(r *trio, n *fakeNode){
+		"killed": func(r *trio, n *fakeNode) {
+			n.change(func() { n.down = errDial })
+			r.chain.cut(n)
+		},
+		"stopped": func(r *trio, n *fakeNode) {
+			n.change(func() { n.stopped = make(chan struct{}) })
+			r.chain.cut(n) // by subscription.alive, after a while
+		},
+		"left behind": func(r *trio, n *fakeNode) {
+			go func() { // it stays where it is
+				for pause(r.ctx, time.Second) == nil {
+					n.change(func() { n.lag++ })
+				}
+			}()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newTrio(t)
+				ctx, cancel := context.WithCancel(r.ctx)
+				r.ctx = ctx
+				defer cancel()
+				go func() {
+					for pause(ctx, time.Second) == nil {
+						r.chain.grow(1)
+					}
+				}()
+				events, err := r.Watch(ctx, nil)
+				require.NoError(t, err)
+				at := func() *fakeNode {
+					r.chain.mu.Lock()
+					defer r.chain.mu.Unlock()
+					return r.chain.events[len(r.chain.events)-1].node
+				}
+				first := at()
+				require.NoError(t, pause(ctx, 100*time.Second), "while all is well it stays")
+				require.Same(t, first, at())
+				began := time.Now()
+				fail(r, first)
+				require.Equal(t, Event{Missed: true}, <-events)
+				require.Less(t, time.Since(began), standstill+3*guardEvery)
+				require.NotSame(t, first, at())
+			})
+		})
+	}
+}
