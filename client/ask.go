@@ -87,7 +87,8 @@ func call[A any](ctx context.Context, p *pool, e *endpoint, short bool, f func(c
 	defer cancel()
 	began := time.Now()
 	a, err := f(limited, e)
-	if answered(err) && strings.Contains(err.Error(), "catching up") { // rpc/core/mempool.go, ErrEndpointClosedCatchingUp
+	// rpc/core/mempool.go, ErrEndpointClosedCatchingUp
+	if answered(err) && strings.Contains(err.Error(), "catching up") {
 		err = fmt.Errorf("%w: %w", errCatchingUp, err)
 	}
 	if err == nil || ctx.Err() == nil {

@@ -108,8 +108,9 @@ func (c *Client) connect(ctx context.Context, nodes []RPC) error {
 	}
 	c.pool = newPool(nodes, c.chainID)
 	_, _, err := ask(ctx, c.pool, question[struct{}]{
-		what:  "connect (is a node running there?)",
-		call:  func(context.Context, *endpoint) (struct{}, error) { return struct{}{}, nil }, // to be admitted is all
+		what: "connect (is a node running there?)",
+		// That the node is admitted is all.
+		call:  func(context.Context, *endpoint) (struct{}, error) { return struct{}{}, nil },
 		final: func(err error) bool { return errors.Is(err, ErrWrongChain) },
 	})
 	if err != nil {

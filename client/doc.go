@@ -8,10 +8,10 @@
 //	                 │                                  proof ─► app hash ◄─ header H+1       │
 //	                 │                                        (light client, from Trust)      │
 //	                 ▼                                        ▼                               ▼
-//	            ═══════════════════════════ RPC of a CometBFT node ═══════════════════════════════
+//	            ═══════════════════════════ RPC of CometBFT nodes ════════════════════════════════
 //
-// With several addresses, one node that dies does not stop the client, whether it is killed, stopped
-// or swallows packets:
+// With several addresses, one node that dies does not stop the client, whether it is killed,
+// stopped or swallows packets:
 //
 //   - A read goes to the nearest node, by the time of its last answers, that is not behind. It goes
 //     to another one beside it after 200 ms, and at once if the node fails or answers that it is

@@ -92,8 +92,8 @@ func reason(code tx.Code, log string) string {
 	return log
 }
 
-// CallError means that no node gave a useful answer to a call. It wraps the errors of all nodes, and
-// ErrUnreachable if none of them answered at all.
+// CallError means that no node gave a useful answer to a call. It wraps the errors of all nodes,
+// and ErrUnreachable if none of them answered at all.
 type CallError struct {
 	What  string      // the call
 	Nodes []NodeError // that were asked, in this order

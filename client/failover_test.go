@@ -19,7 +19,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// trio is a client of three nodes of one chain, each a millisecond farther away than the one before.
+// trio is a client of three nodes of one chain, each a millisecond farther away than the one
+// before.
 type trio struct {
 	t     *testing.T
 	ctx   context.Context
@@ -42,8 +43,8 @@ func newTrio(t *testing.T, options ...Option) *trio {
 	return r
 }
 
-// bubble runs a test in virtual time. Then it lets time pass until nothing is left that goes on in
-// the background: probes, and questions to witnesses.
+// bubble runs a test in virtual time. Then it lets time pass until what runs in the background has
+// ended: probes, and questions to witnesses.
 func bubble(t *testing.T, test func(t *testing.T)) {
 	synctest.Test(t, func(t *testing.T) {
 		t.Cleanup(func() { _ = pause(context.Background(), time.Hour) })
@@ -236,8 +237,8 @@ func TestClaimedHeightIsForgotten(t *testing.T) {
 	})
 }
 
-// What is verified never goes back in height, whoever answers: while the only nodes left are behind,
-// reads wait.
+// What is verified never goes back in height, whoever answers: while the only nodes left are
+// behind, reads wait.
 func TestNeverBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)

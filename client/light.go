@@ -182,7 +182,8 @@ func (v *verifier) header(ctx context.Context, height int64, first *endpoint) (*
 	return target.Header, nil
 }
 
-// fetch fetches a block from a node. If the node does not have it yet, it asks again until ctx ends.
+// fetch fetches a block from a node. If the node does not have it yet, it asks again until ctx
+// ends.
 func (v *verifier) fetch(ctx context.Context, from *endpoint, height int64) (*types.LightBlock, error) {
 	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
 		block, err := fetchLightBlock(ctx, from, v.chainID, height)

@@ -15,8 +15,8 @@ import (
 const (
 	// probeTimeout limits a question for the status of a node.
 	probeTimeout = 5 * time.Second
-	// The status of a node that did not answer lately is asked for again after probeLost, that of
-	// any other after probeIdle; but only while the client is used.
+	// The interval of questions for a node's status is probeLost if it did not answer lately, and
+	// probeIdle otherwise; but only while the client is used.
 	probeLost, probeIdle = time.Second, 10 * time.Second
 	// behindFor is how long a node whose answer was too old is asked after the others. It doubles
 	// each time, up to behindMost doublings, until the node's answer is new enough.
@@ -33,7 +33,7 @@ type rank int
 const (
 	ready   rank = iota // it answered last
 	unknown             // it was not asked yet
-	behind              // it is catching up, or its last answer was older than what is known already
+	behind              // it is catching up, or its last answer was too old
 	lost                // it did not answer last
 	doubted             // it sent what is false
 	foreign             // it serves another chain, and is never asked
@@ -43,8 +43,8 @@ const (
 type record struct {
 	admitted bool          // it serves the chain; asked again once it was lost
 	foreign  error         // it serves another chain
-	latency  time.Duration // the least that was measured lately: shorter ones count at once, longer ones by a quarter; 0: none
-	penalty  time.Duration // how long it has let a question wait that another node answered; until it answers
+	latency  time.Duration // see measured; 0: unknown
+	penalty  time.Duration // how long a question to it was open when another node had answered
 	lost     error         // why its last call failed; nil if it answered
 	behind   time.Time     // until then it counts as behind
 	late     int           // how often in a row it was behind
@@ -80,8 +80,9 @@ func (r *record) fellBehind() {
 	}
 }
 
-// measured adds the duration of a call that was answered. What was measured before the node was
-// lost or silent says nothing any more.
+// measured adds the duration of a call that was answered. The latency is about the least of the
+// last ones: a shorter one counts at once, a longer one by a quarter (EWMA). What was measured
+// before the node was lost or silent says nothing any more.
 func (r *record) measured(took time.Duration) {
 	switch {
 	case r.latency == 0 || r.penalty > 0 || took < r.latency:

@@ -87,7 +87,7 @@ func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, error) {
 	}
 	hc.Timeout = callTimeout
 	if t, ok := hc.Transport.(*http.Transport); ok {
-		t.Dial, t.DialContext = nil, (&net.Dialer{Timeout: dialTimeout}).DialContext
+		t.DialContext = (&net.Dialer{Timeout: dialTimeout}).DialContext
 		t.TLSHandshakeTimeout = dialTimeout
 		t.MaxIdleConnsPerHost = 32
 		t.IdleConnTimeout = time.Minute

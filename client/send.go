@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// sendTimeout limits the sending of a transaction to one node if there are others to send it to.
+	// sendTimeout limits the sending of a transaction to one node if there are others to send it
+	// to.
 	sendTimeout = 2 * time.Second
 	// lostRetries is how often a transaction is sent again at once, to all nodes, while no node has
 	// confirmed that it came.
@@ -243,8 +244,8 @@ func elsewhere(refused *TxError) bool {
 	return refused.Code == tx.CodeBusy || refused.Code == tx.CodeUnreadable
 }
 
-// broadcast sends a transaction to one node. If that refuses its nonce, it sends it the earlier ones
-// and then the transaction again. The error is errInCache, *TxError, *UnknownOutcomeError, or
+// broadcast sends a transaction to one node. If that refuses its nonce, it sends it the earlier
+// ones and then the transaction again. The error is errInCache, *TxError, *UnknownOutcomeError, or
 // another one, which means that the node has not accepted it.
 func (c *Client) broadcast(ctx context.Context, e *endpoint, raw types.Tx, earlier []*Sent) error {
 	err := c.broadcastOne(ctx, e, raw)

@@ -23,9 +23,9 @@ const (
 	// polls, all nodes are asked: the nearest one may have stopped to follow the chain.
 	firstPoll, longPoll = 50 * time.Millisecond, 500 * time.Millisecond
 	askAllEvery         = 4
-	// resendEvery is the interval at which a transaction that is not in a block is sent again, since
-	// a node that was restarted has an empty mempool. The bytes are the same, so it can be executed
-	// only once.
+	// resendEvery is the interval at which a transaction that is not in a block is sent again,
+	// since a node that was restarted has an empty mempool. The bytes are the same, so it can be
+	// executed only once.
 	resendEvery = 5 * time.Second
 	// lostAfter is the number of consecutive resends, refused for their nonce, after which the
 	// nonce must have been used by another transaction.
@@ -177,9 +177,9 @@ func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, 
 
 var errNoIndex = errors.New(`the node does not index transactions: set [tx_index] indexer = "kv" in its config.toml, or ask another`)
 
-// lookup returns a transaction that is in a block. The error is a *TxError if it failed there. It is
-// errNotFound if it is in no block that the nearest node knows of; with everybody, that any of them
-// knows of.
+// lookup returns a transaction that is in a block. The error is a *TxError if it failed there. It
+// is errNotFound if it is in no block that the nearest node knows of; with everybody, that any of
+// them knows of.
 func (c *Client) lookup(ctx context.Context, hash []byte, everybody bool) (*TxResult, error) {
 	found, _, err := ask(ctx, c.pool, question[*ctypes.ResultTx]{
 		what:  "look up the transaction",
