@@ -83,7 +83,8 @@ func parseGenesis(appState []byte) (genesis, error) {
 	g := genesis{Genesis: Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval}}
 	if len(appState) == 0 || string(appState) == "null" {
 		return genesis{}, fmt.Errorf(`%w is missing: put {"chunk_bytes": %d, "snapshot_interval": %d, "open": true, "admins": [], "grants": []} `+
-			"into the genesis file, with who may write", ErrGenesis, avlstar.DefaultChunkBytes, DefaultSnapshotInterval)
+			"into the genesis file, with who may write (`starlingd genesis adopt FILE` does; a CometBFT that was started with the file before has stored it: "+
+			"`cometbft unsafe-reset-all`)", ErrGenesis, avlstar.DefaultChunkBytes, DefaultSnapshotInterval)
 	}
 	err := parseObject(appState, "", fields{
 		"chunk_bytes":       intoNumber(&g.ChunkBytes),

@@ -146,7 +146,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 
 	root.AddCommand(
-		newInitCmd(env), newStartCmd(env), newStorageCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
+		newInitCmd(env), newGenesisCmd(env), newStartCmd(env), newStorageCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
 		newStatusCmd(env), newHealthCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
 	)
 	root.AddCommand(offlineCommands(env)...)

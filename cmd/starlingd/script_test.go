@@ -54,6 +54,7 @@ func TestScripts(t *testing.T) {
 			"term":        termCmd,
 			"storagefile": storageFileCmd,
 			"waitcheck":   waitCheckCmd,
+			"firsthash":   firstHashCmd,
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", env.WorkDir)
@@ -162,6 +163,19 @@ func waitHeightCmd(ts *testscript.TestScript, _ bool, args []string) {
 	height, err := strconv.ParseInt(args[1], 10, 64)
 	ts.Check(err)
 	ts.Check(waitHeight("http://127.0.0.1:"+args[0], height))
+}
+
+// firsthash PORT FILE compares the app hash in the first header of a node, that of the state before
+// the first block, with the one in the file.
+func firstHashCmd(ts *testscript.TestScript, _ bool, args []string) {
+	client, err := rpchttp.New("http://127.0.0.1:"+args[0], "/websocket")
+	ts.Check(err)
+	first := int64(1)
+	block, err := client.Block(context.Background(), &first)
+	ts.Check(err)
+	if got, want := strings.ToLower(block.Block.AppHash.String()), strings.TrimSpace(ts.ReadFile(args[1])); got != want {
+		ts.Fatalf("the first header has app hash %s, want %s", got, want)
+	}
 }
 
 func waitHeight(address string, height int64) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -50,6 +51,18 @@ func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
 			// until the end, so that two settings with the same port are found, too
 			held = append(held, listener)
 		}
+	}
+	return nil
+}
+
+// CheckHostPort refuses what is no host:port at which other nodes could reach one.
+func CheckHostPort(what, address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil || port == "0" || host == "" || strings.ContainsAny(address, "@/, \t\r\n\"'") || net.ParseIP(host).IsUnspecified() {
+		return fmt.Errorf("%s is %q, it must be host:port, where other nodes reach this one", what, address)
 	}
 	return nil
 }

@@ -12,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/crypto"
+	"github.com/cometbft/cometbft/crypto/ed25519"
 	cmtjson "github.com/cometbft/cometbft/libs/json"
 	cmttypes "github.com/cometbft/cometbft/types"
 
@@ -37,32 +39,119 @@ func loadGenesis(path string) (*cmttypes.GenesisDoc, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrGenesis, err)
 	}
-	doc, err := parseGenesis(raw)
+	doc, err := ParseGenesis(raw)
 	if err != nil {
-		return nil, fmt.Errorf("%w %q: %w", ErrGenesis, path, err)
+		return nil, fmt.Errorf("%w %q: %w%s", ErrGenesis, path, err, adoptHint(doc, path))
 	}
 	return doc, nil
 }
 
-func parseGenesis(raw []byte) (*cmttypes.GenesisDoc, error) {
+// adoptHint names the command that mends the genesis file of another program; "": it is none.
+func adoptHint(doc *cmttypes.GenesisDoc, path string) string {
+	switch {
+	case doc == nil || !ForeignGenesis(doc):
+		return ""
+	case HasAppState(doc):
+		return fmt.Sprintf(": if `cometbft init` made the file, run `starlingd genesis adopt %s` before CometBFT is started with it", Quote(path))
+	default:
+		return fmt.Sprintf(" (as in a file that `cometbft init` made): run `starlingd genesis adopt %s --admin PUBKEY`, or with --open to let anybody write, "+
+			"before CometBFT is started with it", Quote(path))
+	}
+}
+
+// ForeignGenesis reports whether a document lacks what every genesis file of Starling has, as that
+// of `cometbft init` does: app_state, and an application version.
+func ForeignGenesis(doc *cmttypes.GenesisDoc) bool {
+	return !HasAppState(doc) || doc.ConsensusParams.Version.App == 0
+}
+
+// HasAppState reports whether a document has an app_state, whatever is in it.
+func HasAppState(doc *cmttypes.GenesisDoc) bool {
+	return len(doc.AppState) > 0 && string(doc.AppState) != "null"
+}
+
+// DecodeGenesis reads a genesis document as CometBFT does, whose own decoder panics where a
+// validator's key is missing or of a wrong length. Unknown fields are ignored, and app_state is not
+// looked at.
+func DecodeGenesis(raw []byte) (*cmttypes.GenesisDoc, error) {
+	doc := new(cmttypes.GenesisDoc)
+	if err := cmtjson.Unmarshal(raw, doc); err != nil {
+		return nil, err
+	}
+	for i, v := range doc.Validators {
+		if key, is := v.PubKey.(ed25519.PubKey); !is || len(key) != ed25519.PubKeySize {
+			return nil, fmt.Errorf("validators[%d] has no ed25519 pub_key: Starling takes no other type", i)
+		}
+	}
+	return doc, doc.ValidateAndComplete()
+}
+
+// DecodeGenesisStrictly is DecodeGenesis, but an unknown field is an error that names it.
+func DecodeGenesisStrictly(raw []byte) (*cmttypes.GenesisDoc, error) {
 	if err := checkNames(raw, reflect.TypeFor[cmttypes.GenesisDoc](), ""); err != nil {
 		return nil, err
 	}
-	doc, err := cmttypes.GenesisDocFromJSON(raw)
+	return DecodeGenesis(raw)
+}
+
+// ParseGenesis checks the content of a genesis file as LoadGenesis does. The document comes with an
+// error, too, if it could be decoded.
+func ParseGenesis(raw []byte) (*cmttypes.GenesisDoc, error) {
+	doc, err := DecodeGenesisStrictly(raw)
 	if err != nil {
 		return nil, err
 	}
+	return doc, checkGenesis(doc)
+}
+
+func checkGenesis(doc *cmttypes.GenesisDoc) error {
+	if !HasAppState(doc) {
+		return errors.New("app_state is missing")
+	}
 	if _, err := app.ParseGenesis(doc.AppState); err != nil {
-		return nil, err
+		return err
 	}
 	if doc.ConsensusParams.Version.App != app.GenesisVersion {
-		return nil, fmt.Errorf("consensus_params.version.app is %d, every chain of Starling begins with %d (an admin's upgrade raises it later): correct the file, or run the release that fits the network",
+		return fmt.Errorf("consensus_params.version.app is %d, every chain of Starling begins with %d (an admin's upgrade raises it later): correct the file, or run the release that fits the network",
 			doc.ConsensusParams.Version.App, app.GenesisVersion)
 	}
-	if err := CheckBlockLimits(doc); err != nil {
-		return nil, err
+	if err := checkValidators(doc); err != nil {
+		return err
 	}
-	return doc, nil
+	return CheckBlockLimits(doc)
+}
+
+// checkValidators refuses the sets of validators at which CometBFT panics. (None at all is an error
+// of InitChain.)
+func checkValidators(doc *cmttypes.GenesisDoc) error {
+	sum, seen := uint64(0), map[string]int{}
+	for i, v := range doc.Validators {
+		if v.Power < 1 || uint64(v.Power) > app.MaxTotalPower {
+			return fmt.Errorf("validators[%d] (%q) has power %d, it must be from 1 to %d", i, v.Name, v.Power, uint64(app.MaxTotalPower))
+		}
+		if sum += uint64(v.Power); sum > app.MaxTotalPower {
+			return fmt.Errorf("the validators' powers sum up to more than %d", uint64(app.MaxTotalPower))
+		}
+		key := string(v.PubKey.Bytes())
+		if other, is := seen[key]; is {
+			return fmt.Errorf("validators[%d] (%q) has the key of validators[%d]", i, v.Name, other)
+		}
+		seen[key] = i
+	}
+	return nil
+}
+
+// InitChainRequest returns the call by which a CometBFT with this genesis document begins.
+func InitChainRequest(doc *cmttypes.GenesisDoc) *abci.RequestInitChain {
+	params := doc.ConsensusParams.ToProto()
+	updates := make([]abci.ValidatorUpdate, 0, len(doc.Validators))
+	for _, v := range doc.Validators {
+		updates = append(updates, cmttypes.TM2PB.ValidatorUpdate(cmttypes.NewValidator(v.PubKey, v.Power)))
+	}
+	return &abci.RequestInitChain{
+		Time: doc.GenesisTime, ChainId: doc.ChainID, InitialHeight: doc.InitialHeight, ConsensusParams: &params,
+		Validators: updates, AppStateBytes: doc.AppState,
+	}
 }
 
 // opaque are the types whose JSON is not an object with the struct's fields, or is checked

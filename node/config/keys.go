@@ -98,6 +98,25 @@ func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
 	return privval.LoadFilePV(c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()), nil
 }
 
+// LoadValidatorKey reads the key with which this node signs blocks. A remote signer's is an error.
+// Errors match ErrInvalid, unless the disk failed.
+func LoadValidatorKey(c *cfg.Config) (ed25519.PrivateKey, error) {
+	validator, err := LoadValidator(c)
+	if err != nil {
+		return nil, err
+	}
+	file, ok := validator.(*privval.FilePV)
+	if !ok {
+		return nil, Invalid(fmt.Errorf("priv_validator_laddr = %q: the validator's key is with the remote signer: do this on a machine that has the key, in a home with "+
+			"config/priv_validator_key.json", c.PrivValidatorListenAddr))
+	}
+	private, ok := file.Key.PrivKey.(cometed25519.PrivKey)
+	if !ok {
+		return nil, Invalid(fmt.Errorf("validator key %q: it is of type %q, Starling's validators have ed25519 keys only", c.PrivValidatorKeyFile(), file.Key.PrivKey.Type()))
+	}
+	return ed25519.PrivateKey(private), nil
+}
+
 // TransportKey returns the node key in the form that the transport takes. It must be ed25519.
 func TransportKey(key *p2p.NodeKey) (ed25519.PrivateKey, error) {
 	private, ok := key.PrivKey.(cometed25519.PrivKey)

@@ -2,7 +2,6 @@ package home
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,8 +25,8 @@ var ErrInitialised = errors.New("there is a node already")
 // MiB).
 const DefaultBlockBytes = config.GRPCMessageBytes - config.GRPCEnvelope
 
-// genesisPower is the voting power of the validator of a new network.
-const genesisPower = 10
+// GenesisPower is the voting power of a validator of a new network, unless it names another.
+const GenesisPower = 10
 
 // InitOptions say what home folder to make. Only Home is required.
 type InitOptions struct {
@@ -103,7 +102,7 @@ func Init(opts InitOptions) (InitResult, error) {
 		result.ValidatorPubKey = validator.Key.PubKey.Bytes()
 		if opts.GenesisFile == "" {
 			doc.Validators = []cmttypes.GenesisValidator{{
-				Address: validator.Key.PubKey.Address(), PubKey: validator.Key.PubKey, Power: genesisPower, Name: conf.Moniker,
+				Address: validator.Key.PubKey.Address(), PubKey: validator.Key.PubKey, Power: GenesisPower, Name: conf.Moniker,
 			}}
 		}
 	}
@@ -115,34 +114,12 @@ func initialGenesis(opts InitOptions) (*cmttypes.GenesisDoc, error) {
 	if opts.GenesisFile != "" {
 		return config.LoadGenesis(opts.GenesisFile)
 	}
-	genesis := opts.App
-	if genesis.ChunkBytes == 0 || genesis.SnapshotInterval == 0 {
-		defaults, err := app.ParseGenesis([]byte("{}"))
-		if err != nil {
-			return nil, err
-		}
-		if genesis.ChunkBytes == 0 {
-			genesis.ChunkBytes = defaults.ChunkBytes
-		}
-		if genesis.SnapshotInterval == 0 {
-			genesis.SnapshotInterval = defaults.SnapshotInterval
-		}
-	}
-	if genesis.Admins == nil {
-		genesis.Admins = []string{}
-	}
-	if genesis.Grants == nil {
-		genesis.Grants = []app.GenesisGrant{}
-	}
-	appState, err := json.Marshal(genesis)
+	state, err := appState(opts.App)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := app.ParseGenesis(appState); err != nil {
-		return nil, err
-	}
 	doc := &cmttypes.GenesisDoc{
-		ChainID: opts.ChainID, GenesisTime: cmttime.Now(), ConsensusParams: cmttypes.DefaultConsensusParams(), AppState: appState,
+		ChainID: opts.ChainID, GenesisTime: cmttime.Now(), ConsensusParams: cmttypes.DefaultConsensusParams(), AppState: state,
 	}
 	if doc.ChainID == "" {
 		doc.ChainID = "starling-" + randomLetters(6)

@@ -21,7 +21,6 @@ import (
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/p2p"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
-	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/config"
@@ -191,7 +190,7 @@ func fromTransport(ctx context.Context, from string, newest bool) (s source, err
 	if err != nil {
 		return s, fmt.Errorf("genesis file: %w", err)
 	}
-	doc, err := cmttypes.GenesisDocFromJSON(s.genesis)
+	doc, err := config.DecodeGenesis(s.genesis)
 	if err != nil {
 		return s, fmt.Errorf("genesis file: %w", err)
 	}
@@ -243,7 +242,7 @@ func fromRPC(ctx context.Context, from string, newest bool) (s source, err error
 			break
 		}
 	}
-	doc, err := cmttypes.GenesisDocFromJSON(bytes.TrimSpace(s.genesis))
+	doc, err := config.DecodeGenesis(bytes.TrimSpace(s.genesis))
 	if err != nil {
 		return s, fmt.Errorf("genesis file: %w", err)
 	}

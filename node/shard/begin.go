@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	abci "github.com/cometbft/cometbft/abci/types"
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app"
@@ -103,11 +102,7 @@ func (n *Node) take(ctx context.Context, p *place, v verifier, above int64) {
 
 // genesisState returns the state before the first block. The caller releases it.
 func genesisState(doc *cmttypes.GenesisDoc) (*avlstar.Version, error) {
-	params := doc.ConsensusParams.ToProto()
-	v, err := app.GenesisState(&abci.RequestInitChain{
-		Time: doc.GenesisTime, ChainId: doc.ChainID, InitialHeight: doc.InitialHeight, ConsensusParams: &params,
-		Validators: cmttypes.TM2PB.ValidatorUpdates(genesisValidators(doc)), AppStateBytes: doc.AppState,
-	})
+	v, err := app.GenesisState(config.InitChainRequest(doc))
 	return v, config.Invalid(err)
 }
 
