@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"math/bits"
 	"runtime"
 	"testing"
 
@@ -204,6 +205,7 @@ func TestInvalid(t *testing.T) {
 		"node of height 45 with 1 leaves: at most 44":                      join([]byte{1, 1, 1, 1, 'a', 1}, inner(45, 0, 1)),
 		"chunk of 33 leaves, more than 32":                                 join([]byte{1, 1, 1, 1, 'a', 1}, inner(6, 0, 33)),
 		"inner node of 2 leaves above two chunks: it is a chunk":           join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{1, 0}, leaf),
+		"inner node of 32 leaves above two chunks: it is a chunk":          join([]byte{1, 1, 1, 1, 'a', 2}, inner(4, 0, 16), []byte{5, 0}, inner(4, 0, 16)),
 		"inner node of height 2 with children of 0 and 0":                  join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{2, 0}, leaf),
 		"inner node of height 6 with children of 3 and 5":                  join([]byte{1, 1, 1, 1, 'a', 2}, inner(3, 0, 8), []byte{6, 0}, inner(5, 0, 32)),
 		"inner node of version 1 with a child of version 2":                join([]byte{1, 2, 1, 1, 'a', 2}, inner(5, 0, 32), []byte{6, 1}, inner(5, 0, 32)),
@@ -215,7 +217,9 @@ func TestInvalid(t *testing.T) {
 		require.ErrorIs(t, err, iavlsync.ErrInvalidManifest)
 		require.ErrorContains(t, err, want)
 	}
-	_, err := iavlsync.VerifyManifest(3, []byte{1, 1, 0}, 1, iavlsync.Hash{})
+	_, err := iavlsync.DecodeManifest(iavlsync.Format32, make([]byte, iavlsync.MaxManifestBytes+1))
+	require.ErrorContains(t, err, "67108865 bytes, at most 67108864 are supported")
+	_, err = iavlsync.VerifyManifest(3, []byte{1, 1, 0}, 1, iavlsync.Hash{})
 	require.ErrorContains(t, err, "format 0x3, known are 0x5301, 0x5302 and 0x5303")
 	_, err = iavlsync.VerifyManifest(iavlsync.Format32, []byte{1, 1, 0}, 2, iavlsync.Hash(sha256.Sum256(nil)))
 	require.ErrorContains(t, err, "it is of height 1, not 2")
@@ -258,6 +262,53 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
+// The largest store: 2^18 − 1 chunks of 2^13 leaves and one of a leaf less make 2^31 − 1.
+func TestLargestStore(t *testing.T) {
+	const chunks, size = 1 << 18, 1 << 13
+	image := iavlsync.Image{Height: 13, Size: size, Version: 1}
+	m := &iavlsync.Manifest{Format: iavlsync.Format8192, Height: 1, Stores: []iavlsync.Store{{Name: "a"}}}
+	for k := range chunks {
+		e := iavlsync.Entry{Root: image}
+		if k > 0 {
+			e.Boundary = iavlsync.Boundary{Height: uint8(14 + bits.TrailingZeros(uint(k))), Version: 1}
+		}
+		m.Stores[0].Entries = append(m.Stores[0].Entries, e)
+	}
+	_, err := m.AppHash()
+	require.ErrorContains(t, err, "2147483648 leaves: at most 2147483647 are supported")
+	m.Stores[0].Entries[5].Root.Size--
+	app, err := m.AppHash()
+	require.NoError(t, err)
+	b := m.Encode()
+	require.Less(t, len(b), 20<<20)
+	got, err := iavlsync.VerifyManifest(iavlsync.Format8192, b, 1, app)
+	require.NoError(t, err)
+	require.Equal(t, chunks, got.Chunks())
+	u, err := got.Upper(0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1<<31-1-size, u.First[chunks-1])
+}
+
+// The halves' images can be true and not fit the root: then the state was built wrongly.
+func TestHalvesOfBrokenState(t *testing.T) {
+	tree := &iavlsynctest.Tree{}
+	for i := range 5 {
+		tree.Set([]byte{byte(i)}, nil)
+		tree.Save()
+	}
+	for name, change := range map[string]func(root *iavlsync.Image){
+		"size": func(root *iavlsync.Image) { root.Size++ }, "height": func(root *iavlsync.Image) { root.Height++ },
+		"version": func(root *iavlsync.Image) { root.Version = 1 },
+	} {
+		root := imageOf(tree.Root)
+		_, _, err := iavlsync.VerifyHalves(root, 5, tree.Root.Halves(5)[1:])
+		require.NoError(t, err)
+		change(root)
+		_, _, err = iavlsync.VerifyHalves(root, 5, tree.Root.Halves(5)[1:])
+		require.ErrorContains(t, err, "halves that do not fit their root", name)
+	}
+}
+
 // A damaged database gives an error, and no endless walk.
 func TestDamagedStore(t *testing.T) {
 	tree := &iavlsynctest.Tree{}
@@ -289,6 +340,24 @@ func TestDamagedStore(t *testing.T) {
 			_, err = iavlsync.Answer(&iavlsync.Request{Height: 1, Store: "a", Leaves: 100}, root, bad)
 			require.Error(t, err, name)
 		}
+	}
+}
+
+// A single leaf is checked as well.
+func TestDamagedLeaf(t *testing.T) {
+	tree := &iavlsynctest.Tree{}
+	tree.Set([]byte("key"), nil)
+	tree.Save()
+	r := &iavlsynctest.Reader{}
+	root := r.Key(tree.Root)
+	for name, change := range map[string]func(n *iavlsync.Node){
+		"version 0":  func(n *iavlsync.Node) { n.Version = 0 },
+		"two leaves": func(n *iavlsync.Node) { n.Size = 2 },
+		"no key":     func(n *iavlsync.Node) { n.Key = nil },
+		"long key":   func(n *iavlsync.Node) { n.Key = make([]byte, iavlsync.MaxKeyBytes+1) },
+	} {
+		_, err := iavlsync.Cut(iavlsync.Format32, 1, "a", root, changedReader{r, string(root), change})
+		require.ErrorIs(t, err, iavlsync.ErrDamagedStore, name)
 	}
 }
 

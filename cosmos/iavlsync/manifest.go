@@ -88,6 +88,16 @@ func (m *Manifest) Chunks() (n int) {
 	return n
 }
 
+// At returns the places of chunk k in m.Stores and in that store's Entries. k is counted from 0 over
+// all stores, and less than Chunks.
+func (m *Manifest) At(k int) (store, entry int) {
+	for k >= len(m.Stores[store].Entries) {
+		k -= len(m.Stores[store].Entries)
+		store++
+	}
+	return store, k
+}
+
 // Encode returns the only encoding of m (docs/spec/iavl.md#manifest):
 //
 //	manifest = uvarint(1) ‖ uvarint(H) ‖ uvarint(stores) ‖ store × stores

@@ -31,7 +31,13 @@ func requireState(t *testing.T, f iavlsync.Format, height int64, s iavlsynctest.
 	m, err := iavlsync.VerifyManifest(f, b, height, iavlsync.Hash(s.AppHash()))
 	require.NoError(t, err)
 	require.Equal(t, cut, m)
+	number := 0
 	for i, name := range s.Names() {
+		for k := range m.Stores[i].Entries {
+			store, entry := m.At(number)
+			require.Equal(t, [2]int{i, k}, [2]int{store, entry})
+			number++
+		}
 		require.Equal(t, name, m.Stores[i].Name)
 		chunks := s[name].Chunks(limit(f))
 		require.Len(t, m.Stores[i].Entries, len(chunks))
@@ -52,6 +58,7 @@ func requireState(t *testing.T, f iavlsync.Format, height int64, s iavlsynctest.
 			requireChunk(t, &m.Stores[i].Entries[k].Root, answer[1:], c)
 		}
 	}
+	require.Equal(t, number, m.Chunks())
 }
 
 // requireChunk verifies a chunk and compares all its nodes.
