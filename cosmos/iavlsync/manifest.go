@@ -88,8 +88,8 @@ func (m *Manifest) Chunks() (n int) {
 	return n
 }
 
-// At returns the places of chunk k in m.Stores and in that store's Entries. k is counted from 0 over
-// all stores, and less than Chunks.
+// At returns the places of chunk k in m.Stores and in that store's Entries. k is counted from 0
+// over all stores, and less than Chunks.
 func (m *Manifest) At(k int) (store, entry int) {
 	for k >= len(m.Stores[store].Entries) {
 		k -= len(m.Stores[store].Entries)
