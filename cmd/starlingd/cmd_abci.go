@@ -48,9 +48,15 @@ set db_backend = "goleveldb" in config/config.toml for it.`,
 					opts.GenesisFile = usual
 				}
 			}
+			path, done, err := inputFile(cmd, opts.GenesisFile)
+			if err != nil {
+				return err
+			}
+			defer done()
+			opts.GenesisFile = path
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()
-			return serveABCI(ctx, opts)
+			return tellCosmovisor(env, serveABCI(ctx, opts))
 		},
 	}
 	flags := cmd.Flags()

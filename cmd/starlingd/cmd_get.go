@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -248,6 +249,9 @@ func rangeArgs(env *cliEnv, args []string) (start, end []byte, err error) {
 	if len(args) > 1 {
 		if end, err = parseBytes(env, "END", args[1]); err != nil {
 			return nil, nil, err
+		}
+		if len(end) > 0 && bytes.Compare(start, end) >= 0 {
+			return nil, nil, usagef("START %q is not below END %q: keys are ordered byte by byte", args[0], args[1])
 		}
 	}
 	if p := env.V.GetString("prefix"); p != "" {

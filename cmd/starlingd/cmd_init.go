@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 )
 
@@ -22,7 +23,7 @@ To join an existing network, pass its genesis file with --genesis.`,
 		Example: `  starlingd init alice --chain-id demo-1 --open
   starlingd init bob --genesis genesis.json --home ~/.starling-bob`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			opts.Home = env.Home
 			if len(args) > 0 {
 				opts.Moniker = args[0]
@@ -33,6 +34,14 @@ To join an existing network, pass its genesis file with --genesis.`,
 						return usagef("--%s cannot be used with --genesis: the network's genesis file sets it", name)
 					}
 				}
+			}
+			given := opts.GenesisFile
+			if given != "" {
+				var done func()
+				if opts.GenesisFile, done, err = inputFile(cmd, given); err != nil {
+					return err
+				}
+				defer done()
 			}
 			result, err := home.Init(opts)
 			if err != nil {
@@ -47,7 +56,7 @@ To join an existing network, pass its genesis file with --genesis.`,
 	flags.BoolVar(&opts.App.Open, "open", false, "accept unsigned key=value transactions for keys that no grant covers")
 	flags.Uint64Var(&opts.App.ChunkBytes, "chunk-bytes", 0, "largest chunk in bytes (default 1 MiB)")
 	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("a snapshot is offered at every multiple of this height (default %d)", app.DefaultSnapshotInterval))
-	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of an existing network to join")
+	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of an existing network to join; - is standard input")
 	return cmd
 }
 
@@ -60,12 +69,12 @@ func reportInit(env *cliEnv, opts home.InitOptions, result home.InitResult) erro
 	}
 	fmt.Fprintf(env.Out, "Created %q: node %q of chain %q\n  node id        %s\n  validator key  %x\n\n", result.Home, result.Moniker, result.ChainID, result.NodeID, result.ValidatorPubKey)
 	if opts.GenesisFile != "" {
-		fmt.Fprintf(env.Out, "Next: name a peer and start it:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656\n", result.Home)
+		fmt.Fprintf(env.Out, "Next: name a peer and start it:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656\n", config.Quote(result.Home))
 		return nil
 	}
 	if !opts.App.Open && len(opts.App.Admins) == 0 {
 		fmt.Fprintf(env.Out, "Nobody can write yet: name an admin or set \"open\" in config/genesis.json before the first start.\n")
 	}
-	fmt.Fprintf(env.Out, "Next: start it:\n  starlingd start --home %s\n", result.Home)
+	fmt.Fprintf(env.Out, "Next: start it:\n  starlingd start --home %s\n", config.Quote(result.Home))
 	return nil
 }

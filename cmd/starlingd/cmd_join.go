@@ -3,8 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 
+	cfg "github.com/cometbft/cometbft/config"
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/node/config"
@@ -26,6 +26,9 @@ func undoJoin(env *cliEnv, made home.Newcomer) error {
 	return nil
 }
 
+// maxStorageNodesBytes limits the file of --storage-nodes.
+const maxStorageNodesBytes = 16 << 20
+
 func newJoinCmd(env *cliEnv) *cobra.Command {
 	var (
 		opts   home.NewcomerOptions
@@ -45,6 +48,8 @@ id@host:26666: the p2p port + 10). The node's genesis file is used, and checked
 against the trusted header: --trust-height and --trust-hash, which should come from
 a source you trust. Without them the newest header of ADDRESS is trusted.
 
+The settings that are given as flags are written into the new home's files.
+
 With --storage-nodes the new node leaves the state to storage nodes ([state] mode =
 "sharded"): it takes up the upper part of the tree only, in seconds whatever the
 state's size. The file is config/storage_nodes.toml of a node that has done so.`,
@@ -58,10 +63,18 @@ state's size. The file is config/storage_nodes.toml of a node that has done so.`
 			defer cancel()
 			var err error
 			if nodes != "" {
-				if opts.StorageNodes, err = os.ReadFile(nodes); err != nil {
+				if opts.StorageNodes, err = readInput(cmd, nodes, maxStorageNodesBytes); err != nil {
 					return config.Invalid(fmt.Errorf("--storage-nodes: %w", err))
 				}
 			}
+			if err := config.CheckFlags(env.V); err != nil { // before they are written
+				return err
+			}
+			if err := config.SetFlags(cmd.Flags(), config.DefaultCometBFT(), new(config.App)); err != nil {
+				return err
+			}
+			// the same as just now, so that it cannot fail
+			opts.Edit = func(c *cfg.Config, a *config.App) { _ = config.SetFlags(cmd.Flags(), c, a) }
 			if joined, err = home.InitFrom(ctx, opts); err != nil {
 				return err
 			}
@@ -71,7 +84,7 @@ state's size. The file is config/storage_nodes.toml of a node that has done so.`
 					joined.TrustHeight, joined.TrustHash, opts.From)
 			}
 			if noRun {
-				fmt.Fprintf(env.Err, "Next: start it:\n  starlingd start --home %s\n", joined.Home)
+				fmt.Fprintf(env.Err, "Next: start it:\n  starlingd start --home %s\n", config.Quote(joined.Home))
 				return nil
 			}
 			err = runNode(ctx, env)

@@ -26,7 +26,7 @@ const sendFileHelp = `Send the operations of a file, one JSON object per line, m
   {"cas": {"key": "lock", "expected": "", "value": "alice"}}
 
 Keys and values are read as on the command line (text, 0x-hex, --hex, --base64). The whole
-file is checked before anything is sent. Transactions take effect one after another, in
+file is checked before anything is sent. - is standard input. Transactions take effect one after another, in
 the order of the file, each completely or not at all. If the command stops, by Ctrl-C or
 by an error, it waits for the transactions in flight and prints how many lines are done:
 resume from there with --skip.`
@@ -44,6 +44,12 @@ func newSendFileCmd(env *cliEnv) *cobra.Command {
 			if s.batch < 1 || s.batch > tx.MaxOperations || s.skip < 0 || s.window < 1 {
 				return usagef("--batch must be 1 to %d, --in-flight 1 or more, --skip 0 or more", tx.MaxOperations)
 			}
+			path, done, err := inputFile(cmd, s.path)
+			if err != nil {
+				return err
+			}
+			defer done()
+			s.path = path
 			return s.run(cmd)
 		},
 	}

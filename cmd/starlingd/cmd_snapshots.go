@@ -1,20 +1,24 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"text/tabwriter"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newSnapshotsCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshots",
 		RunE:  group,
-		Short: "List the snapshots that a node serves; export and import one as a file",
+		Short: "List the snapshots that a node serves; export and import one as a file; remove stored ones",
 	}
 	list := &cobra.Command{
 		Use:   "list",
@@ -52,6 +56,41 @@ func newSnapshotsCmd(env *cliEnv) *cobra.Command {
 	}
 	addCallFlags(list.Flags())
 	cmd.AddCommand(list)
-	cmd.AddCommand(newSnapshotsExportCmd(env), newSnapshotsImportCmd(env))
+	cmd.AddCommand(newSnapshotsExportCmd(env), newSnapshotsImportCmd(env), newSnapshotsPruneCmd(env))
+	return cmd
+}
+
+func newSnapshotsPruneCmd(env *cliEnv) *cobra.Command {
+	var keep int
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Remove the stored snapshots of a stopped node, but for the newest ones",
+		Long: `Removes the snapshots that are stored on disk (data/snapshots) of a stopped node, but
+for the newest ones. Keys, values and blocks stay. A running node keeps as many as
+[snapshots] keep in app.toml says.`,
+		Example: `  starlingd snapshots prune
+  starlingd snapshots prune --keep 1`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if keep < 0 {
+				return usagef("--keep is %d, it must be 0 or more", keep)
+			}
+			return offline(cmd, env, func(_ context.Context, config *config.Config) error {
+				result, err := home.PruneSnapshots(config, keep)
+				if err != nil {
+					return err
+				}
+				if env.JSON() {
+					return writeJSON(env.Out, result)
+				}
+				for _, s := range result.Removed {
+					fmt.Fprintf(env.Out, "removed the snapshot of height %d (%s, shared with the state or not)\n", s.Height, humanize.IBytes(s.Bytes))
+				}
+				fmt.Fprintf(env.Out, "%s left\n", counted(len(result.Kept), "snapshot"))
+				return nil
+			})
+		},
+	}
+	cmd.Flags().IntVar(&keep, "keep", 0, "number of the newest snapshots that stay")
 	return cmd
 }

@@ -100,6 +100,8 @@ height, which must come from elsewhere:
                    the application of a separate cometbft (starlingd abci) that has
                    the blocks after that height and executes them at its next start.
 
+FILE - is standard input, which is copied to a temporary file first.
+
 Ctrl-C, a damaged file or a full disk leave the home unchanged; after a kill, the
 next start or import removes what is left. The validator's signing state is never
 touched.
@@ -117,6 +119,11 @@ it is damaged.`,
 					return usagef("--app-hash is %q, it must be 64 hex digits", appHash)
 				}
 			}
+			var done func()
+			if o.File, done, err = inputFile(cmd, o.File); err != nil {
+				return err
+			}
+			defer done()
 			conf, err := importConfig(env, o.StateOnly)
 			if err != nil {
 				return err

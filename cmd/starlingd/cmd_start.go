@@ -11,9 +11,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
 )
 
 func newStartCmd(env *cliEnv) *cobra.Command {
@@ -63,7 +65,7 @@ func runNode(ctx context.Context, env *cliEnv) error {
 	}
 	n, err := node.New(ctx, conf, logger, joinProgress(env.Err)...)
 	if err != nil {
-		return unlessHalted(logger, unlessStopped(ctx, err))
+		return tellCosmovisor(env, unlessHalted(logger, unlessStopped(ctx, err)))
 	}
 	err = n.Start(ctx)
 	if err == nil {
@@ -72,7 +74,16 @@ func runNode(ctx context.Context, env *cliEnv) error {
 		case err = <-n.Failed():
 		}
 	}
-	return errors.Join(unlessHalted(logger, unlessStopped(ctx, err)), n.Stop())
+	return tellCosmovisor(env, errors.Join(unlessHalted(logger, unlessStopped(ctx, err)), n.Stop()))
+}
+
+// tellCosmovisor writes data/upgrade-info.json if err asks for a newer program. It returns err.
+func tellCosmovisor(env *cliEnv, err error) error {
+	var old *app.UpgradeError
+	if !errors.As(err, &old) {
+		return err
+	}
+	return errors.Join(err, home.WriteUpgradeInfo(env.Home, old))
 }
 
 // unlessHalted drops the error of a node that halt_height ended, but not one that occurred while it

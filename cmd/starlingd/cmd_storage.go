@@ -52,7 +52,7 @@ and --trust-hash name, which a chain that is older than a week needs.`,
   starlingd storage init s1 --genesis genesis.json --peers ID@HOST:26666 --laddr 0.0.0.0:26666 \
       --trust-height 1000 --trust-hash A1B2…`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			opts.Home, opts.NoValidator = env.Home, true
 			if len(args) > 0 {
 				opts.Moniker = args[0]
@@ -72,6 +72,12 @@ and --trust-hash name, which a chain that is older than a week needs.`,
 					a.Transport.ListenAddress = address
 				}
 			}
+			path, done, err := inputFile(cmd, opts.GenesisFile)
+			if err != nil {
+				return err
+			}
+			defer done()
+			opts.GenesisFile = path
 			made, err := home.Init(opts)
 			if err != nil {
 				return err
@@ -93,7 +99,7 @@ and --trust-hash name, which a chain that is older than a week needs.`,
 			if peers == "" {
 				fmt.Fprintf(env.Out, "Name transports of validators in [join] peers of config/app.toml.\n")
 			}
-			fmt.Fprintf(env.Out, "Next: name it in %s of every node, as %s@HOST:PORT, and start it:\n  starlingd storage start --home %s\n", storageNodesFile, made.NodeID, made.Home)
+			fmt.Fprintf(env.Out, "Next: name it in %s of every node, as %s@HOST:PORT, and start it:\n  starlingd storage start --home %s\n", storageNodesFile, made.NodeID, config.Quote(made.Home))
 			return nil
 		},
 	}

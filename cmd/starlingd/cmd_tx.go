@@ -3,8 +3,6 @@ package main
 import (
 	"encoding/hex"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -65,26 +63,8 @@ func valueArg(cmd *cobra.Command, env *cliEnv, args []string) ([]byte, error) {
 		return nil, usagef("pass the value either as an argument or with --file")
 	case path == "":
 		return parseBytes(env, "VALUE", args[0])
-	case path == "-":
-		return readValue(cmd.InOrStdin(), path)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return readValue(f, path)
-}
-
-func readValue(r io.Reader, path string) ([]byte, error) {
-	value, err := io.ReadAll(io.LimitReader(r, tx.MaxValueBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("read %q: %w", path, err)
-	}
-	if len(value) > tx.MaxValueBytes {
-		return nil, usagef("%q has more than %d bytes, the limit of a value", path, tx.MaxValueBytes)
-	}
-	return value, nil
+	return readInput(cmd, path, tx.MaxValueBytes)
 }
 
 func newDelCmd(env *cliEnv) *cobra.Command {

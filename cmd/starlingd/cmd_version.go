@@ -27,12 +27,17 @@ can read.`,
 			if env.JSON() {
 				return writeJSON(env.Out, v)
 			}
-			fmt.Fprintf(env.Out, "starlingd %s\ncometbft  %s\ngo        %s\n", v.Starling, v.CometBFT, v.Go)
-			return nil
+			_, err := fmt.Fprint(env.Out, versionText(v))
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&long, "long", false, "also build, app versions and formats")
 	return cmd
+}
+
+// versionText is what `starlingd version` and `starlingd --version` print.
+func versionText(v buildinfo.Versions) string {
+	return fmt.Sprintf("starlingd %s\ncometbft  %s\ngo        %s\n", v.Starling, v.CometBFT, v.Go)
 }
 
 func longVersion(env *cliEnv) error {

@@ -112,11 +112,10 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			err := usagef("unknown command %q", args[0])
-			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				err = usagef("unknown command %q: did you mean %q?", args[0], near[0])
+			if near := suggestions(cmd, args[0]); len(near) > 0 {
+				return usagef("unknown command %q: did you mean %s?", args[0], strings.Join(near, " or "))
 			}
-			return err
+			return usagef("unknown command %q", args[0])
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := bindFlags(env.V, cmd.Flags()); err != nil {
@@ -143,7 +142,9 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	root.SetOut(env.Out)
 	root.SetErr(env.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.CompletionOptions.HiddenDefaultCmd = true
+	v := buildinfo.Read()
+	root.Version = v.Starling
+	root.SetVersionTemplate(versionText(v))
 
 	root.AddCommand(
 		newInitCmd(env), newGenesisCmd(env), newStartCmd(env), newStorageCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
@@ -151,10 +152,33 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	)
 	root.AddCommand(offlineCommands(env)...)
 	root.AddCommand(clientCommands(env)...)
+	root.InitDefaultCompletionCmd() // now, so that its arguments are checked like all others
 	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			cmd.RunE = group // else an unknown shell is no error
+		}
 		wrapArgs(cmd)
 	}
 	return root
+}
+
+// suggestions returns what an unknown command may mean, in quotes: commands of that name in a group
+// (put: tx put), else those with a similar name.
+func suggestions(root *cobra.Command, name string) (near []string) {
+	for _, group := range root.Commands() {
+		for _, cmd := range group.Commands() {
+			if cmd.Name() == name && cmd.IsAvailableCommand() {
+				near = append(near, fmt.Sprintf("%q", group.Name()+" "+name))
+			}
+		}
+	}
+	if len(near) > 0 {
+		return near
+	}
+	for _, similar := range root.SuggestionsFor(name) {
+		return []string{fmt.Sprintf("%q", similar)}
+	}
+	return nil
 }
 
 // bindFlags binds the flags to v, except `abci --transport`, which is not a setting and would hide

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -402,8 +403,8 @@ func Load(home string, v *viper.Viper) (*Config, error) {
 }
 
 func load(home string, v *viper.Viper) (*Config, error) {
-	config := &Config{Home: home, CometBFT: cfg.DefaultConfig(), App: DefaultApp()}
-	fields := fieldsOf(config.CometBFT)
+	config := &Config{Home: home, App: DefaultApp()}
+	fields := fieldsOf(cfg.DefaultConfig())
 	file, err := readFile(CometFile(home), fields)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%q is %w (there is no %q): run `starlingd init --home %q` first, or give another --home",
@@ -412,17 +413,77 @@ func load(home string, v *viper.Viper) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := override(v, file, fields, config.CometBFT); err != nil {
-		return nil, fmt.Errorf("%s: %w", CometFile(home), err)
-	}
-	config.CometBFT.SetRoot(home)
 	if config.App, err = LoadApp(home, v); err != nil {
 		return nil, err
 	}
-	if err := config.validateComet(); err != nil {
-		return nil, fmt.Errorf("%s: %w", CometFile(home), err)
+	err = blame(v, file, fields, CometFile(home), func(v *viper.Viper) error {
+		config.CometBFT = cfg.DefaultConfig()
+		if err := override(v, file, fields, config.CometBFT); err != nil {
+			return err
+		}
+		config.CometBFT.SetRoot(home)
+		return config.validateComet()
+	})
+	if err != nil {
+		return nil, err
 	}
 	return config, nil
+}
+
+// blame calls decode, which reads and checks settings, with v. An error is attributed to path, or
+// to the flags and variables of v if the file alone (nil: there is none) has no fault.
+func blame(v, file *viper.Viper, fields []field, path string, decode func(*viper.Viper) error) error {
+	err := decode(v)
+	if err == nil {
+		return nil
+	}
+	if decode(viper.New()) != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	var given, named []string
+	for _, f := range fields {
+		if !f.settable() || fmt.Sprint(v.Get(f.name)) == fmt.Sprint(inFile(file, f)) {
+			continue
+		}
+		what := "--" + f.name
+		if text := os.Getenv(EnvironmentName(f.name)); text != "" && text == v.GetString(f.name) {
+			what = EnvironmentName(f.name)
+		}
+		given = append(given, what)
+		if strings.Contains(err.Error(), lastPart(f.name)) {
+			named = append(named, what)
+		}
+	}
+	if len(named) == 0 {
+		named = given
+	}
+	return fmt.Errorf("%s: %w", strings.Join(named, ", "), err)
+}
+
+// inFile is the value of a setting without flags and variables.
+func inFile(file *viper.Viper, f field) any {
+	if file != nil && file.IsSet(f.name) {
+		return file.Get(f.name)
+	}
+	return f.value.Interface()
+}
+
+// CheckFlags checks the flags and variables in v as Load does for a home whose files have the
+// defaults. Errors match ErrInvalid.
+func CheckFlags(v *viper.Viper) error {
+	config := &Config{App: DefaultApp()}
+	appFields, fields := fieldsOf(DefaultApp()), fieldsOf(DefaultCometBFT())
+	err := blame(v, nil, appFields, "the default settings", func(v *viper.Viper) error {
+		config.App = DefaultApp()
+		return errors.Join(override(v, nil, appFields, &config.App), config.App.validate())
+	})
+	if err != nil {
+		return Invalid(err)
+	}
+	return Invalid(blame(v, nil, fields, "the default settings", func(v *viper.Viper) error {
+		config.CometBFT = DefaultCometBFT()
+		return errors.Join(override(v, nil, fields, config.CometBFT), config.validateComet())
+	}))
 }
 
 // validateComet applies CometBFT's own checks, except that a join over our transport needs no RPC
@@ -480,17 +541,21 @@ func LoadApp(home string, v *viper.Viper) (App, error) {
 }
 
 func loadApp(home string, v *viper.Viper) (App, error) {
-	config := DefaultApp()
-	fields := fieldsOf(config)
+	var config App
+	fields := fieldsOf(DefaultApp())
 	file, err := readFile(AppFile(home), fields)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return App{}, err
 	}
-	if err := override(v, file, fields, &config); err != nil {
-		return App{}, fmt.Errorf("%s: %w", AppFile(home), err)
-	}
-	if err := config.validate(); err != nil {
-		return App{}, fmt.Errorf("%s: %w", AppFile(home), err)
+	err = blame(v, file, fields, AppFile(home), func(v *viper.Viper) error {
+		config = DefaultApp()
+		if err := override(v, file, fields, &config); err != nil {
+			return err
+		}
+		return config.validate()
+	})
+	if err != nil {
+		return App{}, err
 	}
 	return config, nil
 }

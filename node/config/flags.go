@@ -1,8 +1,13 @@
 package config
 
 import (
+	"fmt"
+	"reflect"
+	"strconv"
 	"strings"
+	"time"
 
+	cfg "github.com/cometbft/cometbft/config"
 	"github.com/spf13/pflag"
 )
 
@@ -62,6 +67,53 @@ var shown = map[string]string{
 // AddFlags adds a flag for every setting of config.toml and app.toml, with the setting's name.
 func AddFlags(flags *pflag.FlagSet) {
 	addFlags(flags, append(fieldsOf(DefaultCometBFT()), fieldsOf(DefaultApp())...))
+}
+
+// SetFlags changes settings to the values of the flags that were given, of those that AddFlags
+// added.
+func SetFlags(flags *pflag.FlagSet, c *cfg.Config, a *App) error {
+	for _, f := range append(fieldsOf(c), fieldsOf(a)...) {
+		flag := flags.Lookup(f.name)
+		if flag == nil || !flag.Changed || !f.settable() {
+			continue
+		}
+		if err := f.set(flag); err != nil {
+			return Invalid(fmt.Errorf("--%s: %w", f.name, err))
+		}
+	}
+	return nil
+}
+
+// set changes the setting, whose struct is addressable, to the value of its flag.
+func (f field) set(flag *pflag.Flag) error {
+	text := flag.Value.String()
+	switch {
+	case f.value.Type() == durationType:
+		d, err := time.ParseDuration(text)
+		f.value.SetInt(int64(d))
+		return err
+	case f.value.Kind() == reflect.Bool:
+		b, err := strconv.ParseBool(text)
+		f.value.SetBool(b)
+		return err
+	case f.value.Kind() == reflect.Slice:
+		list, ok := flag.Value.(pflag.SliceValue)
+		if !ok {
+			return fmt.Errorf("%q is no list", text)
+		}
+		f.value.Set(reflect.ValueOf(list.GetSlice()))
+	case f.value.CanInt():
+		n, err := strconv.ParseInt(text, 10, f.value.Type().Bits())
+		f.value.SetInt(n)
+		return err
+	case f.value.CanUint():
+		n, err := strconv.ParseUint(text, 10, f.value.Type().Bits())
+		f.value.SetUint(n)
+		return err
+	default:
+		f.value.SetString(text)
+	}
+	return nil
 }
 
 // AddAppFlags adds flags for the settings of app.toml and of the log only.

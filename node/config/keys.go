@@ -85,6 +85,10 @@ func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
 		{"validator's signing state", c.PrivValidatorStateFile(), &state},
 	} {
 		raw, err := os.ReadFile(file.path)
+		if info, wrong := os.Stat(file.path); wrong == nil && file.into == any(&key) && info.Mode().Perm()&0o077 != 0 {
+			return nil, fmt.Errorf("others can read the %s %q (mode %04o), and whoever has it signs as this validator: if nobody has it, run `chmod 600 %s`",
+				file.what, file.path, info.Mode().Perm(), Quote(file.path))
+		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("the %s %q is missing: put it back from where it was moved to, or run `starlingd init` for a new home (a validator that signs without its state may sign twice)", file.what, file.path)
 		}

@@ -39,16 +39,16 @@ func CheckLimits(c *cfg.Config) error { return Invalid(checkLimits(c)) }
 
 func checkLimits(c *cfg.Config) error {
 	if need := int64(base64.StdEncoding.EncodedLen(tx.MaxBytes) + rpcEnvelope); c.RPC.MaxBodyBytes < need {
-		return fmt.Errorf("config.toml: rpc.max_body_bytes = %d is %w, sent in base64: set it to %d or more", c.RPC.MaxBodyBytes, ErrLimits, need)
+		return fmt.Errorf("rpc.max_body_bytes = %d is %w, sent in base64: set it to %d or more", c.RPC.MaxBodyBytes, ErrLimits, need)
 	}
 	if c.Mempool.MaxTxBytes < tx.MaxBytes {
-		return fmt.Errorf("config.toml: mempool.max_tx_bytes = %d is %w: set it to %d or more", c.Mempool.MaxTxBytes, ErrLimits, tx.MaxBytes)
+		return fmt.Errorf("mempool.max_tx_bytes = %d is %w: set it to %d or more", c.Mempool.MaxTxBytes, ErrLimits, tx.MaxBytes)
 	}
 	if c.Mempool.MaxTxsBytes < tx.MaxBytes {
-		return fmt.Errorf("config.toml: mempool.max_txs_bytes = %d is %w: set it to %d or more", c.Mempool.MaxTxsBytes, ErrLimits, tx.MaxBytes)
+		return fmt.Errorf("mempool.max_txs_bytes = %d is %w: set it to %d or more", c.Mempool.MaxTxsBytes, ErrLimits, tx.MaxBytes)
 	}
 	if c.Mempool.Type == cfg.MempoolTypeApp {
-		return fmt.Errorf("config.toml: mempool.type = %q would lose every transaction: Starling leaves the mempool to CometBFT, set it to %q", c.Mempool.Type, cfg.MempoolTypeFlood)
+		return fmt.Errorf("mempool.type = %q would lose every transaction: Starling leaves the mempool to CometBFT, set it to %q", c.Mempool.Type, cfg.MempoolTypeFlood)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	}
 	if len(o.StorageNodes) > 0 {
 		if _, err := config.ParseStorageNodes(o.StorageNodes); err != nil {
-			return Newcomer{}, config.Invalid(err)
+			return Newcomer{}, config.Invalid(fmt.Errorf("--storage-nodes: %w", err))
 		}
 	}
 	if _, err := os.Lstat(config.CometFile(o.Home)); err == nil {
@@ -99,7 +99,7 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	}
 	s, err := ask(ctx, o.From, o.TrustHeight == 0)
 	if err != nil {
-		return Newcomer{}, fmt.Errorf("%s: %w", o.From, err)
+		return Newcomer{}, fmt.Errorf("%s: %w", o.From, wrongPort(ctx, o.From, err))
 	}
 	made := Newcomer{TrustHeight: o.TrustHeight, TrustHash: strings.ToUpper(o.TrustHash), TrustsFrom: o.TrustHeight == 0, Peer: s.peer}
 	if made.TrustsFrom {

@@ -1,0 +1,114 @@
+package home
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/transport"
+)
+
+// probeTimeout limits each of the two questions of a probe.
+const probeTimeout = 5 * time.Second
+
+// service is what listens at a port of a node.
+type service int
+
+const (
+	serviceUnknown service = iota
+	serviceRPC
+	serviceP2P
+	serviceTransport
+)
+
+// secretConnection is how CometBFT's p2p begins, before it is asked anything: with an ephemeral key
+// of 32 bytes in a google.protobuf.BytesValue, behind its length (p2p/conn/secret_connection.go).
+var secretConnection = []byte{34, 0x0a, 32}
+
+// probe finds out what listens at an address.
+func probe(ctx context.Context, hostPort string) service {
+	answer := firstBytes(ctx, hostPort)
+	switch {
+	case bytes.HasPrefix(answer, secretConnection):
+		return serviceP2P
+	case bytes.HasPrefix(answer, []byte("HTTP/")):
+		return serviceRPC
+	case speaksTLS(ctx, hostPort):
+		return serviceTransport
+	default:
+		return serviceUnknown
+	}
+}
+
+// firstBytes returns how the answer to an HTTP request begins; nil: there is none.
+func firstBytes(ctx context.Context, hostPort string) []byte {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", hostPort)
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(probeTimeout)) // no answer is an answer
+	if _, err := conn.Write([]byte("GET /health HTTP/1.0\r\n\r\n")); err != nil {
+		return nil
+	}
+	answer := make([]byte, 16)
+	n, _ := conn.Read(answer) // what came is what counts
+	return answer[:n]
+}
+
+// speaksTLS reports whether a TLS server of any name is there. Nothing is sent to it.
+func speaksTLS(ctx context.Context, hostPort string) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", hostPort)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	//nolint:gosec // it only asks what is there
+	return tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}).HandshakeContext(ctx) == nil
+}
+
+// wrongPort explains the failure of InitFrom if something else listens at the address than the
+// address says; else it returns err.
+func wrongPort(ctx context.Context, from string, err error) error {
+	asked, address := serviceTransport, transport.Address{}
+	if strings.Contains(from, "://") {
+		asked = serviceRPC
+		u, wrong := url.Parse(from)
+		if wrong != nil {
+			return err
+		}
+		address.HostPort = u.Host
+	} else if address, _ = transport.ParseAddress(from); address.HostPort == "" {
+		return err
+	}
+	host, port, wrong := net.SplitHostPort(address.HostPort)
+	if wrong != nil {
+		return err
+	}
+	found := probe(ctx, address.HostPort)
+	if found == asked {
+		return err
+	}
+	switch found {
+	case serviceRPC:
+		return config.Invalid(fmt.Errorf("this port is RPC: use http://%s, or the transport, which is the port of p2p + %d (%w)", address.HostPort, config.PortOffset, err))
+	case serviceTransport:
+		return config.Invalid(fmt.Errorf("this port is a transport: use %s without http:// (%w)", address.HostPort, err))
+	case serviceP2P:
+		if n, wrong := strconv.ParseUint(port, 10, 16); wrong == nil {
+			address.HostPort = net.JoinHostPort(host, strconv.FormatUint(n+config.PortOffset, 10))
+		}
+		return config.Invalid(fmt.Errorf("this port is p2p: the transport is p2p + %d, so use %s (%w)", config.PortOffset, address, err))
+	default:
+		return err
+	}
+}

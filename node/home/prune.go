@@ -1,0 +1,51 @@
+package home
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/starling-kv/starling/node/config"
+)
+
+// PrunedSnapshots are the stored snapshots that PruneSnapshots removed, and those that are left, in
+// ascending order of their heights.
+type PrunedSnapshots struct {
+	Removed []InspectedSnapshot `json:"removed"`
+	Kept    []InspectedSnapshot `json:"kept"`
+}
+
+// PruneSnapshots removes the stored snapshots of a stopped node but for the newest keep. The state
+// is not touched. A snapshot is removed as a whole, whenever the process is killed.
+func PruneSnapshots(conf *config.Config, keep int) (result PrunedSnapshots, err error) {
+	result.Removed, result.Kept = []InspectedSnapshot{}, []InspectedSnapshot{}
+	d, err := openOffline(conf, false)
+	if err != nil {
+		return result, stopTheNode(err, "lower [snapshots] keep in config/app.toml")
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+	if d.sharded {
+		return result, config.Invalid(fmt.Errorf("%w: it stores no snapshots", ErrSharded))
+	}
+	if d.state == nil {
+		return result, fmt.Errorf("%w: there is no %q", ErrNoData, config.StateDir(d.dataDir()))
+	}
+	pins := d.state.Pins()
+	for i, pin := range pins {
+		bytes, err := folderBytes(filepath.Join(config.SnapshotsDir(d.dataDir()), strconv.FormatInt(pin.Height, 10)))
+		if err != nil {
+			return result, err
+		}
+		snapshot := InspectedSnapshot{pin.Height, bytes}
+		if i >= len(pins)-keep {
+			result.Kept = append(result.Kept, snapshot)
+			continue
+		}
+		if err := d.state.DropPin(pin.Height); err != nil {
+			return result, err
+		}
+		result.Removed = append(result.Removed, snapshot)
+	}
+	return result, nil
+}
