@@ -290,7 +290,8 @@ func importIsKilled(t *testing.T, config *config.Config, exported home.Exported)
 	copied := func(home string) string {
 		to := filepath.Join(t.TempDir(), "home")
 		require.NoError(t, os.CopyFS(to, os.DirFS(home)))
-		require.NoError(t, os.Chmod(filepath.Join(to, "config", "priv_validator_key.json"), 0o600)) // the copy is everybody's
+		// CopyFS lets others read what it copies
+		require.NoError(t, os.Chmod(filepath.Join(to, "config", "priv_validator_key.json"), 0o600))
 		return to
 	}
 	killed := map[string]string{} // copies of the home
