@@ -363,14 +363,15 @@ func newGenesisAdoptCmd(env *cliEnv) *cobra.Command {
 		Use:   "adopt FILE",
 		Short: "Make the genesis file of `cometbft init` one of Starling",
 		Long: `Adds what a genesis file of a stock "cometbft init" lacks for Starling: app_state, which
-says who may write, and the application version. FILE is changed in place. Do it before
-the first "cometbft start", which stores the file.`,
+says who may write, and the application version. FILE is changed in place; - is standard
+input, and the result goes to standard output. Do it before the first "cometbft start",
+which stores the file.`,
 		Example: `  starlingd genesis adopt ~/.cometbft/config/genesis.json --admin PUBKEY
   starlingd genesis adopt ~/.cometbft/config/genesis.json --open`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			path := args[0]
-			raw, err := os.ReadFile(path)
+			raw, err := readInput(cmd, path, maxGenesisBytes)
 			if err != nil {
 				return err
 			}
@@ -387,6 +388,12 @@ the first "cometbft start", which stores the file.`,
 			}
 			if err := home.AdoptGenesis(doc, state); err != nil {
 				return config.Invalid(fmt.Errorf("%s: %w", path, err))
+			}
+			if path == "-" {
+				if raw, err = home.EncodeGenesis(doc); err == nil {
+					_, err = env.Out.Write(append(raw, '\n'))
+				}
+				return err
 			}
 			sum, err := home.WriteGenesis(path, doc)
 			if err != nil {

@@ -222,12 +222,21 @@ func NeverStarted(c *config.Config) error {
 
 // WriteGenesis replaces the file at path as a whole, and returns the SHA-256 of its content.
 func WriteGenesis(path string, doc *cmttypes.GenesisDoc) ([]byte, error) {
+	raw, err := EncodeGenesis(doc)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(raw)
+	return sum[:], replaceFile(path, raw, 0o644) // all nodes have it
+}
+
+// EncodeGenesis returns the content of a genesis file.
+func EncodeGenesis(doc *cmttypes.GenesisDoc) ([]byte, error) {
 	raw, err := cmtjson.MarshalIndent(doc, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("genesis: %w", err)
 	}
-	sum := sha256.Sum256(raw)
-	return sum[:], replaceFile(path, raw, 0o644) // all nodes have it
+	return raw, nil
 }
 
 // replaceFile writes a file that is complete and durable before it gets its name.
