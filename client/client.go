@@ -146,20 +146,14 @@ func (c *Client) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 // Height 0 is the latest that the node has; with several addresses it may be older than that of an
 // earlier query, unlike that of Get and Range.
 func (c *Client) Query(ctx context.Context, path string, data []byte, height int64, prove bool) (*ctypes.ResultABCIQuery, error) {
-	result, _, err := c.query(ctx, path, data, rpcclient.ABCIQueryOptions{Height: height, Prove: prove}, nil)
-	return result, err
-}
-
-// query is Query, asked of first if possible. It returns also who answered.
-func (c *Client) query(ctx context.Context, path string, data []byte, options rpcclient.ABCIQueryOptions, first *endpoint) (*ctypes.ResultABCIQuery, *endpoint, error) {
-	return ask(ctx, c.pool, question[*ctypes.ResultABCIQuery]{
+	result, _, err := ask(ctx, c.pool, question[*ctypes.ResultABCIQuery]{
 		what:  "query " + path,
-		first: first,
 		final: refusedByAll,
 		call: func(ctx context.Context, e *endpoint) (*ctypes.ResultABCIQuery, error) {
-			return queryOne(ctx, e, path, data, options)
+			return queryOne(ctx, e, path, data, rpcclient.ABCIQueryOptions{Height: height, Prove: prove})
 		},
 	})
+	return result, err
 }
 
 // queryOne asks one node.

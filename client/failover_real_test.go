@@ -19,6 +19,10 @@ var swallow func(t *testing.T) string
 // hole. No call is lost, reads stay quick, and a watch moves.
 func TestFailoverOverTCP(t *testing.T) {
 	address, genesis := demo()
+	rounds := 20
+	if testing.Short() {
+		rounds = 6
+	}
 	for _, mode := range []string{"killed", "stopped", "black hole"} {
 		for name, options := range map[string][]client.Option{
 			"believing": nil, "verifying": {client.WithVerification(client.Trust{Genesis: genesis})},
@@ -44,8 +48,8 @@ func TestFailoverOverTCP(t *testing.T) {
 
 				var reads, writes []time.Duration
 				last := int64(0)
-				for i := range 20 {
-					if i == 5 {
+				for i := range rounds {
+					if i == 2 {
 						switch mode {
 						case "killed":
 							relays[0].kill()
@@ -58,7 +62,7 @@ func TestFailoverOverTCP(t *testing.T) {
 					_, err := c.Put(ctx, []byte("test/failover"), []byte(value))
 					require.NoError(t, err)
 					writes = append(writes, time.Since(began))
-					for range 5 {
+					for range 3 {
 						began := time.Now()
 						v, err := c.Get(ctx, []byte("test/failover"))
 						require.NoError(t, err)

@@ -3,20 +3,13 @@ package client
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
 	"github.com/cometbft/cometbft/p2p"
-	rpcclient "github.com/cometbft/cometbft/rpc/client"
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
-	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
-
-	"github.com/starling-kv/starling/tx"
 )
 
 // trio is a client of three nodes of one chain, each a millisecond farther away than the one
@@ -272,143 +265,6 @@ func TestNeverBack(t *testing.T) {
 		require.ErrorIs(t, err, errBehind)
 		require.ErrorContains(t, err, "is verified already")
 	})
-}
-
-// wire records what is sent to a node, which has a mempool of its own.
-type wire struct {
-	*fakeNode
-	mu   sync.Mutex
-	sent [][]byte // all that came, in order
-	pool [][]byte // what waits for a block
-	lose bool     // what comes is executed by nobody, and not answered
-}
-
-func (w *wire) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.ResultBroadcastTx, error) {
-	return answer(ctx, w.fakeNode, func() (*ctypes.ResultBroadcastTx, error) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.sent = append(w.sent, raw)
-		if w.lose {
-			return nil, errLost
-		}
-		if slices.ContainsFunc(w.pool, func(b []byte) bool { return slices.Equal(b, raw) }) || w.chain.found[string(raw.Hash())] != nil {
-			return nil, rpcError("tx already exists in cache")
-		}
-		decoded, err := tx.Decode(raw, fakeChainID)
-		if err != nil {
-			return nil, err
-		}
-		if next := w.chain.nonces[string(decoded.Body.Account)] + uint64(len(w.pool)); decoded.Body.Nonce != next {
-			return &ctypes.ResultBroadcastTx{Code: uint32(tx.CodeBadNonce), Log: "bad nonce"}, nil
-		}
-		w.pool = append(w.pool, raw)
-		return &ctypes.ResultBroadcastTx{Hash: raw.Hash()}, nil
-	})
-}
-
-func (w *wire) ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, opts rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
-	result, err := w.fakeNode.ABCIQueryWithOptions(ctx, path, data, opts)
-	if err == nil && path == "/nonce" {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.chain.mu.Lock()
-		defer w.chain.mu.Unlock()
-		result.Response.Value = nonceBytes(w.chain.nonces[string(data)] + uint64(len(w.pool)))
-	}
-	return result, err
-}
-
-// mine puts the node's mempool into blocks.
-func (w *wire) mine() {
-	w.chain.mu.Lock()
-	defer w.chain.mu.Unlock()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, raw := range w.pool {
-		_ = w.chain.execute(raw)
-	}
-	w.pool = nil
-}
-
-// Transactions that were sent to a node which was then lost with its mempool are sent to another,
-// byte by byte the same and in their order, before the next one and by those that wait for them.
-func TestSameBytesElsewhere(t *testing.T) {
-	for name, next := range map[string]bool{"with a next one": true, "only waiting": false} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				chain := newFakeChain(t)
-				a, b := &wire{fakeNode: &fakeNode{chain: chain, name: "a"}}, &wire{fakeNode: &fakeNode{chain: chain, name: "b", delay: time.Millisecond}}
-				ctx := testContext(t)
-				c, err := New(ctx, []RPC{a, b}, WithKey(testKey))
-				require.NoError(t, err)
-				var all []*Sent
-				for i := range 5 {
-					sent, err := c.Send(ctx, tx.NewPut([]byte("k"), fmt.Appendf(nil, "%d", i)))
-					require.NoError(t, err)
-					all = append(all, sent)
-				}
-				require.Len(t, a.sent, 5)
-				require.Empty(t, b.sent)
-				a.change(func() { a.down = errDial })
-				a.sent, a.pool = nil, nil
-				if next {
-					sent, err := c.Send(ctx, tx.NewPut([]byte("k"), []byte("5")))
-					require.NoError(t, err)
-					all = append(all, sent)
-				}
-				results := make(chan error)
-				for _, s := range all {
-					go func() { _, err := s.Wait(ctx); results <- err }()
-				}
-				require.NoError(t, pause(ctx, 2*time.Second))
-				b.mine()
-				for range all {
-					require.NoError(t, <-results)
-				}
-				for _, s := range all {
-					require.True(t, slices.ContainsFunc(b.sent, func(raw []byte) bool { return slices.Equal(raw, s.raw) }))
-				}
-				require.EqualValues(t, len(all), chain.nonces[string(c.Account())], "each was executed once")
-				require.Empty(t, c.account(c.Account()).before(1000))
-			})
-		})
-	}
-}
-
-// The answer of a node is lost. The same bytes go to another, and are executed once.
-func TestLostAnswerElsewhere(t *testing.T) {
-	for name, executed := range map[string]bool{"it has the transaction": true, "it has not": false} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				r := newTrio(t)
-				var sent [][]byte
-				r.put("k", "1")
-				for _, n := range r.nodes {
-					n.lie = func(a any) error {
-						result, ok := a.(*ctypes.ResultBroadcastTx)
-						if !ok {
-							return nil
-						}
-						sent = append(sent, result.Hash)
-						if len(sent) == 1 {
-							return errLost
-						}
-						return nil
-					}
-				}
-				r.chain.mu.Lock()
-				r.chain.held = !executed
-				r.chain.mu.Unlock()
-				if !executed {
-					go func() { _ = pause(r.ctx, time.Second); r.chain.release() }()
-				}
-				r.put("k", "2")
-				v, _ := r.get("k")
-				require.Equal(t, "2", string(v.Value))
-				require.EqualValues(t, 2, r.chain.nonces[string(r.Account())])
-			})
-		})
-	}
 }
 
 // When all nodes fail, the error says what each of them said, and it is not said that no node

@@ -37,6 +37,7 @@ type account struct {
 	mu struct {
 		sync.Mutex
 		flying []*Sent // not known to be in a block, by nonce
+		least  uint64  // no nonce below is next: a node has reported that they are used
 	}
 }
 
@@ -83,6 +84,27 @@ func (a *account) forget(s *Sent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.mu.flying = slices.DeleteFunc(a.mu.flying, func(other *Sent) bool { return other == s })
+}
+
+// used notes that a transaction is in a block.
+func (a *account) used(s *Sent) {
+	a.forget(s)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.least = max(a.mu.least, s.nonce+1)
+}
+
+func (a *account) least() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.least
+}
+
+// disbelieve forgets which nonces were reported to be used.
+func (a *account) disbelieve() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.least = 0
 }
 
 // before returns what was sent with lower nonces and may not be in a block.
@@ -142,7 +164,8 @@ func (c *Client) send(ctx context.Context, operations []tx.Operation) (*Sent, er
 	defer a.unlock()
 	for attempt := 1; ; attempt++ {
 		sent, err := c.sendOnce(ctx, a, operations)
-		if err == nil || !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) || attempt == nonceAttempts {
+		again := nonceRefused(err) || errors.Is(err, errBehind) && sent == nil
+		if !again || attempt == nonceAttempts {
 			return sent, err
 		}
 		if err := pause(ctx, time.Duration(attempt)*firstPoll); err != nil {
@@ -151,10 +174,16 @@ func (c *Client) send(ctx context.Context, operations []tx.Operation) (*Sent, er
 	}
 }
 
+// nonceRefused reports whether err means that a transaction was refused for its nonce, and nothing
+// else became of it. An *UnknownOutcomeError may hold such a refusal of bytes that were executed.
+func nonceRefused(err error) bool {
+	return errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) && !errors.As(err, new(*UnknownOutcomeError))
+}
+
 // sendOnce signs and sends once. The caller must have the account's turn.
 func (c *Client) sendOnce(ctx context.Context, a *account, operations []tx.Operation) (*Sent, error) {
 	if !a.known {
-		next, err := c.Nonce(ctx, c.Account())
+		next, err := c.nextNonce(ctx, a)
 		if err != nil {
 			return nil, err
 		}
@@ -165,7 +194,7 @@ func (c *Client) sendOnce(ctx context.Context, a *account, operations []tx.Opera
 		return nil, err
 	}
 	sent := &Sent{Hash: types.Tx(raw).Hash(), client: c, account: a, nonce: a.next, raw: raw}
-	at, err := c.deliver(ctx, raw, a.before(a.next))
+	at, err := c.deliver(ctx, sent)
 	switch {
 	case err == nil || errors.Is(err, errInCache):
 		sent.acceptedBy(at)
@@ -190,7 +219,7 @@ func (c *Client) sendAgain(ctx context.Context, s *Sent) error {
 		}
 		defer s.account.unlock()
 	}
-	at, err := c.deliver(ctx, s.raw, s.account.before(s.nonce))
+	at, err := c.deliver(ctx, s)
 	s.acceptedBy(at) // nil after an error: the next attempt is that of the next interval
 	return err
 }
@@ -199,20 +228,18 @@ func (c *Client) sendAgain(ctx context.Context, s *Sent) error {
 var errInCache = errors.New("the node has it already")
 
 // deliver sends a transaction to one node after the other until one accepts it, the node that
-// accepted the last one first. earlier are transactions of the account with lower nonces: a node
-// that refuses a nonce may lack them, because they were sent to a node that was lost, so it is sent
-// those first. All bytes are sent as they are, so nothing can be executed twice.
+// accepted the last one first. All bytes are sent as they are, so nothing can be executed twice.
 //
 // The error is errInCache if a node has it already, *TxError if a node refused it and no node can
 // have it, *UnknownOutcomeError if a node may have it, or another one if none can have it.
-func (c *Client) deliver(ctx context.Context, raw types.Tx, earlier []*Sent) (at *endpoint, err error) {
+func (c *Client) deliver(ctx context.Context, s *Sent) (at *endpoint, err error) {
 	var unknown *UnknownOutcomeError
 	c.pool.refresh(ctx)
 	for try := 0; ; try++ {
 		t := newTally("send the transaction")
 		for _, e := range c.pool.order(c.pool.writer(), nil) {
 			t.asked(e)
-			err := c.broadcast(ctx, e, raw, earlier)
+			err := c.broadcast(ctx, e, s)
 			var refused *TxError
 			switch {
 			case err == nil, errors.Is(err, errInCache):
@@ -234,7 +261,7 @@ func (c *Client) deliver(ctx context.Context, raw types.Tx, earlier []*Sent) (at
 			return nil, err
 		}
 		if try == lostRetries || pause(ctx, firstPoll<<try) != nil {
-			return nil, &UnknownOutcomeError{Hash: raw.Hash(), Err: err}
+			return nil, &UnknownOutcomeError{Hash: s.Hash, Err: err}
 		}
 	}
 }
@@ -244,32 +271,44 @@ func elsewhere(refused *TxError) bool {
 	return refused.Code == tx.CodeBusy || refused.Code == tx.CodeUnreadable
 }
 
-// broadcast sends a transaction to one node. If that refuses its nonce, it sends it the earlier
-// ones and then the transaction again. The error is errInCache, *TxError, *UnknownOutcomeError, or
-// another one, which means that the node has not accepted it.
-func (c *Client) broadcast(ctx context.Context, e *endpoint, raw types.Tx, earlier []*Sent) error {
-	err := c.broadcastOne(ctx, e, raw)
-	if len(earlier) == 0 || !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) {
+// broadcast sends a transaction to one node. If that refuses its nonce because it lacks the ones
+// before, which were sent to a node that is lost, it sends it those, and then the transaction again.
+// The error is errInCache, *TxError, *UnknownOutcomeError, or another one, which means that the node
+// has not accepted it.
+func (c *Client) broadcast(ctx context.Context, e *endpoint, s *Sent) error {
+	err := c.broadcastOne(ctx, e, s.raw)
+	if !nonceRefused(err) || s.account.turn == nil {
+		return err
+	}
+	next, nonceErr := call(ctx, c.pool, e, true, func(ctx context.Context, e *endpoint) (uint64, error) {
+		return nonceOf(ctx, e, c.Account())
+	})
+	if nonceErr != nil || next >= s.nonce {
 		return err
 	}
 	var refused []*Sent
-	for _, s := range earlier {
-		switch err := c.broadcastOne(ctx, e, s.raw); {
+	for _, before := range s.account.before(s.nonce) {
+		switch err := c.broadcastOne(ctx, e, before.raw); {
 		case err == nil, errors.Is(err, errInCache):
-			s.acceptedBy(e)
+			before.acceptedBy(e)
 		case errors.As(err, new(*TxError)):
-			refused = append(refused, s) // it is in a block, or its nonce was used
+			refused = append(refused, before) // it is in a block, or its nonce was used
 		default:
 			return fmt.Errorf("send an earlier transaction: %w", err)
 		}
 	}
-	err = c.broadcastOne(ctx, e, raw)
-	if err == nil {
-		for _, s := range refused {
-			s.account.forget(s) // a node that accepts this nonce knows that lower ones are used
+	switch err = c.broadcastOne(ctx, e, s.raw); {
+	case err == nil:
+		for _, before := range refused {
+			s.account.forget(before) // a node that accepts this nonce knows that lower ones are used
 		}
+		return nil
+	case nonceRefused(err):
+		e.isBehind()
+		return fmt.Errorf("%w: its next nonce of the account is %d, this one is %d", errBehind, next, s.nonce)
+	default:
+		return err
 	}
-	return err
 }
 
 func (c *Client) broadcastOne(ctx context.Context, e *endpoint, raw types.Tx) error {

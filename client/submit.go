@@ -83,7 +83,7 @@ func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxRes
 			return nil, err
 		}
 		result, err := c.settle(ctx, sent, err)
-		if !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) || attempt == nonceAttempts {
+		if !nonceRefused(err) || attempt == nonceAttempts {
 			return result, err
 		}
 		// The transaction is in a block with a nonce that was not the next one, so it had no
@@ -128,8 +128,8 @@ func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 		s.account.forget(s)
 		return fmt.Errorf("the account's nonce was used by another transaction, or this one is executed but not in the node's index: %w", err)
 	})
-	if err == nil || errors.As(err, new(*TxError)) {
-		s.account.forget(s)
+	if err == nil || errors.As(err, new(*TxError)) && !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) {
+		s.account.used(s)
 	}
 	return result, err
 }
@@ -221,7 +221,8 @@ func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, err
 	if _, err := tx.Decode(raw, c.chainID); err != nil {
 		return nil, err
 	}
-	_, err := c.deliver(ctx, raw, nil)
+	sent := &Sent{Hash: raw.Hash(), client: c, account: new(account), raw: raw}
+	_, err := c.deliver(ctx, sent)
 	var unknown *UnknownOutcomeError
 	switch {
 	case errors.Is(err, errInCache):
@@ -229,18 +230,57 @@ func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, err
 	case err != nil && !errors.As(err, &unknown):
 		return nil, err
 	}
-	return c.settle(ctx, &Sent{Hash: raw.Hash(), client: c, account: new(account), raw: raw}, err)
+	return c.settle(ctx, sent, err)
 }
 
 // Nonce returns the nonce of the account's next transaction. Transactions in the node's mempool
 // count.
 func (c *Client) Nonce(ctx context.Context, account []byte) (uint64, error) {
-	result, from, err := c.query(ctx, "/nonce", account, rpcclient.ABCIQueryOptions{}, c.pool.writer())
+	return c.nonceFrom(ctx, account, 0)
+}
+
+// nonceFrom is Nonce. Nodes that know of fewer transactions than least are behind.
+func (c *Client) nonceFrom(ctx context.Context, account []byte, least uint64) (uint64, error) {
+	next, _, err := ask(ctx, c.pool, question[uint64]{
+		what:  "query /nonce",
+		short: true,
+		first: c.pool.writer(),
+		final: refusedByAll,
+		call: func(ctx context.Context, e *endpoint) (uint64, error) {
+			next, err := nonceOf(ctx, e, account)
+			if err == nil && next < least {
+				e.isBehind()
+				err = fmt.Errorf("%w: the account's next nonce there is %d, %d was used already", errBehind, next, least-1)
+			}
+			return next, err
+		},
+	})
+	return next, err
+}
+
+// nextNonce returns the nonce to sign with. A node that lacks a transaction of the account which
+// another has reported to be in a block is behind. That report may be false, so it is believed for
+// claimPatience only.
+func (c *Client) nextNonce(ctx context.Context, a *account) (uint64, error) {
+	began := time.Now()
+	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
+		next, err := c.nonceFrom(ctx, c.Account(), a.least())
+		if !errors.Is(err, errBehind) || pause(ctx, wait) != nil {
+			return next, err
+		}
+		if time.Since(began) >= claimPatience {
+			a.disbelieve()
+		}
+	}
+}
+
+func nonceOf(ctx context.Context, e *endpoint, account []byte) (uint64, error) {
+	result, err := queryOne(ctx, e, "/nonce", account, rpcclient.ABCIQueryOptions{})
 	if err != nil {
 		return 0, err
 	}
 	if len(result.Response.Value) != 8 {
-		return 0, fmt.Errorf("client: a nonce of %d bytes, want 8: is %s a node of Starling?", len(result.Response.Value), from.Remote())
+		return 0, fmt.Errorf("%w: a nonce of %d bytes, want 8: is %s a node of Starling?", ErrUnproved, len(result.Response.Value), e.Remote())
 	}
 	return binary.BigEndian.Uint64(result.Response.Value), nil
 }

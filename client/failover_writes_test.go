@@ -1,0 +1,242 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
+	rpcclient "github.com/cometbft/cometbft/rpc/client"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+	"github.com/cometbft/cometbft/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// wire records what is sent to a node, which has a mempool of its own.
+type wire struct {
+	*fakeNode
+	mu   sync.Mutex
+	sent [][]byte // all that came, in order
+	pool [][]byte // what waits for a block
+	late int      // how many of the account's executed transactions it does not know yet
+}
+
+func (w *wire) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.ResultBroadcastTx, error) {
+	return answer(ctx, w.fakeNode, func() (*ctypes.ResultBroadcastTx, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.sent = append(w.sent, raw)
+		if slices.ContainsFunc(w.pool, func(b []byte) bool { return slices.Equal(b, raw) }) || w.chain.found[string(raw.Hash())] != nil {
+			return nil, rpcError("tx already exists in cache")
+		}
+		decoded, err := tx.Decode(raw, fakeChainID)
+		if err != nil {
+			return nil, err
+		}
+		if next := w.next(decoded.Body.Account); decoded.Body.Nonce != next {
+			return &ctypes.ResultBroadcastTx{Code: uint32(tx.CodeBadNonce), Log: "bad nonce"}, nil
+		}
+		w.pool = append(w.pool, raw)
+		return &ctypes.ResultBroadcastTx{Hash: raw.Hash()}, nil
+	})
+}
+
+func (w *wire) ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, opts rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
+	result, err := w.fakeNode.ABCIQueryWithOptions(ctx, path, data, opts)
+	if err == nil && path == "/nonce" {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.chain.mu.Lock()
+		defer w.chain.mu.Unlock()
+		result.Response.Value = nonceBytes(w.next(data))
+	}
+	return result, err
+}
+
+func (w *wire) next(account []byte) uint64 {
+	return w.chain.nonces[string(account)] + uint64(len(w.pool)) - uint64(w.late)
+}
+
+// mine puts the node's mempool into blocks.
+func (w *wire) mine() {
+	w.chain.mu.Lock()
+	defer w.chain.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, raw := range w.pool {
+		_ = w.chain.execute(raw)
+	}
+	w.pool = nil
+}
+
+// Transactions that were sent to a node which was then lost with its mempool are sent to another,
+// byte by byte the same and in their order, before the next one and by those that wait for them.
+func TestSameBytesElsewhere(t *testing.T) {
+	for name, next := range map[string]bool{"with a next one": true, "only waiting": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				chain := newFakeChain(t)
+				a, b := &wire{fakeNode: &fakeNode{chain: chain, name: "a"}}, &wire{fakeNode: &fakeNode{chain: chain, name: "b", delay: time.Millisecond}}
+				ctx := testContext(t)
+				c, err := New(ctx, []RPC{a, b}, WithKey(testKey))
+				require.NoError(t, err)
+				var all []*Sent
+				for i := range 5 {
+					sent, err := c.Send(ctx, tx.NewPut([]byte("k"), fmt.Appendf(nil, "%d", i)))
+					require.NoError(t, err)
+					all = append(all, sent)
+				}
+				require.Len(t, a.sent, 5)
+				require.Empty(t, b.sent)
+				a.change(func() { a.down = errDial })
+				a.sent, a.pool = nil, nil
+				if next {
+					sent, err := c.Send(ctx, tx.NewPut([]byte("k"), []byte("5")))
+					require.NoError(t, err)
+					all = append(all, sent)
+				}
+				results := make(chan error)
+				for _, s := range all {
+					go func() { _, err := s.Wait(ctx); results <- err }()
+				}
+				require.NoError(t, pause(ctx, 2*time.Second))
+				b.mine()
+				for range all {
+					require.NoError(t, <-results)
+				}
+				for _, s := range all {
+					require.True(t, slices.ContainsFunc(b.sent, func(raw []byte) bool { return slices.Equal(raw, s.raw) }))
+				}
+				require.EqualValues(t, len(all), chain.nonces[string(c.Account())], "each was executed once")
+				require.Empty(t, c.account(c.Account()).before(1000))
+			})
+		})
+	}
+}
+
+// The node that executed the last transaction is killed, and the next nearest does not know that
+// transaction yet. The next one gets its own nonce nevertheless.
+func TestNonceOfANodeThatIsBehind(t *testing.T) {
+	for name, until := range map[string]time.Duration{"for a while": time.Second, "for long": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				chain := newFakeChain(t)
+				ctx := testContext(t)
+				var all []RPC
+				var wires []*wire
+				for i, name := range []string{"a", "b", "c"} {
+					w := &wire{fakeNode: &fakeNode{chain: chain, name: name, delay: time.Duration(i+1) * time.Millisecond}}
+					wires, all = append(wires, w), append(all, w)
+				}
+				c, err := New(ctx, all, WithKey(testKey))
+				require.NoError(t, err)
+				mining, stop := context.WithCancel(ctx)
+				defer stop()
+				go func() {
+					for pause(mining, 100*time.Millisecond) == nil {
+						for _, w := range wires {
+							w.mine()
+						}
+					}
+				}()
+				_, err = c.Put(ctx, []byte("k"), []byte("0"))
+				require.NoError(t, err)
+				wires[0].change(func() { wires[0].down, wires[1].late = errDial, 1 })
+				go func() {
+					if pause(mining, until) == nil {
+						wires[1].change(func() { wires[1].late = 0 })
+					}
+				}()
+				began := time.Now()
+				for i := range 3 {
+					_, err = c.Put(ctx, []byte("k"), fmt.Appendf(nil, "%d", i+1))
+					require.NoError(t, err)
+				}
+				require.Less(t, time.Since(began), 3*time.Second)
+				require.EqualValues(t, 4, chain.nonces[string(c.Account())])
+				require.Empty(t, wires[1].pool)
+			})
+		})
+	}
+}
+
+// A node that reported a transaction to be in a block lied, and is gone. Its report is not believed
+// for long.
+func TestUsedNonceIsForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTrio(t)
+		r.put("k", "1")
+		a := r.account(r.Account())
+		a.known = false
+		a.used(&Sent{nonce: 1000})
+		require.Less(t, r.put("k", "2"), claimPatience+time.Second)
+	})
+}
+
+// The answer of a node is lost. The same bytes go to another, and are executed once.
+func TestLostAnswerElsewhere(t *testing.T) {
+	for name, executed := range map[string]bool{"it has the transaction": true, "it has not": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newTrio(t)
+				var sent [][]byte
+				r.put("k", "1")
+				for _, n := range r.nodes {
+					n.lie = func(a any) error {
+						result, ok := a.(*ctypes.ResultBroadcastTx)
+						if !ok {
+							return nil
+						}
+						sent = append(sent, result.Hash)
+						if len(sent) == 1 {
+							return errLost
+						}
+						return nil
+					}
+				}
+				r.chain.mu.Lock()
+				r.chain.held = !executed
+				r.chain.mu.Unlock()
+				if !executed {
+					go func() { _ = pause(r.ctx, time.Second); r.chain.release() }()
+				}
+				r.put("k", "2")
+				v, _ := r.get("k")
+				require.Equal(t, "2", string(v.Value))
+				require.EqualValues(t, 2, r.chain.nonces[string(r.Account())])
+			})
+		})
+	}
+}
+
+// The answer of a node is lost, and no other node knows the transaction any more: they refuse its
+// nonce. It was executed, so its operations are not signed again.
+func TestLostAnswerIsNotSignedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTrio(t)
+		r.put("k", "1")
+		sends := 0
+		for _, n := range r.nodes {
+			n.lie = func(a any) error {
+				if _, ok := a.(*ctypes.ResultBroadcastTx); !ok {
+					return nil
+				}
+				sends++
+				if sends == 1 {
+					clear(r.chain.found)
+					return errLost
+				}
+				return nil
+			}
+		}
+		_, err := r.Put(r.ctx, []byte("k"), []byte("2"))
+		require.ErrorAs(t, err, new(*UnknownOutcomeError))
+		require.Greater(t, sends, 3)
+		require.EqualValues(t, 2, r.chain.nonces[string(r.Account())])
+	})
+}
