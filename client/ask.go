@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,7 +16,8 @@ const (
 	// hedgeAfter is how long a question waits for one node before another is asked beside it.
 	hedgeAfter = 200 * time.Millisecond
 	// answerGrace is how long a question waits for silent nodes once another has answered, but not
-	// as wished: it has pruned the height, for example.
+	// as wished: it has pruned the height, for example. For nodes that were silent before it waits
+	// for hedgeAfter.
 	answerGrace = 2 * time.Second
 )
 
@@ -55,7 +57,7 @@ func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *en
 		Failed: func(e *endpoint, err error) bool {
 			t.failed(e, err)
 			if heard(err) {
-				timer := time.AfterFunc(answerGrace, giveUp)
+				timer := time.AfterFunc(t.grace(candidates), giveUp)
 				context.AfterFunc(ctx, func() { timer.Stop() })
 			}
 			if q.final != nil && q.final(err) {
@@ -128,6 +130,19 @@ func (t *tally) failed(e *endpoint, err error) {
 			n.err = err
 		}
 	}
+}
+
+// grace returns how long those nodes are waited for that have not answered.
+func (t *tally) grace(all []*endpoint) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range all {
+		failed := slices.ContainsFunc(t.mu.nodes, func(n *nodeTally) bool { return n.node == e && n.err != nil })
+		if !failed && e.prompt() {
+			return answerGrace
+		}
+	}
+	return hedgeAfter
 }
 
 // unheard notes that another node answered first.

@@ -36,7 +36,7 @@
 //
 //   - With several addresses, each header comes from one node, and the other nodes are witnesses. A
 //     read is returned only if a witness has the same header; so of two addresses, both must work.
-//     Once a witness has confirmed, others have half a second to contradict. A contradiction that is
+//     Once a witness has confirmed, others have 200 ms and four round trips to contradict. A contradiction that is
 //     signed as well, even a later one, ends this and all later verified reads with ErrConflict. To
 //     deceive the client, an attacker must control more than a third of the voting power, the node
 //     that is asked and a witness, and delay all other witnesses.

@@ -240,3 +240,27 @@ func TestLostAnswerIsNotSignedAgain(t *testing.T) {
 		require.EqualValues(t, 2, r.chain.nonces[string(r.Account())])
 	})
 }
+
+// While a node is stopped, one write waits for it, and no more: neither does the look for its block.
+func TestOnlyWrites(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTrio(t)
+		mining, stop := context.WithCancel(r.ctx)
+		defer stop()
+		go func() {
+			for pause(mining, time.Second) == nil {
+				r.chain.release()
+				r.chain.mu.Lock()
+				r.chain.held = true
+				r.chain.mu.Unlock()
+			}
+		}()
+		require.NoError(t, pause(r.ctx, 1500*time.Millisecond))
+		r.put("k", "1")
+		r.nodes[0].change(func() { faults["stopped"](r.nodes[0]) })
+		require.Less(t, r.put("k", "2"), sendTimeout+2*time.Second)
+		for range 10 {
+			require.Less(t, r.put("k", "3"), 2*time.Second)
+		}
+	})
+}

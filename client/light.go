@@ -21,11 +21,10 @@ const DefaultTrustPeriod = lightclient.DefaultTrustPeriod
 const (
 	// headerPatience limits the wait for the block after the one that was read.
 	headerPatience = 30 * time.Second
+	// headerPoll is the longest pause between two questions for a block that is not there yet.
+	headerPoll = 4 * firstPoll
 	// witnessPatience limits the wait for witnesses that lag or hang, while none has confirmed.
 	witnessPatience = 10 * time.Second
-	// witnessGrace limits the wait for the others once one has confirmed. What they say later still
-	// counts, for all later reads.
-	witnessGrace = 500 * time.Millisecond
 	// maxBackwards limits the headers that are fetched one by one to reach one below all trusted
 	// ones.
 	maxBackwards = 1000
@@ -185,10 +184,14 @@ func (v *verifier) header(ctx context.Context, height int64, first *endpoint) (*
 // fetch fetches a block from a node. If the node does not have it yet, it asks again until ctx
 // ends.
 func (v *verifier) fetch(ctx context.Context, from *endpoint, height int64) (*types.LightBlock, error) {
-	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
+	for wait := firstPoll; ; wait = min(2*wait, headerPoll) {
 		block, err := fetchLightBlock(ctx, from, v.chainID, height)
-		if !errors.Is(err, errNotYet) || pause(ctx, wait) != nil {
+		if !errors.Is(err, errNotYet) {
 			return block, err
+		}
+		from.isAlive()
+		if pause(ctx, wait) != nil {
+			return nil, err
 		}
 	}
 }
@@ -331,7 +334,7 @@ func headerBelow(ctx context.Context, from RPC, trusted *types.Header) (*types.H
 
 // confirm asks every node but from, which sent target, for the same header. One must have it. A
 // node with another one that verifies proves a fork. Once one has confirmed, nodes that were silent
-// before are not waited for, and the others for witnessGrace; what they say later counts for later
+// before are not waited for, and the others for graceOf; what they say later counts for later
 // reads.
 func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target *types.LightBlock) error {
 	if len(v.pool.all) == 1 {
@@ -353,7 +356,7 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 		cancel()
 	}()
 	awaited := slices.DeleteFunc(slices.Clone(witnesses), func(w *endpoint) bool { return !w.prompt() })
-	grace := time.NewTimer(2 * witnessPatience)
+	began, grace := time.Now(), time.NewTimer(2*witnessPatience)
 	defer grace.Stop()
 	confirmed := false
 	var failures []error
@@ -369,11 +372,11 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 				failures = append(failures, got.err)
 			case !confirmed:
 				confirmed = true
-				grace.Reset(witnessGrace)
+				grace.Reset(graceOf(awaited))
 			}
 		case <-grace.C:
 			for _, w := range awaited {
-				w.overtaken(witnessGrace)
+				w.overtaken(time.Since(began))
 				w.isBehind() // if not silent
 			}
 			awaited = nil
@@ -385,6 +388,16 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 		return nil
 	}
 	return fmt.Errorf("%w: no witness confirms header %d of %s (with a single address nobody is asked): %w", ErrUntrusted, target.Height, from.Remote(), errors.Join(failures...))
+}
+
+// graceOf returns how long witnesses are waited for once another has confirmed: hedgeAfter, and
+// four times as long as the farthest of them needs for an answer.
+func graceOf(witnesses []*endpoint) time.Duration {
+	farthest := time.Duration(0)
+	for _, w := range witnesses {
+		farthest = max(farthest, w.record().latency)
+	}
+	return hedgeAfter + 4*farthest
 }
 
 // witness returns nil if a node has target, ErrConflict if it has another header that verifies, and

@@ -22,6 +22,8 @@ const (
 	// each time, up to behindMost doublings, until the node's answer is new enough.
 	behindFor  = time.Second
 	behindMost = 6
+	// promptWithin is the latency from which on a node is not waited for if others have answered.
+	promptWithin = 500 * time.Millisecond
 	// doubtFor is how long a node whose answer was false, or of a height that nobody confirmed, is
 	// asked after all others.
 	doubtFor = time.Minute
@@ -46,6 +48,7 @@ type record struct {
 	latency  time.Duration // see measured; 0: unknown
 	penalty  time.Duration // how long a question to it was open when another node had answered
 	lost     error         // why its last call failed; nil if it answered
+	heard    time.Time     // when it answered last
 	behind   time.Time     // until then it counts as behind
 	late     int           // how often in a row it was behind
 	doubted  time.Time     // until then it counts as doubted
@@ -152,7 +155,7 @@ func (e *endpoint) record() record {
 // prompt reports whether the node, as far as it was asked, answered last, soon, and is not behind.
 func (e *endpoint) prompt() bool {
 	r := e.record()
-	return r.rank(time.Now()) <= unknown && r.distance() < witnessGrace
+	return r.rank(time.Now()) <= unknown && r.penalty == 0 && r.latency < promptWithin
 }
 
 func (e *endpoint) isBehind() { e.update((*record).fellBehind) }
@@ -167,9 +170,18 @@ func (e *endpoint) isDoubted() {
 }
 
 // overtaken notes that another node answered, or the caller gave up, while a question to e had been
-// open for since.
+// open for since. If e has answered meanwhile, that it has no answer yet, this is not its fault.
 func (e *endpoint) overtaken(since time.Duration) {
-	e.update(func(r *record) { r.penalty = max(r.penalty, since) })
+	e.update(func(r *record) {
+		if time.Since(r.heard) >= since {
+			r.penalty = max(r.penalty, since)
+		}
+	})
+}
+
+// isAlive notes that a node has answered, if only that it has no answer yet.
+func (e *endpoint) isAlive() {
+	e.update(func(r *record) { r.heard = time.Now() })
 }
 
 // note draws conclusions from a call that took so long, whose context had not ended before. Only
@@ -180,7 +192,7 @@ func (e *endpoint) note(took time.Duration, err error, short bool) {
 			r.lose(err)
 			return
 		}
-		r.lost = nil
+		r.lost, r.heard = nil, time.Now()
 		if short {
 			r.measured(took)
 		}
@@ -324,7 +336,7 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 		err = fmt.Errorf("%w: %s serves %q, not %q", ErrWrongChain, e.Remote(), network, want)
 	}
 	e.update(func(r *record) {
-		r.foreign, r.lost = err, nil
+		r.foreign, r.lost, r.heard = err, nil, time.Now()
 		r.admitted = err == nil
 		r.measured(time.Since(began))
 		if status.SyncInfo.CatchingUp {

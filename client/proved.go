@@ -94,6 +94,7 @@ func replyOf[T any](ctx context.Context, c *Client, q query[T], e *endpoint) (re
 			return reply[T]{}, fmt.Errorf("%w: it is from height %d", ErrUnproved, a.height)
 		}
 		if err = c.tooOld(a.height, q.readOptions, time.Since(began)); err != nil {
+			e.isAlive()
 			e.isBehind()
 			if time.Since(began) > behindPatience || pause(ctx, wait) != nil {
 				return reply[T]{}, err
