@@ -36,10 +36,10 @@
 //
 //   - With several addresses, each header comes from one node, and the other nodes are witnesses. A
 //     read is returned only if a witness has the same header; so of two addresses, both must work.
-//     Once a witness has confirmed, others have 200 ms and four round trips to contradict. A contradiction that is
-//     signed as well, even a later one, ends this and all later verified reads with ErrConflict. To
-//     deceive the client, an attacker must control more than a third of the voting power, the node
-//     that is asked and a witness, and delay all other witnesses.
+//     Once a witness has confirmed, others have 200 ms to contradict, 500 ms if they are far away. A
+//     contradiction that is signed as well, even a later one, ends this and all later verified reads
+//     with ErrConflict. To deceive the client, an attacker must control more than a third of the
+//     voting power, the node that is asked and a witness, and delay all other witnesses.
 //   - With one address there is no witness: an attacker with more than a third of the voting power and
 //     that one node can present a fork. A node alone cannot invent anything. It can only withhold
 //     answers, or answer from an old height (see State.Time).

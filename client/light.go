@@ -25,6 +25,9 @@ const (
 	headerPoll = 4 * firstPoll
 	// witnessPatience limits the wait for witnesses that lag or hang, while none has confirmed.
 	witnessPatience = 10 * time.Second
+	// witnessGrace limits the wait for the others once one has confirmed: see graceOf. What they
+	// say later still counts, for all later reads.
+	witnessGrace = 500 * time.Millisecond
 	// maxBackwards limits the headers that are fetched one by one to reach one below all trusted
 	// ones.
 	maxBackwards = 1000
@@ -391,13 +394,13 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 }
 
 // graceOf returns how long witnesses are waited for once another has confirmed: hedgeAfter, and
-// four times as long as the farthest of them needs for an answer.
+// four times as long as the farthest of them needs for an answer, but witnessGrace at most.
 func graceOf(witnesses []*endpoint) time.Duration {
 	farthest := time.Duration(0)
 	for _, w := range witnesses {
 		farthest = max(farthest, w.record().latency)
 	}
-	return hedgeAfter + 4*farthest
+	return min(hedgeAfter+4*farthest, witnessGrace)
 }
 
 // witness returns nil if a node has target, ErrConflict if it has another header that verifies, and
