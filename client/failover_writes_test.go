@@ -241,7 +241,8 @@ func TestLostAnswerIsNotSignedAgain(t *testing.T) {
 	})
 }
 
-// While a node is stopped, one write waits for it, and no more: neither does the look for its block.
+// While a node is stopped, one write waits for it, and no more: neither does the look for its
+// block.
 func TestOnlyWrites(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTrio(t)

@@ -272,9 +272,9 @@ func elsewhere(refused *TxError) bool {
 }
 
 // broadcast sends a transaction to one node. If that refuses its nonce because it lacks the ones
-// before, which were sent to a node that is lost, it sends it those, and then the transaction again.
-// The error is errInCache, *TxError, *UnknownOutcomeError, or another one, which means that the node
-// has not accepted it.
+// before, which were sent to a node that is lost, it sends it those, and then the transaction
+// again. The error is errInCache, *TxError, *UnknownOutcomeError, or another one, which means that
+// the node has not accepted it.
 func (c *Client) broadcast(ctx context.Context, e *endpoint, s *Sent) error {
 	err := c.broadcastOne(ctx, e, s.raw)
 	if !nonceRefused(err) || s.account.turn == nil {
@@ -300,7 +300,8 @@ func (c *Client) broadcast(ctx context.Context, e *endpoint, s *Sent) error {
 	switch err = c.broadcastOne(ctx, e, s.raw); {
 	case err == nil:
 		for _, before := range refused {
-			s.account.forget(before) // a node that accepts this nonce knows that lower ones are used
+			// A node that accepts this nonce knows that lower ones are used.
+			s.account.forget(before)
 		}
 		return nil
 	case nonceRefused(err):
