@@ -50,7 +50,7 @@ func TestValidatorGuide(t *testing.T) {
 		out, err := shell.CombinedOutput()
 		require.NoError(t, err, "docs/validator.md:%d: %s\n%s", b.line, b.commands, out)
 	}
-	backup, err := os.Stat(filepath.Join(work, "starling-keys.tar.gz"))
+	backup, err := os.Stat(filepath.Join(work, "starling-keys.age"))
 	require.NoError(t, err)
 	require.Equal(t, "-rw-------", fmt.Sprint(backup.Mode()))
 }

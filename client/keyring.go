@@ -3,8 +3,6 @@ package client
 import (
 	stded25519 "crypto/ed25519"
 	"crypto/rand"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,10 +20,11 @@ var (
 	ErrNoSuchKey = errors.New("no such key")
 	// ErrKeyExists means that a key would be overwritten.
 	ErrKeyExists = errors.New("the key exists already")
+	// ErrPassphrase means that an encrypted key has another passphrase, or that none was given.
+	ErrPassphrase = errors.New("the passphrase of the key is missing or wrong")
 )
 
 const (
-	keyType   = "ed25519"
 	keySuffix = ".json"
 	keyMode   = 0o600
 	dirMode   = 0o700
@@ -33,38 +32,58 @@ const (
 
 var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// Keyring is a folder of private keys, one file NAME.json for each, readable by the owner only. The
-// keys are not encrypted: anybody who can read the file controls the account.
+// Keyring is a folder of private keys, one file NAME.json for each, readable by the owner only. A
+// key is encrypted if it was stored with a passphrase (EncryptWith, SetPassphrase); of another one,
+// anybody who can read the file controls the account.
 type Keyring struct {
 	dir string
+	ask func(name string) (string, error) // nil: no encrypted key can be used
+	// work is the logarithm of scrypt's cost for keys that are stored.
+	work int
 }
 
 // NewKeyring returns the keyring in dir. The folder is created with the first key.
-func NewKeyring(dir string) *Keyring { return &Keyring{dir: dir} }
+func NewKeyring(dir string) *Keyring { return &Keyring{dir: dir, work: ScryptWork} }
+
+// WithPassphrase returns the same keyring, which asks for the passphrase of an encrypted key
+// whenever that key is needed.
+func (k *Keyring) WithPassphrase(ask func(name string) (string, error)) *Keyring {
+	return &Keyring{dir: k.dir, ask: ask, work: k.work}
+}
+
+// WithWork returns the same keyring, which stores encrypted keys at another cost than ScryptWork,
+// as a logarithm: less for tests. One above it could not be read again.
+func (k *Keyring) WithWork(work int) *Keyring {
+	return &Keyring{dir: k.dir, ask: k.ask, work: min(work, ScryptWork)}
+}
+
+// A KeyOption says how a key is stored.
+type KeyOption func(*stored)
+
+type stored struct{ passphrase string }
+
+// EncryptWith stores a key encrypted with a passphrase, by age's scrypt recipient. An empty one
+// leaves it unencrypted.
+func EncryptWith(passphrase string) KeyOption { return func(s *stored) { s.passphrase = passphrase } }
 
 // KeyInfo is the public part of a key.
 type KeyInfo struct {
 	Name      string
 	PublicKey ed25519.PubKey
-}
-
-type keyFile struct {
-	Type      string `json:"type"`
-	PublicKey string `json:"public_key"` // hex
-	Seed      string `json:"seed"`       // hex; RFC 8032's private key
+	Encrypted bool
 }
 
 // Add creates a random key.
-func (k *Keyring) Add(name string) (KeyInfo, error) {
+func (k *Keyring) Add(name string, options ...KeyOption) (KeyInfo, error) {
 	seed := make([]byte, ed25519.SeedSize)
 	if _, err := rand.Read(seed); err != nil {
 		return KeyInfo{}, fmt.Errorf("keyring: %w", err)
 	}
-	return k.Import(name, seed)
+	return k.Import(name, seed, options...)
 }
 
 // Import stores a key by its 32 byte seed, or by the 64 bytes of seed and public key.
-func (k *Keyring) Import(name string, private []byte) (KeyInfo, error) {
+func (k *Keyring) Import(name string, private []byte, options ...KeyOption) (KeyInfo, error) {
 	if err := checkName(name); err != nil {
 		return KeyInfo{}, err
 	}
@@ -75,17 +94,72 @@ func (k *Keyring) Import(name string, private []byte) (KeyInfo, error) {
 	if len(private) == ed25519.PrivateKeySize && !slices.Equal(priv, private) {
 		return KeyInfo{}, errors.New("keyring: the second half of the private key is not the public key of the first")
 	}
-	info := KeyInfo{Name: name, PublicKey: ed25519.PrivKey(priv).PubKey().Bytes()}
-	content, err := json.MarshalIndent(keyFile{Type: keyType, PublicKey: hex.EncodeToString(info.PublicKey), Seed: hex.EncodeToString(priv.Seed())}, "", "  ")
+	var how stored
+	for _, o := range options {
+		o(&how)
+	}
+	content, err := encodeKeyFile(ed25519.PrivKey(priv), how.passphrase, k.work)
 	if err != nil {
 		return KeyInfo{}, fmt.Errorf("keyring: %w", err)
 	}
-	return info, k.write(name, append(content, '\n'))
+	info := KeyInfo{Name: name, PublicKey: ed25519.PrivKey(priv).PubKey().Bytes(), Encrypted: how.passphrase != ""}
+	return info, k.write(name, content, os.Link)
 }
 
-// write never overwrites a key and never leaves half of one: the file is complete and durable
-// before it gets its name.
-func (k *Keyring) write(name string, content []byte) (err error) {
+// ImportExported stores a key that Export has encrypted, with the same passphrase.
+func (k *Keyring) ImportExported(name string, exported []byte, passphrase string) (KeyInfo, error) {
+	priv, err := decryptSeed(string(exported), passphrase)
+	if err != nil {
+		return KeyInfo{}, fmt.Errorf("keyring: %w", err)
+	}
+	return k.Import(name, priv, EncryptWith(passphrase))
+}
+
+// Export returns a key encrypted with a passphrase, of its own: an armored age file, whose content
+// is the seed in hex. `age --decrypt` opens it, too.
+func (k *Keyring) Export(name, passphrase string) ([]byte, error) {
+	priv, err := k.Get(name)
+	if err != nil {
+		return nil, err
+	}
+	exported, err := encryptSeed(priv, passphrase, k.work)
+	if err != nil {
+		return nil, fmt.Errorf("keyring: %w", err)
+	}
+	return []byte(exported), nil
+}
+
+// SetPassphrase stores a key anew, encrypted with another passphrase, or unencrypted if that is
+// empty. After a crash there is the file from before or the new one.
+func (k *Keyring) SetPassphrase(name, passphrase string) error {
+	priv, err := k.Get(name)
+	if err != nil {
+		return err
+	}
+	content, err := encodeKeyFile(priv, passphrase, k.work)
+	if err != nil {
+		return fmt.Errorf("keyring: %w", err)
+	}
+	return k.write(name, content, os.Rename)
+}
+
+// Delete removes a key. Who has no other copy of it has lost what only its account may do.
+func (k *Keyring) Delete(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	err := os.Remove(k.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return k.noSuchKey(name)
+	} else if err != nil {
+		return fmt.Errorf("keyring: %w", err)
+	}
+	return nil
+}
+
+// write never leaves half of a key: the file is complete and durable before place gives it its
+// name.
+func (k *Keyring) write(name string, content []byte, place func(from, to string) error) (err error) {
 	if err := os.MkdirAll(k.dir, dirMode); err != nil {
 		return fmt.Errorf("keyring: %w", err)
 	}
@@ -93,12 +167,16 @@ func (k *Keyring) write(name string, content []byte) (err error) {
 	if err != nil {
 		return fmt.Errorf("keyring: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
+	defer func() {
+		if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) { // it has been renamed
+			err = errors.Join(err, gone)
+		}
+	}()
 	_, err = f.Write(content)
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("keyring: %w", err)
 	}
-	if err := os.Link(f.Name(), k.path(name)); errors.Is(err, fs.ErrExist) {
+	if err := place(f.Name(), k.path(name)); errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%w: %s (%s); choose another name, or move the file away", ErrKeyExists, name, k.path(name))
 	} else if err != nil {
 		return fmt.Errorf("keyring: %w", err)
@@ -106,15 +184,41 @@ func (k *Keyring) write(name string, content []byte) (err error) {
 	return nil
 }
 
-// Get returns a private key.
+// Get returns a private key, which it decrypts if it is encrypted (WithPassphrase).
 func (k *Keyring) Get(name string) (ed25519.PrivKey, error) {
+	file, err := k.read(name)
+	if err != nil {
+		return nil, err
+	}
+	if file.Encrypted == "" {
+		return file.private, nil
+	}
+	if k.ask == nil {
+		return nil, fmt.Errorf("keyring: %w: %q is encrypted", ErrPassphrase, name)
+	}
+	passphrase, err := k.ask(name)
+	if err != nil {
+		return nil, err
+	}
+	priv, err := decryptSeed(file.Encrypted, passphrase)
+	if err != nil {
+		return nil, fmt.Errorf("keyring: %s: %w", k.path(name), err)
+	}
+	if public := priv.PubKey(); !public.Equals(file.public) {
+		return nil, fmt.Errorf("keyring: %s is damaged: its seed has public key %x, it says %s", k.path(name), public.Bytes(), file.PublicKey)
+	}
+	return priv, nil
+}
+
+// read reads a file, and decrypts nothing.
+func (k *Keyring) read(name string) (*keyFile, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
 	path := k.path(name)
 	stat, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %q is not in %s; `starlingd keys list` shows what is, `starlingd keys add %s` makes it", ErrNoSuchKey, name, k.dir, name)
+		return nil, k.noSuchKey(name)
 	} else if err != nil {
 		return nil, fmt.Errorf("keyring: %w", err)
 	}
@@ -125,28 +229,24 @@ func (k *Keyring) Get(name string) (ed25519.PrivKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keyring: %w", err)
 	}
-	var file keyFile
-	if err := json.Unmarshal(content, &file); err != nil {
+	file, err := decodeKeyFile(content)
+	if err != nil {
 		return nil, fmt.Errorf("keyring: %s is damaged: %w", path, err)
 	}
-	seed, err := hex.DecodeString(file.Seed)
-	if err != nil || len(seed) != ed25519.SeedSize || file.Type != keyType {
-		return nil, fmt.Errorf("keyring: %s is damaged: no %s seed of %d bytes in it", path, keyType, ed25519.SeedSize)
-	}
-	priv := ed25519.PrivKey(stded25519.NewKeyFromSeed(seed))
-	if public := hex.EncodeToString(priv.PubKey().Bytes()); public != file.PublicKey {
-		return nil, fmt.Errorf("keyring: %s is damaged: its seed has public key %s, it says %s", path, public, file.PublicKey)
-	}
-	return priv, nil
+	return file, nil
 }
 
-// Show returns the public part of a key.
+func (k *Keyring) noSuchKey(name string) error {
+	return fmt.Errorf("%w: %q is not in %s; `starlingd keys list` shows what is, `starlingd keys add %s` makes it", ErrNoSuchKey, name, k.dir, name)
+}
+
+// Show returns the public part of a key. It needs no passphrase.
 func (k *Keyring) Show(name string) (KeyInfo, error) {
-	priv, err := k.Get(name)
+	file, err := k.read(name)
 	if err != nil {
 		return KeyInfo{}, err
 	}
-	return KeyInfo{Name: name, PublicKey: priv.PubKey().Bytes()}, nil
+	return KeyInfo{Name: name, PublicKey: file.public, Encrypted: file.Encrypted != ""}, nil
 }
 
 // List returns the keys by name.

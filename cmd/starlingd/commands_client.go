@@ -53,6 +53,7 @@ func addCallFlags(flags *pflag.FlagSet) {
 func addSignFlags(flags *pflag.FlagSet) {
 	addCallFlags(flags)
 	flags.String("from", "", "name of the key to sign with (starlingd keys list)")
+	addPassphraseFlag(flags)
 }
 
 func addBytesFlags(flags *pflag.FlagSet) {
@@ -68,7 +69,9 @@ func callContext(cmd *cobra.Command, env *cliEnv) (context.Context, context.Canc
 	return ctx, func() { cancel(); stop() }
 }
 
-func keyring(env *cliEnv) *client.Keyring { return client.NewKeyring(filepath.Join(env.Home, "keys")) }
+func keyring(env *cliEnv) *client.Keyring {
+	return client.NewKeyring(filepath.Join(env.Home, "keys")).WithWork(scryptWork).WithPassphrase(func(name string) (string, error) { return passphraseOf(env, name) })
+}
 
 // homeGenesis returns the genesis document of the home folder, or nil if there is none.
 func homeGenesis(env *cliEnv) (*cmttypes.GenesisDoc, error) {

@@ -33,6 +33,7 @@ const programVariable = "STARLING_TEST_PROGRAM"
 const versionVariable = "STARLING_TEST_APP_VERSION"
 
 func TestMain(m *testing.M) {
+	scryptWork = 10 // of 18: a thousandth of a second instead of one
 	buildinfo.RehearsedAppVersion = os.Getenv(versionVariable)
 	if os.Getenv(programVariable) != "" {
 		main()

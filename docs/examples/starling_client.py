@@ -4,7 +4,7 @@
 Only Python's standard library is used. It shows every step of the formats (docs/clients.md); it is an example to read and to
 translate. Its ed25519 takes a time that depends on the secret key: sign with it on a machine of your own, never in a service.
 
-    starling_client.py --node http://127.0.0.1:26657 put fruit/apple green --key ~/.starling/keyring/alice.json
+    starling_client.py --node http://127.0.0.1:26657 put fruit/apple green --key ~/.starling/keys/alice.json
     starling_client.py --node http://127.0.0.1:26657 text fruit/apple green
     starling_client.py --node http://127.0.0.1:26657 get fruit/apple --trust-height 5 --trust-hash 3FA0…
 """
@@ -445,7 +445,10 @@ def main():
     raw = key + b"=" + value
     if o.command == "put":
         with open(os.path.expanduser(o.file), encoding="ascii") as f:
-            seed = bytes.fromhex(json.load(f)["seed"])
+            key = json.load(f)
+        if "seed" not in key:
+            sys.exit("the key is encrypted: `starlingd keys passphrase NAME --remove` in a copy of the folder decrypts it")
+        seed = bytes.fromhex(key["seed"])
         chain_id = node.call("status")["node_info"]["network"]
         raw = signed_transaction(seed, chain_id, next_nonce(node, public_key(seed)), [put(key, value)])
     print(f"height {submit(node, raw)}: written")
