@@ -445,10 +445,10 @@ def main():
     raw = key + b"=" + value
     if o.command == "put":
         with open(os.path.expanduser(o.file), encoding="ascii") as f:
-            key = json.load(f)
-        if "seed" not in key:
+            signer = json.load(f)
+        if "seed" not in signer:
             sys.exit("the key is encrypted: `starlingd keys passphrase NAME --remove` in a copy of the folder decrypts it")
-        seed = bytes.fromhex(key["seed"])
+        seed = bytes.fromhex(signer["seed"])
         chain_id = node.call("status")["node_info"]["network"]
         raw = signed_transaction(seed, chain_id, next_nonce(node, public_key(seed)), [put(key, value)])
     print(f"height {submit(node, raw)}: written")
