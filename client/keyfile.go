@@ -27,9 +27,10 @@ const (
 // keyFile is a key's file. It has a seed, or an encrypted one.
 type keyFile struct {
 	Type      string `json:"type"`
-	PublicKey string `json:"public_key"`               // hex
-	Seed      string `json:"seed,omitempty"`           // hex; RFC 8032's private key
-	Encrypted string `json:"encrypted_seed,omitempty"` // an armored age file (age-encryption.org/v1) of Seed and a newline
+	PublicKey string `json:"public_key"`     // hex
+	Seed      string `json:"seed,omitempty"` // hex; RFC 8032's private key
+	// Encrypted is an armored age file (age-encryption.org/v1) of Seed and a newline.
+	Encrypted string `json:"encrypted_seed,omitempty"`
 
 	public  ed25519.PubKey
 	private ed25519.PrivKey // nil if it is encrypted

@@ -105,7 +105,8 @@ func importKey(cmd *cobra.Command, env *cliEnv, name string) error {
 	}
 	private, err := hex.DecodeString(strings.TrimPrefix(strings.TrimSpace(string(text)), "0x"))
 	if err != nil {
-		return usagef("standard input is neither a private key in hex nor what keys export wrote") // and never shown in a message
+		// It is never shown in a message.
+		return usagef("standard input is neither a private key in hex nor what keys export wrote")
 	}
 	passphrase, err := newPassphrase(env, passphraseFlag, name)
 	if err != nil {
