@@ -10,7 +10,7 @@ type PeerID string
 type ItemID uint64
 
 // Group joins the items of one snapshot. A peer that answers "gone" for one of them no longer has
-// any of the group.
+// any of the group, nor the part of it that it had.
 type Group uint32
 
 // RequestID names a request; it is never used twice.
@@ -20,6 +20,7 @@ type RequestID uint64
 type Item struct {
 	ID    ItemID
 	Group Group
+	At    uint32 // its place in the group, by which Part counts; several items may have the same
 	Bytes uint64 // of an honest answer, at most: the size of the buffer
 	Exact bool   // an honest answer has exactly Bytes
 }
@@ -78,10 +79,12 @@ type (
 	// answers that are being verified remain. What it has must be told again after the next PeerUp;
 	// that it is proven, and its failures, are remembered.
 	PeerDown struct{ Peer PeerID }
-	// PeerHas: a connected peer claims these groups, and no others.
+	// PeerHas: a connected peer claims all of these groups, and these parts of others, and nothing
+	// else.
 	PeerHas struct {
 		Peer   PeerID
 		Groups []Group
+		Parts  []Part
 	}
 
 	// Add brings work, in the order of preference, after everything that was added before.

@@ -68,10 +68,14 @@ func (s *Scheduler) serve(peers []*peer) bool {
 func (s *Scheduler) next(p *peer) *item {
 	var best *item
 	for _, g := range s.wanted {
-		if len(g.order.v) == 0 || !p.has(g) {
+		if len(g.order.v) == 0 {
 			continue
 		}
-		if it := g.urgent(p); it != nil && (best == nil || g.order.less(it, best)) {
+		h := p.holding(g)
+		if h == nil {
+			continue
+		}
+		if it := h.first(p, false); it != nil && (best == nil || g.order.less(it, best)) {
 			best = it
 		}
 	}
@@ -123,8 +127,18 @@ func (s *Scheduler) probe(peers []*peer) bool {
 // smallest returns the item that a new peer is tried with; nil if no item is fresh, or the peer is
 // not new.
 func (s *Scheduler) smallest(p *peer) (it *item) {
+	if p.proven {
+		return nil
+	}
 	for _, g := range s.wanted {
-		if first, ok := g.fresh.first(); ok && !p.proven && p.has(g) && (it == nil || g.fresh.less(first, it)) {
+		if len(g.fresh.v) == 0 {
+			continue
+		}
+		h := p.holding(g)
+		if h == nil {
+			continue
+		}
+		if first := h.first(p, true); first != nil && (it == nil || g.fresh.less(first, it)) {
 			it = first
 		}
 	}

@@ -14,11 +14,14 @@ func BenchmarkItem(b *testing.B) {
 		name   string
 		items  int
 		memory int64
+		shards uint32 // peers have one each; 0: everything
 	}{
-		{"items=1000", 1_000, 1 << 40},
-		{"items=60000", 60_000, 1 << 40},
-		{"items=600000", 600_000, 1 << 40},
-		{"items=60000/tight", 60_000, 200 * size},
+		{"items=1000", 1_000, 1 << 40, 0},
+		{"items=60000", 60_000, 1 << 40, 0},
+		{"items=600000", 600_000, 1 << 40, 0},
+		{"items=60000/tight", 60_000, 200 * size, 0},
+		{"items=60000/shards=4", 60_000, 1 << 40, 4},
+		{"items=600000/shards=4", 600_000, 1 << 40, 4},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
 			s, now := New(bc.memory, 2), time.Duration(0)
@@ -33,14 +36,19 @@ func BenchmarkItem(b *testing.B) {
 			for i := range 100 {
 				id := PeerID(fmt.Sprintf("%02d", i))
 				step(PeerUp{id})
-				step(PeerHas{id, []Group{1}})
+				has := PeerHas{Peer: id, Groups: []Group{1}}
+				if bc.shards > 0 {
+					shard, at := uint32(bc.items)/bc.shards, uint32(i)%bc.shards
+					has = PeerHas{Peer: id, Parts: []Part{{1, []Span{{at * shard, (at + 1) * shard}}}}}
+				}
+				step(has)
 			}
 			next := ItemID(0)
 			add := func(n int) {
 				items := make([]Item, n)
 				for i := range items {
 					next++
-					items[i] = Item{ID: next, Group: 1, Bytes: size + uint64(next)%1000, Exact: true}
+					items[i] = Item{ID: next, Group: 1, At: uint32(int(next) % bc.items), Bytes: size + uint64(next)%1000, Exact: true}
 				}
 				step(Add{items})
 			}

@@ -14,6 +14,10 @@
 // sub-manifest. The package has no clock, no network and no goroutine, and nothing in it depends on
 // the order of a map or on floating point: the same events give the same actions.
 //
+// A peer has all of a group of items, or a part of it: spans of their places. It is asked for what
+// it says that it has. For peers that have everything, the first item is at the top of a heap; a
+// group of which somebody has a part has an index by places, too.
+//
 // # Trust
 //
 // A peer is new until one of its answers was verified. Until then it has one request in flight, so
@@ -29,7 +33,7 @@
 //
 // # Termination
 //
-// While one honest peer has the group, Done comes. An item that stalls is requested elsewhere too.
+// While each item has one honest peer, Done comes. What nobody has waits. An item that stalls is requested elsewhere too.
 // The stalled request is cancelled only where its memory is needed, or if no byte has come for
 // long, and then its peer gets twice the time: the only honest peer may be arbitrarily slow. When
 // nothing is left to hand out, idle peers are asked for what others would take more than twice as

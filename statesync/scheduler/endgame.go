@@ -42,7 +42,7 @@ func (s *Scheduler) endGame(idle []*peer) {
 		}
 		for i := range list {
 			o := &list[i]
-			if o.item == nil || p.holds(o.item) || !p.has(o.item.group) {
+			if o.item == nil || p.holds(o.item) || !p.has(o.item) {
 				continue
 			}
 			if !s.room(p) || s.soon(p, o.eta) {

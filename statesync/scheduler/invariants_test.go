@@ -3,12 +3,13 @@ package scheduler
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 )
 
 // checkInvariants returns what is wrong with the books, recounted from scratch; nil: nothing.
 func (s *Scheduler) checkInvariants() error {
-	c := recount{late: map[*peer]int{}, verifying: map[*peer]int{}, remaining: map[*peer]uint64{}, holders: map[*group]int{}}
+	c := recount{late: map[*peer]int{}, verifying: map[*peer]int{}, remaining: map[*peer]uint64{}, holders: map[*group]int{}, parts: map[*group]int{}}
 	return cmp.Or(s.checkRequests(&c), s.checkInFlight(), s.checkPeers(&c), s.checkItems(&c), s.timers.check())
 }
 
@@ -16,7 +17,7 @@ func (s *Scheduler) checkInvariants() error {
 type recount struct {
 	late, verifying map[*peer]int
 	remaining       map[*peer]uint64
-	holders         map[*group]int
+	holders, parts  map[*group]int
 }
 
 func (s *Scheduler) checkRequests(c *recount) error {
@@ -108,10 +109,16 @@ func (s *Scheduler) checkPeers(c *recount) error {
 				return fmt.Errorf("peer %s: request %d is forgotten", id, r.id)
 			}
 		}
-		for _, g := range p.groups {
-			c.holders[g]++
-			if s.groups[g.id] != g {
-				return fmt.Errorf("peer %s: group %d is forgotten", id, g.id)
+		for i, h := range p.groups {
+			c.holders[h.group]++
+			if h.spans != nil {
+				c.parts[h.group]++
+			}
+			if s.groups[h.id] != h.group || i > 0 && p.groups[i-1].id >= h.id {
+				return fmt.Errorf("peer %s: group %d is forgotten, or there twice", id, h.id)
+			}
+			if err := h.checkNone(); err != nil {
+				return fmt.Errorf("peer %s: group %d: %w", id, h.id, err)
 			}
 		}
 	}
@@ -153,6 +160,12 @@ func (s *Scheduler) checkItems(c *recount) error {
 		if g.id != id || g.live != live[g] || g.holders != c.holders[g] || (g.live > 0) != slices.Contains(s.wanted, g) {
 			return fmt.Errorf("group %d: %d live, %d holders counted; %d, %d found", id, g.live, g.holders, live[g], c.holders[g])
 		}
+		if g.parts != c.parts[g] || (g.parts > 0) != (g.index != nil) {
+			return fmt.Errorf("group %d: %d parts counted, %d found", id, g.parts, c.parts[g])
+		}
+		if err := g.checkIndex(); err != nil {
+			return fmt.Errorf("group %d: %w", id, err)
+		}
 		for _, h := range []*heap[*item]{&g.order, &g.fresh} {
 			if err := h.check(); err != nil {
 				return fmt.Errorf("group %d: %w", id, err)
@@ -161,6 +174,50 @@ func (s *Scheduler) checkItems(c *recount) error {
 	}
 	if sum != s.live {
 		return fmt.Errorf("%d items live, %d found", s.live, sum)
+	}
+	return nil
+}
+
+// checkIndex compares the index with the heaps.
+func (g *group) checkIndex() error {
+	if g.index == nil {
+		return nil
+	}
+	n := 0
+	for b, bucket := range g.index.buckets {
+		n += len(bucket)
+		for _, it := range bucket {
+			if it.At/bucketPlaces != uint32(b) || !g.order.has(it) {
+				return fmt.Errorf("item %d at %d is in bucket %d", it.ID, it.At, b)
+			}
+		}
+		all := Span{0, math.MaxUint32}
+		if g.index.order.v[len(g.index.buckets)+b] != g.index.order.of(bucket, all) || g.index.fresh.v[len(g.index.buckets)+b] != g.index.fresh.of(bucket, all) {
+			return fmt.Errorf("bucket %d has another first item", b)
+		}
+	}
+	if n != len(g.order.v) {
+		return fmt.Errorf("the index has %d items, the heap %d", n, len(g.order.v))
+	}
+	for _, t := range []*tournament{&g.index.order, &g.index.fresh} {
+		for i := 1; i < len(t.v)/2; i++ {
+			if t.v[i] != t.better(t.v[2*i], t.v[2*i+1]) {
+				return fmt.Errorf("the index is broken at %d of %d", i, len(t.v))
+			}
+		}
+	}
+	return nil
+}
+
+// checkNone checks that a peer that counts as having nothing to be requested has nothing.
+func (h *holding) checkNone() error {
+	if h.spans == nil || h.none != h.opened {
+		return nil
+	}
+	for _, it := range h.order.v {
+		if h.covers(it) {
+			return fmt.Errorf("item %d at %d is overlooked", it.ID, it.At)
+		}
 	}
 	return nil
 }

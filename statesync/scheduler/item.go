@@ -25,6 +25,9 @@ type group struct {
 	holders int         // connected peers
 	order   heap[*item] // open items: refetches first, then by seq
 	fresh   heap[*item] // of these the ones never requested, smallest first
+	parts   int         // of holders, those that have a part only
+	index   *index      // of order and fresh; nil while parts is 0
+	opened  uint64      // counts the items that became open; begins with 1
 }
 
 // phase of a request.
@@ -70,7 +73,7 @@ func (s *Scheduler) group(id Group) *group {
 	g := s.groups[id]
 	if g == nil {
 		g = &group{
-			id: id,
+			id: id, opened: 1,
 			order: heap[*item]{
 				less: func(a, b *item) bool {
 					if (a.asked > 0) != (b.asked > 0) {
@@ -176,14 +179,29 @@ func (s *Scheduler) place(it *item) {
 	if open := s.open(it); open == g.order.has(it) {
 		return
 	} else if open {
-		g.order.push(it)
-		if it.asked == 0 {
-			g.fresh.push(it)
-		}
+		g.enqueue(it)
 		return
 	}
+	g.dequeue(it)
+}
+
+func (g *group) enqueue(it *item) {
+	g.opened++
+	g.order.push(it)
+	if it.asked == 0 {
+		g.fresh.push(it)
+	}
+	if g.index != nil {
+		g.index.add(it)
+	}
+}
+
+func (g *group) dequeue(it *item) {
 	g.order.remove(it)
 	if g.fresh.has(it) {
 		g.fresh.remove(it)
+	}
+	if g.index != nil {
+		g.index.remove(it)
 	}
 }

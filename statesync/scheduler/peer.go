@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +13,7 @@ type peer struct {
 	connected bool
 	banned    bool
 	proven    bool
-	groups    []*group   // by id
+	groups    []*holding // by id of the group
 	flying    []*request // in the order asked
 	remaining uint64     // bytes of these that have not come yet
 	late      int        // of flying, those that are late
@@ -37,11 +38,6 @@ type peer struct {
 // maxLost is the limit of peers that are remembered although they are not connected: a liar can
 // make as many keys as it likes.
 const maxLost = 1024
-
-func (p *peer) has(g *group) bool {
-	_, ok := slices.BinarySearchFunc(p.groups, g.id, func(g *group, id Group) int { return int(int64(g.id) - int64(id)) })
-	return ok
-}
 
 func (p *peer) holds(it *item) bool {
 	return slices.ContainsFunc(it.copies, func(r *request) bool { return r.peer == p })
@@ -97,7 +93,7 @@ func (s *Scheduler) disconnect(p *peer) {
 	p.connected = false
 	i, _ := slices.BinarySearchFunc(s.connected, p.id, byPeerID)
 	s.connected = slices.Delete(s.connected, i, i+1)
-	s.peerHas(p, nil)
+	s.peerHas(p, nil, nil)
 	for len(p.flying) > 0 {
 		s.cancel(p.flying[0])
 	}
@@ -110,28 +106,53 @@ func (s *Scheduler) disconnect(p *peer) {
 	}
 }
 
-// peerHas replaces the groups of a peer.
-func (s *Scheduler) peerHas(p *peer, ids []Group) {
-	for _, g := range p.groups {
-		g.holders--
-		s.release(g)
+// peerHas replaces what a peer has. A group that it says to have all of and a part, it has all of.
+func (s *Scheduler) peerHas(p *peer, groups []Group, parts []Part) {
+	before := p.groups
+	p.groups = make([]*holding, 0, len(groups)+len(parts))
+	for _, id := range groups {
+		p.groups = append(p.groups, &holding{group: s.group(id)})
 	}
-	p.groups = nil
-	ids = slices.Clone(ids)
-	slices.Sort(ids)
-	for _, id := range slices.Compact(ids) {
-		g := s.group(id)
-		g.holders++
-		p.groups = append(p.groups, g)
+	for _, part := range parts {
+		if len(part.Spans) > 0 {
+			p.groups = append(p.groups, &holding{group: s.group(part.Group), spans: slices.Clone(part.Spans)})
+		}
 	}
+	slices.SortStableFunc(p.groups, func(a, b *holding) int { return cmp.Compare(a.id, b.id) })
+	p.groups = slices.CompactFunc(p.groups, func(a, b *holding) bool { return a.id == b.id })
+	for _, h := range p.groups {
+		s.hold(h)
+	}
+	for _, h := range before { // last, so that no index is made anew
+		s.let(h)
+	}
+}
+
+func (s *Scheduler) hold(h *holding) {
+	h.holders++
+	if h.spans == nil {
+		return
+	}
+	if h.parts++; h.parts == 1 {
+		h.index = newIndex(h.group)
+	}
+}
+
+func (s *Scheduler) let(h *holding) {
+	h.holders--
+	if h.spans != nil {
+		if h.parts--; h.parts == 0 {
+			h.index = nil
+		}
+	}
+	s.release(h.group)
 }
 
 // gone notes that a peer no longer has a group.
 func (s *Scheduler) gone(p *peer, g *group) {
-	if i := slices.Index(p.groups, g); i >= 0 {
+	if i, ok := slices.BinarySearchFunc(p.groups, g.id, byHeldID); ok {
+		s.let(p.groups[i])
 		p.groups = slices.Delete(p.groups, i, i+1)
-		g.holders--
-		s.release(g)
 	}
 }
 

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"slices"
 	"time"
 )
 
@@ -44,7 +45,8 @@ type simPeer struct {
 	rate      uint64 // bytes per second
 	latency   time.Duration
 	groups    []Group
-	told      []Group // what it says that it has
+	spans     []Span  // of each of them; nil: all
+	told      []Group // what it says that it has, all or parts of it
 	loyal     int     // items before it turns
 	connected bool
 	epoch     int // of the connection
@@ -57,6 +59,23 @@ type simPeer struct {
 }
 
 func (p *simPeer) honest() bool { return p.is <= pruning }
+
+// has is what the peer says that it has.
+func (p *simPeer) has() PeerHas {
+	if p.spans == nil {
+		return PeerHas{Peer: p.id, Groups: p.groups}
+	}
+	e := PeerHas{Peer: p.id}
+	for _, g := range p.groups {
+		e.Parts = append(e.Parts, Part{g, p.spans})
+	}
+	return e
+}
+
+// covers reports whether the peer says that it has a place.
+func (p *simPeer) covers(at uint32) bool {
+	return p.spans == nil || slices.ContainsFunc(p.spans, func(s Span) bool { return s.From <= at && at < s.To })
+}
 
 // life is what a peer does without being asked.
 func (p *simPeer) life(w *world) {
@@ -88,7 +107,7 @@ func (p *simPeer) life(w *world) {
 			}
 			unasked := []Event{
 				Received{id, 1}, Progress{id, 7}, Failed{Request: id, Reason: Gone}, Failed{Request: id, Reason: Lied}, Verified{id},
-				Rejected{id, "?"}, PeerHas{p.id, p.groups}, PeerUp{p.id}, PeerDown{"nobody"}, PeerHas{"nobody", nil},
+				Rejected{id, "?"}, p.has(), PeerUp{p.id}, PeerDown{"nobody"}, PeerHas{Peer: "nobody"},
 			}
 			if err := w.step(unasked[w.rng.IntN(len(unasked))]); err != nil {
 				return err
@@ -100,7 +119,7 @@ func (p *simPeer) life(w *world) {
 		w.after(time.Duration(w.rng.Int64N(int64(10*time.Second))), func() error {
 			p.groups = []Group{2}
 			// It tells later.
-			w.after(time.Duration(w.rng.Int64N(int64(2*time.Second))), func() error { return w.step(PeerHas{p.id, p.groups}) })
+			w.after(time.Duration(w.rng.Int64N(int64(2*time.Second))), func() error { return w.step(p.has()) })
 			return nil
 		})
 	}
@@ -114,7 +133,7 @@ func (w *world) connect(p *simPeer) error {
 	if err := w.step(PeerUp{p.id}); err != nil {
 		return err
 	}
-	return w.step(PeerHas{p.id, p.groups})
+	return w.step(p.has())
 }
 
 func (w *world) disconnect(p *simPeer) error {

@@ -12,10 +12,7 @@ func (s *Scheduler) ask(p *peer, it *item) {
 		s.giveUp(slices.MinFunc(it.copies, worse))
 	}
 	if g := it.group; g.order.has(it) { // before asked changes, by which it is ordered
-		g.order.remove(it)
-		if g.fresh.has(it) {
-			g.fresh.remove(it)
-		}
+		g.dequeue(it)
 	}
 	s.lastRequest++
 	r := &request{

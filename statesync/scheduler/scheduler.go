@@ -92,7 +92,7 @@ func (s *Scheduler) take(e Event) bool {
 		s.peerDown(e.Peer)
 	case PeerHas:
 		if p, ok := s.active(e.Peer); ok {
-			s.peerHas(p, e.Groups)
+			s.peerHas(p, e.Groups, e.Parts)
 		}
 	case Add:
 		s.add(e.Items)

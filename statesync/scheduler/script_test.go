@@ -16,7 +16,7 @@ import (
 //	new [memory=N] [per-peer=N] [copies=N]   a new one, at time 0
 //	step                                     an event per line; prints each that has actions, and these
 //	    +DURATION                            time passes; what is due on the way happens at its time
-//	    up P...  down P  has P G...  connect P G...
+//	    up P...  down P  has P G...  connect P G...      G is a group, or G:A-B,C-D the items of a part
 //	    add I... [group=G] [bytes=N] [at-most]     I is a number or a range A-B
 //	    drop I...
 //	    progress R N  received R [N]  verified R  rejected R  failed R REASON
@@ -77,11 +77,11 @@ func (sc *script) line(line string) {
 		}
 	case word == "connect":
 		sc.step(line, PeerUp{PeerID(args[0])})
-		sc.step(line, PeerHas{PeerID(args[0]), groups(sc, args[1:])})
+		sc.step(line, sc.has(args[0], args[1:]))
 	case word == "down":
 		sc.step(line, PeerDown{PeerID(args[0])})
 	case word == "has":
-		sc.step(line, PeerHas{PeerID(args[0]), groups(sc, args[1:])})
+		sc.step(line, sc.has(args[0], args[1:]))
 	case word == "add":
 		sc.step(line, Add{sc.items(args)})
 	case word == "drop":
@@ -157,11 +157,24 @@ func (sc *script) number(s string) uint64 {
 	return n
 }
 
-func groups(sc *script, args []string) (ids []Group) {
+// has is what a peer says that it has: groups, and parts of groups.
+func (sc *script) has(peer string, args []string) PeerHas {
+	e := PeerHas{Peer: PeerID(peer)}
 	for _, a := range args {
-		ids = append(ids, Group(sc.number(a)))
+		group, spans, isPart := strings.Cut(a, ":")
+		id := Group(sc.number(group))
+		if !isPart {
+			e.Groups = append(e.Groups, id)
+			continue
+		}
+		part := Part{Group: id}
+		for _, s := range strings.Split(spans, ",") {
+			from, last, _ := strings.Cut(s, "-")
+			part.Spans = append(part.Spans, Span{uint32(sc.number(from)), uint32(sc.number(last)) + 1})
+		}
+		e.Parts = append(e.Parts, part)
 	}
-	return ids
+	return e
 }
 
 func (sc *script) items(args []string) (items []Item) {
@@ -188,7 +201,7 @@ func (sc *script) items(args []string) (items []Item) {
 			to = from
 		}
 		for id := sc.number(from); id <= sc.number(to); id++ {
-			template.ID = ItemID(id)
+			template.ID, template.At = ItemID(id), uint32(id)
 			items = append(items, template)
 		}
 	}

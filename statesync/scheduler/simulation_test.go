@@ -49,8 +49,8 @@ func between(rng *rand.Rand, lo, hi float64) uint64 {
 	return uint64(lo * math.Exp(rng.Float64()*math.Log(hi/lo)))
 }
 
-// randomWorld makes a world with at least one honest peer that stays, and says within what time it
-// must end.
+// randomWorld makes a world in which each item has at least one honest peer that stays, and says
+// within what time it must end.
 func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	maxItem := float64(between(rng, 100, 1_000_000))
@@ -92,13 +92,20 @@ func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	return w, 10*time.Minute + time.Duration(len(w.peers))*(2*time.Minute+16*longest) + 30*work
 }
 
-// randomPeers adds peers, one of which at least is honest and stays, and returns the least rate and
-// the greatest latency of the honest ones. prunes: these drop the first group mid-way.
+// randomPeers adds peers, one of which at least is honest and stays, or in a sharded world one for
+// each shard, and returns the least rate and the greatest latency of the honest ones. prunes: these
+// drop the first group mid-way.
 func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthest time.Duration) {
 	n := int(between(rng, 1, 101))
 	honestOnes := 1 + rng.IntN(n)
 	if rng.IntN(3) == 0 {
 		honestOnes = 1
+	}
+	shards := 1
+	if rng.IntN(3) == 0 {
+		shards = 1 + rng.IntN(5)
+		n += shards - 1
+		honestOnes += shards - 1
 	}
 	only := behaviour(1 + rng.IntN(int(behaviours)-1)) // of the others
 	mixed := rng.IntN(2) == 0
@@ -111,7 +118,7 @@ func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthes
 		switch {
 		case i < honestOnes && prunes:
 			p.is, p.groups = pruning, []Group{1}
-		case i < honestOnes && rng.IntN(5) == 0 && i > 0:
+		case i < honestOnes && rng.IntN(5) == 0 && i >= shards:
 			p.is = moody
 		case i < honestOnes:
 			p.is = honest
@@ -122,6 +129,9 @@ func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthes
 		}
 		if p.is == pruning {
 			p.groups = []Group{1}
+		}
+		if shards > 1 {
+			p.spans = randomParts(rng, len(w.items), shards, i)
 		}
 		if i < honestOnes {
 			slowest, farthest = min(slowest, p.rate), max(farthest, p.latency)
@@ -139,6 +149,25 @@ func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthes
 		})
 	}
 	return slowest, farthest
+}
+
+// randomParts returns what peer number i of a sharded world has: the first ones a shard each, the
+// others all, or any spans. Of what it does not have, an honest peer must not be asked.
+func randomParts(rng *rand.Rand, items, shards, i int) (spans []Span) {
+	edge := func(shard int) uint32 { return uint32(items * shard / shards) }
+	switch {
+	case i < shards && edge(i) < edge(i+1):
+		return []Span{{edge(i), edge(i + 1)}}
+	case rng.IntN(3) == 0:
+		return nil
+	}
+	for at := uint32(0); at < uint32(items)+10; {
+		from := at + rng.Uint32N(uint32(items)/2+1)
+		at = from + 1 + rng.Uint32N(uint32(items)/2+1)
+		spans = append(spans, Span{from, at})
+		at++
+	}
+	return spans
 }
 
 // retarget gives up the first group for the items of the second, in either order.

@@ -85,7 +85,7 @@ func TestLostPeersAreForgottenAtLast(t *testing.T) {
 	for i := range 3 * maxLost {
 		id := PeerID(binary.BigEndian.AppendUint32(nil, uint32(i)))
 		s.Step(time.Duration(i), PeerUp{id})
-		s.Step(time.Duration(i), PeerHas{id, []Group{1}})
+		s.Step(time.Duration(i), PeerHas{Peer: id, Groups: []Group{1}})
 		s.Step(time.Duration(i), PeerDown{id})
 		if i%97 == 0 {
 			require.NoError(t, s.checkInvariants())
@@ -113,6 +113,7 @@ func TestSameEventsSameActions(t *testing.T) {
 func FuzzStep(f *testing.F) {
 	f.Add([]byte{3, 1, 100, 0, 1, 0, 2, 1, 1, 6, 1, 100, 7, 1, 0})
 	f.Add([]byte{3, 9, 50, 0, 1, 0, 2, 1, 3, 6, 1, 50, 8, 1, 0, 1, 1, 0, 4, 2, 0, 10, 0, 200})
+	f.Add([]byte{3, 9, 50, 3, 20, 70, 0, 1, 0, 2, 129, 1, 6, 1, 50, 7, 1, 0, 9, 2, 5, 2, 129, 200, 10, 0, 200})
 	f.Fuzz(func(t *testing.T, script []byte) {
 		if len(script) > 3000 {
 			return
@@ -128,9 +129,14 @@ func FuzzStep(f *testing.F) {
 			case 1:
 				e = PeerDown{peer}
 			case 2:
-				e = PeerHas{peer, []Group{group, group + 1}[:b%2+1]}
+				has := PeerHas{Peer: peer, Groups: []Group{group, group + 1}[:b%2+1]}
+				if a >= 128 {
+					has.Groups = has.Groups[1:]
+					has.Parts = []Part{{group, []Span{{uint32(b % 16), uint32(b%16) + uint32(b/16)}, {uint32(b%16) + 40, 70}}}}
+				}
+				e = has
 			case 3:
-				e = Add{[]Item{{ID: item, Group: group, Bytes: uint64(b), Exact: a%3 > 0}, {ID: item + 32, Group: 1, Bytes: 1 << (b % 64)}}}
+				e = Add{[]Item{{ID: item, Group: group, Bytes: uint64(b), Exact: a%3 > 0, At: uint32(item)}, {ID: item + 32, Group: 1, At: uint32(a), Bytes: 1 << (b % 64)}}}
 			case 4:
 				e = Drop{[]ItemID{item, item + 32}}
 			case 5:

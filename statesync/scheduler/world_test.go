@@ -99,7 +99,7 @@ func (w *world) addItems(n int, size func(i int) (bytes uint64, exact bool)) []I
 	var items []Item
 	for i := range n {
 		w.lastItem++
-		it := Item{ID: w.lastItem, Group: w.group}
+		it := Item{ID: w.lastItem, Group: w.group, At: uint32(i)}
 		it.Bytes, it.Exact = size(i)
 		w.items[it.ID] = &simItem{Item: it}
 		items = append(items, it)
@@ -152,7 +152,10 @@ func (w *world) step(e Event) error {
 	if e, is := e.(PeerHas); is {
 		for _, p := range w.peers {
 			if p.id == e.Peer {
-				p.told = e.Groups
+				p.told = slices.Clone(e.Groups)
+				for _, part := range e.Parts {
+					p.told = append(p.told, part.Group)
+				}
 			}
 		}
 	}
@@ -247,6 +250,9 @@ func (w *world) peer(id PeerID) *simPeer {
 
 func (w *world) ask(a Ask) error {
 	p, it := w.peer(a.Peer), w.items[a.Item]
+	if !p.covers(it.At) {
+		return fmt.Errorf("has %v, and is asked for %d", p.spans, it.At)
+	}
 	if !p.connected || p.banned || w.reqs[a.Request] != nil || it.dropped || it.verifying > 0 || it.written {
 		return fmt.Errorf("is not to be asked: connected %v, banned %v, item %+v", p.connected, p.banned, it)
 	}
