@@ -22,6 +22,7 @@ type pin struct {
 	// noBlocks: CometBFT has not the blocks that follow on it any more, so nothing is gained by
 	// keeping later ones.
 	noBlocks bool
+	part     *Part // which chunks there are; nil: all
 }
 
 // source is what a snapshot is served from, counted like a version: a version in memory, or a

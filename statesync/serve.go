@@ -184,6 +184,7 @@ func (m *Manager) pinned() []*pin {
 	}
 	all := m.serving.pins
 	pins := slices.Clone(all[max(0, len(all)-m.opts.Keep):])
+	pins = slices.DeleteFunc(pins, func(p *pin) bool { return p.part != nil })
 	for _, p := range pins {
 		p.retain()
 	}

@@ -28,7 +28,8 @@ func (m *Manager) Serve(height int64) (*Served, bool) {
 }
 
 // Heights returns the heights of all snapshots that can be served, ascending: also those that are
-// only held because somebody asks for them, and those too large for CometBFT's messages.
+// only held because somebody asks for them, and those too large for CometBFT's messages. Those of
+// which only a part is there are in Parts.
 func (m *Manager) Heights() []int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -37,7 +38,9 @@ func (m *Manager) Heights() []int64 {
 	}
 	heights := make([]int64, 0, len(m.serving.pins))
 	for _, p := range m.serving.pins {
-		heights = append(heights, p.height)
+		if p.part == nil {
+			heights = append(heights, p.height)
+		}
 	}
 	return heights
 }

@@ -136,17 +136,17 @@ func (j *joiner) choose(ctx context.Context, avoid func(height int64) int) (*cho
 // news tells searches that are under way of snapshots that a peer has not claimed before.
 type news struct {
 	mu    sync.Mutex
-	has   map[transport.ID][]int64
+	has   map[transport.ID]Status
 	again chan struct{} // closed with the next news
 }
 
-func newNews() *news { return &news{has: map[transport.ID][]int64{}, again: make(chan struct{})} }
+func newNews() *news { return &news{has: map[transport.ID]Status{}, again: make(chan struct{})} }
 
 func (n *news) heard(id transport.ID, s Status) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !slices.Equal(n.has[id], s.Snapshots) {
-		n.has[id] = s.Snapshots
+	if !n.has[id].sameSnapshots(s) {
+		n.has[id] = s
 		close(n.again)
 		n.again = make(chan struct{})
 	}
@@ -159,17 +159,35 @@ func (n *news) next() <-chan struct{} {
 	return n.again
 }
 
-// claimed returns, by height, the connected peers that claim to have its snapshot. unknown reports
-// that a peer is connected of which nothing is known yet.
+// claimed returns, by height, the connected peers that claim to have its snapshot or a part of it.
+// unknown reports that a peer is connected of which nothing is known yet.
 func (j *joiner) claimed() (by map[int64][]transport.Conn, unknown bool) {
 	by = map[int64][]transport.Conn{}
 	for _, p := range j.o.Peers.conns() {
 		unknown = unknown || !p.known
-		for _, h := range p.status.Snapshots {
+		for _, h := range p.status.heights() {
 			by[h] = append(by[h], p.Conn)
 		}
 	}
 	return by, unknown
+}
+
+// fetchable returns the heights of which the connected peers together claim all chunks, and if there
+// are others what the newest of these lacks.
+func (j *joiner) fetchable() (heights []int64, lacks error) {
+	var peers []Status
+	for _, p := range j.o.Peers.conns() {
+		peers = append(peers, p.status)
+	}
+	by, _ := j.claimed()
+	for _, h := range slices.Sorted(maps.Keys(by)) {
+		if err := incomplete(peers, h); err != nil {
+			lacks = err
+		} else {
+			heights = append(heights, h)
+		}
+	}
+	return heights, lacks
 }
 
 // tryChoose returns a choice, or the reason that there is none yet. waited is the time since choose
@@ -195,10 +213,22 @@ func (j *joiner) tryChoose(ctx context.Context, avoid func(int64) int, waited ti
 	if avoid == nil && waited < patient && j.o.Interval > 0 {
 		least = max(least, newest-lateIntervals*j.o.Interval)
 	}
-	return j.firstOf(ctx, fresh, func() []int64 {
-		by, _ := j.claimed()
-		return j.ranked(slices.Collect(maps.Keys(by)), least, newest, avoid)
+	// A part of a snapshot is a beginning where nothing is there that would be given up for it.
+	partly := avoid == nil && waited >= patient && j.o.Local == nil
+	c, err := j.firstOf(ctx, fresh, func() []int64 {
+		heights, _ := j.fetchable()
+		if partly && len(j.ranked(slices.Clone(heights), least, newest, avoid)) == 0 {
+			by, _ := j.claimed()
+			heights = slices.Collect(maps.Keys(by))
+		}
+		return j.ranked(heights, least, newest, avoid)
 	})
+	if errors.Is(err, errNoSnapshots) {
+		if _, lacks := j.fetchable(); lacks != nil {
+			err = lacks
+		}
+	}
+	return c, err
 }
 
 // ranked returns the usable heights in order of preference: by attempts to get the manifest, then

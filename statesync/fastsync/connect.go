@@ -201,8 +201,13 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) transport.Co
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
 	var asked time.Time
+	mayHaveParts := true
 	for {
-		if status, err := AskStatus(ctx, conn); err == nil {
+		status, err := AskStatus(ctx, conn)
+		if err == nil && mayHaveParts && len(status.Snapshots) == 0 {
+			status.Parts, mayHaveParts, err = partsOf(func(c transport.Call) ([]byte, error) { return call(ctx, conn, c) })
+		}
+		if err == nil {
 			p.mu.Lock()
 			if c := p.mu.up[id]; c != nil {
 				c.status, c.known = status, true

@@ -124,6 +124,7 @@ type world struct {
 	nodes  []*testNode
 	sybils []*transporttest.Listener
 	joiner []*Peers
+	parts  bool // peers that are added say of what they have a part
 }
 
 // inWorld runs a test in a world of its own. Where f ends early, the world is closed as well: else
@@ -191,7 +192,7 @@ func (w *world) addAt(hostPort string, meddle meddler, heights ...int64) *testNo
 		Snapshots: n.manager, Blocks: func() (int64, int64) {
 			newest, _ := w.chain.Newest(context.Background())
 			return 1, newest
-		}, Genesis: []byte("{}"),
+		}, Genesis: []byte("{}"), Parts: w.parts,
 		Peers: func() []transport.Address {
 			var list []transport.Address
 			for _, x := range w.nodes {

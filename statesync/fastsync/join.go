@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -87,7 +86,7 @@ type joiner struct {
 	// Used by the loop only.
 	sched    *scheduler.Scheduler
 	conns    map[scheduler.PeerID]transport.Conn
-	has      map[scheduler.PeerID][]int64     // the heights that connected peers claim to serve
+	has      map[scheduler.PeerID]Status      // what connected peers claim to serve
 	requests map[scheduler.RequestID]*request // asked and not ended, of any round
 	items    map[scheduler.ItemID]*item       // not done; of the present round only
 	lastItem scheduler.ItemID
@@ -109,7 +108,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 		o: o, log: o.Logger, started: time.Now(), ctx: ctx,
 		mail: newMailbox(), workers: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
-		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID][]int64{},
+		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID]Status{},
 		requests: map[scheduler.RequestID]*request{}, items: map[scheduler.ItemID]*item{}, tried: map[int64]bool{},
 		compared: map[int64]bool{}, look: firstLook,
 	}
@@ -256,7 +255,7 @@ func (e peerUp) handle(j *joiner) {
 }
 
 func (e peerStatus) handle(j *joiner) {
-	j.has[e.peer] = e.s.Snapshots
+	j.has[e.peer] = e.s
 	j.tell(e.peer)
 }
 
@@ -268,9 +267,6 @@ func (e peerDown) handle(j *joiner) {
 
 // tell gives the scheduler what a peer has of this round.
 func (j *joiner) tell(peer scheduler.PeerID) {
-	var groups []scheduler.Group
-	if slices.Contains(j.has[peer], j.round.height) {
-		groups = []scheduler.Group{j.round.group}
-	}
-	j.step(scheduler.PeerHas{Peer: peer, Groups: groups})
+	whole, parts := j.has[peer].chunksOf(j.round)
+	j.step(scheduler.PeerHas{Peer: peer, Groups: whole, Parts: parts})
 }

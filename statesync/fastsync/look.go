@@ -46,8 +46,8 @@ func (j *joiner) left() time.Duration {
 // that is not much older. After all were, it begins anew.
 func (j *joiner) unlooked() bool {
 	all := 0
-	for _, heights := range j.has {
-		for _, h := range heights {
+	for _, s := range j.has {
+		for _, h := range s.heights() {
 			if j.comparable(h) {
 				if !j.compared[h] {
 					return true
@@ -72,8 +72,8 @@ func (j *joiner) lookAround() {
 	r := j.round
 	r.searching = true
 	among := map[int64]bool{}
-	for _, heights := range j.has {
-		for _, h := range heights {
+	for _, s := range j.has {
+		for _, h := range s.heights() {
 			among[h] = j.comparable(h) && !j.compared[h]
 		}
 	}
@@ -134,8 +134,12 @@ func (j *joiner) sample(ctx context.Context, c *choice) (rate float64) {
 	}
 	largest := slices.MaxFunc(c.manifest.Entries, func(a, b avlstar.Entry) int { return cmp.Compare(a.Root.Bytes, b.Root.Bytes) })
 	k := slices.Index(c.manifest.Entries, largest)
-	by, _ := j.claimed()
-	conns := by[c.height]
+	var conns []transport.Conn
+	for _, p := range j.o.Peers.conns() {
+		if p.status.has(c.height, uint32(k)) {
+			conns = append(conns, p.Conn)
+		}
+	}
 	rand.Shuffle(len(conns), func(a, b int) { conns[a], conns[b] = conns[b], conns[a] })
 	received := make(map[transport.Conn]*atomic.Int64, len(conns))
 	for _, conn := range conns {

@@ -9,13 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/scheduler"
 )
 
 // atHeight is a joiner that has half of a snapshot at height 100 after so long.
 func atHeight(after time.Duration) *joiner {
 	j := &joiner{o: Options{Interval: 10}, log: log.NewNopLogger(), look: firstLook, compared: map[int64]bool{},
-		requests: map[scheduler.RequestID]*request{}, has: map[scheduler.PeerID][]int64{}}
+		requests: map[scheduler.RequestID]*request{}, has: map[scheduler.PeerID]Status{}}
 	j.round = &round{choice: &choice{height: 100}}
 	j.count.progress = Progress{Bytes: 1000, BytesDone: 500}
 	j.count.began = time.Now().Add(-after)
@@ -52,9 +53,9 @@ func TestLooksAreRareAndChangesWorthwhile(t *testing.T) {
 func TestLooksCompareEachOnce(t *testing.T) {
 	j := atHeight(time.Second)
 	require.False(t, j.unlooked())
-	j.has["a"] = []int64{50, 100}
+	j.has["a"] = Status{Snapshots: []int64{50, 100}}
 	require.False(t, j.unlooked(), "the present one, and one that is too old")
-	j.has["b"] = []int64{60, 110}
+	j.has["b"] = Status{Snapshots: []int64{60}, Parts: []statesync.Part{{Height: 110}}}
 	require.True(t, j.unlooked())
 	j.compared[60] = true
 	require.True(t, j.unlooked())

@@ -1,12 +1,10 @@
 package fastsync
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -155,14 +153,26 @@ func moving(ctx context.Context, conn transport.Conn, c transport.Call) ([]byte,
 	return b, err
 }
 
-// probe fetches one chunk, the smallest. A node gives up its own state only for one that some peer
-// really has.
+// probe fetches one chunk, the smallest that the peer says it has. A node gives up its own state
+// only for one that some peer really has.
 func (j *joiner) probe(ctx context.Context, k *sketch, m *avlstar.Manifest, conn transport.Conn, received *atomic.Int64) error {
 	if len(m.Entries) == 0 {
 		return nil
 	}
-	least := slices.MinFunc(m.Entries, func(a, b avlstar.Entry) int { return cmp.Compare(a.Root.Bytes, b.Root.Bytes) })
-	return j.chunkFrom(ctx, &choice{k.height, m}, slices.Index(m.Entries, least), conn, received)
+	p, all, ok := j.o.Peers.statusOf(conn.Remote().ID).part(k.height)
+	if !ok { // it has just told something else
+		return transport.ErrGone
+	}
+	least := -1
+	for i, e := range m.Entries {
+		if (all || p.Has(uint32(i))) && (least < 0 || e.Root.Bytes < m.Entries[least].Root.Bytes) {
+			least = i
+		}
+	}
+	if least < 0 {
+		return transport.ErrGone
+	}
+	return j.chunkFrom(ctx, &choice{k.height, m}, least, conn, received)
 }
 
 // chunkFrom asks one peer for a chunk and verifies it.

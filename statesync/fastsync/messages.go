@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -18,6 +19,7 @@ const (
 	MethodSubManifest transport.Method = 5  // the manifest of a cut of a chunk
 	MethodPeers       transport.Method = 9  // addresses of other nodes
 	MethodGenesis     transport.Method = 10 // the genesis file
+	MethodParts       transport.Method = 16 // of which snapshots a node has a part
 )
 
 // Limits of the messages.
@@ -45,6 +47,8 @@ var errMessage = errors.New("malformed message")
 type Status struct {
 	Base, Height int64   // first and last block
 	Snapshots    []int64 // heights
+	// Parts is what MethodParts says, and no part of this message.
+	Parts []statesync.Part
 }
 
 func (s Status) encode() []byte {

@@ -62,6 +62,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(chunkRequest{1, 2, 3, 4}.encode())
 	f.Add(subManifestRequest{1, 2, 3}.encode())
 	f.Add(encodePeers([]transport.Address{{ID: transporttest.ID(1), HostPort: "a:1"}}))
+	f.Add(encodeParts([]statesync.Part{{Height: 7, Chunks: 9, Spans: []statesync.Span{{From: 0, To: 2}, {From: 4, To: 9}}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if s, err := decodeStatus(b); err == nil {
 			require.Equal(t, b, s.encode())
@@ -77,6 +78,12 @@ func FuzzMessages(f *testing.F) {
 		}
 		if list, err := decodePeers(b); err == nil {
 			require.Equal(t, b, encodePeers(list))
+		}
+		if list, err := decodeParts(b); err == nil {
+			require.Equal(t, b, encodeParts(list))
+			for _, p := range list {
+				require.NoError(t, p.Check())
+			}
 		}
 	})
 }
@@ -114,6 +121,7 @@ func TestServerRefuses(t *testing.T) {
 		{MethodSubManifest, subManifestRequest{10, v.NumChunks(), 8192}.encode(), transport.ErrRefused},
 		{MethodSubManifest, subManifestRequest{30, 0, 8192}.encode(), transport.ErrGone},
 		{MethodGenesis, nil, transport.ErrGone},
+		{MethodParts, nil, transport.ErrRefused},
 		{8, nil, transport.ErrRefused}, // another server's,
 	} {
 		_, err := ask(c.method, c.body)

@@ -155,6 +155,16 @@ func (p *Peers) conns() []*peer {
 	return list
 }
 
+// statusOf returns what a peer said last that it has; nothing if it is not connected.
+func (p *Peers) statusOf(id transport.ID) Status {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.mu.up[id]; c != nil {
+		return c.status
+	}
+	return Status{}
+}
+
 // Conns returns the connections to the peers, in random order. nil Peers have none.
 func (p *Peers) Conns() []transport.Conn {
 	if p == nil {

@@ -42,7 +42,7 @@ func (j *joiner) add(items ...*item) {
 		j.lastItem++
 		it.id = j.lastItem
 		j.items[it.id] = it
-		list = append(list, scheduler.Item{ID: it.id, Group: it.r.group, Bytes: it.bytes, Exact: it.exact()})
+		list = append(list, scheduler.Item{ID: it.id, Group: it.r.group, At: it.k, Bytes: it.bytes, Exact: it.exact()})
 	}
 	j.step(scheduler.Add{Items: list})
 }

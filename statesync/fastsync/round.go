@@ -18,6 +18,9 @@ const (
 	// lackAfter is how long no peer may claim the snapshot before another one is looked for: long
 	// enough to ask every peer again.
 	lackAfter = 2 * statusEvery
+	// missedEvery is the time between two searches for chunks that nobody has, where peers have
+	// parts of the snapshot only.
+	missedEvery = time.Second
 )
 
 // round is the fetching of one snapshot, from its choice to the last chunk or to a retarget, which
@@ -30,11 +33,13 @@ type round struct {
 	cancel   context.CancelFunc
 	deltas   *deltas // nil: all chunks are fetched whole
 
-	verified  time.Time     // when an answer was last verified, or a search has ended
-	stall     time.Duration // maximum age of verified; then another snapshot is looked for
-	searching bool          // a search is under way
-	looked    time.Time     // when it began, or was last compared with others
-	lacking   time.Time     // since when no peer claims the snapshot; zero: a peer does
+	verified  time.Time        // when an answer was last verified, or a search has ended
+	stall     time.Duration    // maximum age of verified; then another snapshot is looked for
+	searching bool             // a search is under way
+	looked    time.Time        // when it began, or was last compared with others
+	lacking   time.Time        // since when no peer claims some chunk that is missing; zero: each has one
+	missing   []statesync.Span // these chunks, when they were last looked for
+	missed    time.Time        // when that was
 }
 
 // begin makes c the snapshot to fetch, in place of the present one. Chunks of it that the target or
@@ -124,7 +129,12 @@ func (j *joiner) watch() {
 	switch idle := time.Since(r.verified); {
 	case r.searching:
 	case j.lacks(r):
-		j.log.Info("Joining: no peer has the snapshot any more, looking for another", "height", r.height)
+		if len(r.missing) == 0 || int(count(r.missing)) == len(r.manifest.Entries) {
+			j.log.Info("Joining: no peer has the snapshot any more, looking for another", "height", r.height)
+		} else {
+			j.log.Info("Joining: no peer has some chunks of the snapshot, looking for another; what peers have is fetched meanwhile",
+				"height", r.height, "no_peer_has", chunkNames(r.missing), "of", len(r.manifest.Entries))
+		}
 		j.search()
 	case time.Since(r.looked) > j.look && j.left() > longLeft && j.unlooked():
 		j.log.Info("Joining: the rest will take long, looking whether another snapshot comes faster", "height", r.height)
@@ -139,13 +149,20 @@ func (j *joiner) watch() {
 	}
 }
 
-// lacks reports whether no peer has claimed the snapshot for a while.
+// lacks reports whether no peer has claimed the snapshot for a while, or some chunk that is missing.
 func (j *joiner) lacks(r *round) bool {
-	for _, heights := range j.has {
-		if slices.Contains(heights, r.height) {
-			r.lacking = time.Time{}
+	for _, s := range j.has {
+		if slices.Contains(s.Snapshots, r.height) {
+			r.lacking, r.missing = time.Time{}, nil
 			return false
 		}
+	}
+	if time.Since(r.missed) >= missedEvery {
+		r.missing, r.missed = j.missing(r), time.Now()
+	}
+	if len(r.missing) == 0 {
+		r.lacking = time.Time{}
+		return false
 	}
 	if r.lacking.IsZero() {
 		r.lacking = time.Now()

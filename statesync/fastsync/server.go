@@ -16,6 +16,8 @@ type ServerOptions struct {
 	Blocks    func() (base, height int64) // first and last block that this node has
 	Peers     func() []transport.Address  // other nodes that serve; of many, the first are told
 	Genesis   []byte                      // the file; empty: it is not served
+	// Parts: of its snapshots this node may have a part only, and says so when it is asked.
+	Parts bool
 	// Making has one element for each answer that takes long to make, of whatever server: its
 	// capacity is how many processors all of them may use. nil: all but one, for this server.
 	Making chan struct{}
@@ -56,6 +58,7 @@ func (s *Server) Register(mux *transport.Mux) {
 	mux.Handle(MethodSubManifest, costly(s.subManifest))
 	handle(MethodPeers, s.peers)
 	handle(MethodGenesis, s.genesis)
+	handle(MethodParts, s.parts)
 }
 
 func (s *Server) status([]byte) ([]byte, error) {
@@ -119,6 +122,9 @@ func (s *Server) chunk(body []byte) ([]byte, error) {
 	if n, ok := served.ChunkBytes(r.k); !ok || from == to || to > n {
 		return nil, transport.ErrRefused
 	}
+	if !served.Has(r.k) {
+		return nil, transport.ErrGone
+	}
 	data, err := served.ChunkRange(r.k, from, to)
 	if err != nil {
 		return nil, notHere(err)
@@ -137,6 +143,9 @@ func (s *Server) weighChunk(request transport.Request) int64 {
 		return 0
 	}
 	defer served.Release()
+	if !served.Has(r.k) {
+		return 0
+	}
 	return int64(served.RangeCost(r.k, uint64(r.offset), uint64(r.offset)+uint64(r.length)))
 }
 
@@ -152,6 +161,9 @@ func (s *Server) subManifest(body []byte) ([]byte, error) {
 	defer served.Release()
 	if c := served.Commitment(); r.k >= c.Chunks || uint64(r.limit) >= c.ChunkBytes || uint64(r.limit) < avlstar.MinCutBytes {
 		return nil, transport.ErrRefused
+	}
+	if !served.Has(r.k) {
+		return nil, transport.ErrGone
 	}
 	sub, err := served.SubManifest(r.k, uint64(r.limit))
 	if err != nil {
@@ -173,6 +185,13 @@ func (s *Server) peers([]byte) ([]byte, error) {
 		return encodePeers(nil), nil
 	}
 	return encodePeers(s.o.Peers()), nil
+}
+
+func (s *Server) parts([]byte) ([]byte, error) {
+	if !s.o.Parts {
+		return nil, transport.ErrRefused
+	}
+	return encodeParts(s.o.Snapshots.Parts()), nil
 }
 
 func (s *Server) genesis([]byte) ([]byte, error) {

@@ -20,7 +20,7 @@ func FuzzServer(f *testing.F) {
 		nil, heightBody(10), heightBody(-1), chunkRequest{10, 0, 0, 1}.encode(), chunkRequest{10, 1, 1, 1<<32 - 1}.encode(),
 		manifestRequest{10, 1, 5}.encode(), manifestRequest{10, 1 << 63, 1 << 31}.encode(), subManifestRequest{10, 0, 4096}.encode(), subManifestRequest{10, 1, 1 << 31}.encode(),
 	} {
-		for method := range uint8(MethodGenesis + 1) {
+		for method := range uint8(MethodParts + 1) {
 			f.Add(method, body)
 		}
 	}
