@@ -61,7 +61,7 @@ var arrows = map[string]struct {
 	"node/join": {[]string{"app", "avlstar", "lightblocks", "node/buildinfo", "node/comet", "node/config", "statesync", "statesync/fastsync",
 		"storage", "transport", "transport/tcp"}, "a join reaches the node's state and CometBFT's databases through its own interfaces"},
 	"node/shard": {[]string{"app", "avlstar", "dsm", "dsm/storagenode", "health", "lightblocks", "lightclient", "node/buildinfo", "node/config",
-		"node/disk", "node/join", "statesync/fastsync", "transport", "transport/tcp"}, "a storage node is another process than a node, and of that it has the rooms only"},
+		"node/disk", "node/join", "statesync", "statesync/fastsync", "transport", "transport/tcp"}, "a storage node is another process than a node, and of that it has the rooms only"},
 	"node/comet": {[]string{"lightblocks", "node/config", "node/disk", "storage", "storage/blocks", "transport"},
 		"it adapts CometBFT to a node, whatever the application is; of storage it has the errors"},
 	"node/config": {[]string{"app", "dsm", "tx", "lightclient", "statuspage", "transport"},

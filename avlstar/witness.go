@@ -152,6 +152,33 @@ func (v *Version) TryManifest() (*Manifest, error) {
 	return v.man, nil
 }
 
+// ChunkKeys returns copies of the first keys of the chunks from the second on: an upper node of v has
+// each. The error is a *MissingNodeError where an upper node is a stub.
+func (v *Version) ChunkKeys() (keys [][]byte, err error) {
+	v.inUse()
+	defer runtime.KeepAlive(v)
+	var walk func(s sub) bool
+	var missing Stub
+	walk = func(s sub) bool {
+		if isSmall(s.Stat, v.chunkBytes) {
+			return true
+		}
+		if s.n == 0 {
+			missing = s.Stub
+			return false
+		}
+		if !walk(childOf(&v.view, s.n, left)) {
+			return false
+		}
+		keys = append(keys, bytes.Clone(v.keyOf(s.n)))
+		return walk(childOf(&v.view, s.n, right))
+	}
+	if !walk(sub{v.top, v.root}) {
+		return nil, fmt.Errorf("avlstar: keys of chunks: %w", v.missingStub(missing))
+	}
+	return keys, nil
+}
+
 // missingStub returns the error for a stub of v.
 func (v *Version) missingStub(stub Stub) error {
 	e := &MissingNodeError{Node: stub}

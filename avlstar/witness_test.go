@@ -2,6 +2,7 @@ package avlstar
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"math"
 	"testing"
@@ -241,4 +242,28 @@ func TestJustBelow(t *testing.T) {
 	require.Equal(t, append([]byte{0}, bytes.Repeat([]byte{0xff}, MaxKeyBytes-1)...), justBelow([]byte{1}))
 	longest := bytes.Repeat([]byte{7}, MaxKeyBytes)
 	require.Equal(t, append(bytes.Repeat([]byte{7}, MaxKeyBytes-1), 6), justBelow(longest))
+}
+
+// The first keys of chunks are those that the manifest has the hashes of, also where chunks are
+// stubs; a missing upper node is named.
+func TestChunkKeys(t *testing.T) {
+	v := stateOf(t, 50, 60)
+	m := v.Manifest()
+	require.Greater(t, len(m.Entries), 4)
+	pruned, err := v.Prune(func(s Subtree) bool { return isSmall(s.Stat, v.chunkBytes) })
+	require.NoError(t, err)
+	for _, v := range []*Version{v, pruned.Version()} {
+		keys, err := v.ChunkKeys()
+		require.NoError(t, err)
+		require.Len(t, keys, len(m.Entries)-1)
+		for k, key := range keys {
+			require.Equal(t, m.Entries[k+1].FirstKeyHash, Hash(sha256.Sum256(key)))
+		}
+	}
+	root, err := v.Prune(func(s Subtree) bool { return s.First != nil && !isSmall(s.Stat, v.chunkBytes) })
+	require.NoError(t, err)
+	_, err = root.Version().ChunkKeys()
+	var missing *MissingNodeError
+	require.ErrorAs(t, err, &missing)
+	require.NotEmpty(t, missing.Key)
 }

@@ -15,6 +15,7 @@ const (
 	MethodWitness uint8 = 13 // a bag that opens what is wanted
 	MethodUpper   uint8 = 14 // a commitment and the tree's upper nodes
 	MethodUpdate  uint8 = 15 // a part of what a block changes in a range
+	MethodOutline uint8 = 17 // the upper tree over a node's ranges, of a snapshot
 )
 
 // Limits of the messages.
@@ -28,6 +29,8 @@ const (
 	MaxUpdateBytes = 256 << 20
 	// MaxPartBytes is the greatest part of an update in one request.
 	MaxPartBytes = MaxBodyBytes - 16<<10
+	// MaxOutlineRange is the greatest part of an outline in one answer.
+	MaxOutlineRange = 8 << 20
 	// CommitmentBytes is the length of an encoded avlstar.Commitment.
 	CommitmentBytes = 53
 
@@ -282,4 +285,39 @@ func DecodeUpper(b []byte) (Upper, error) {
 		return Upper{}, fmt.Errorf("upper tree of %d bytes: %w", len(b), ErrMessage)
 	}
 	return Upper{Commitment: b[:CommitmentBytes:CommitmentBytes], Bag: b[CommitmentBytes:]}, nil
+}
+
+// OutlineRequest asks for the bytes [Offset, Offset+Length) of an outline, or for what there is of
+// them: only a range that reaches beyond the end has a shorter answer.
+type OutlineRequest struct {
+	Height int64 // above 0
+	Offset uint64
+	Length uint32 // 1 to MaxOutlineRange
+}
+
+// Encode encodes the request: height:u64be ‖ offset:u64be ‖ length:u32be.
+func (o OutlineRequest) Encode() []byte {
+	b := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(o.Height)), o.Offset)
+	return binary.BigEndian.AppendUint32(b, o.Length)
+}
+
+// DecodeOutlineRequest is the inverse of Encode.
+func DecodeOutlineRequest(b []byte) (OutlineRequest, error) {
+	r := reader{b: b}
+	o := OutlineRequest{Height: r.height()}
+	if f := r.next(8); f != nil {
+		o.Offset = binary.BigEndian.Uint64(f)
+	}
+	o.Length = r.uint32()
+	if err := r.end(); err != nil || o.Height == 0 || o.Length == 0 || o.Length > MaxOutlineRange {
+		return OutlineRequest{}, fmt.Errorf("outline request: %w", ErrMessage)
+	}
+	return o, nil
+}
+
+// Of returns the part of an outline that is asked for.
+func (o OutlineRequest) Of(outline []byte) []byte {
+	rest := outline[min(o.Offset, uint64(len(outline))):]
+	n := min(int(o.Length), len(rest))
+	return rest[:n:n]
 }

@@ -70,6 +70,10 @@ var codecs = map[string]func([]byte) (any, []byte, error){
 		u, err := DecodeUpper(b)
 		return u, u.Encode(), err
 	},
+	"outline request": func(b []byte) (any, []byte, error) {
+		o, err := DecodeOutlineRequest(b)
+		return o, o.Encode(), err
+	},
 	"update part": func(b []byte) (any, []byte, error) {
 		p, err := DecodeUpdatePart(b)
 		return p, p.Encode(), err
@@ -102,6 +106,8 @@ func inWords(message any) string {
 		return fmt.Sprintf("height %d, depth %d", m.Height, m.Depth)
 	case Upper:
 		return fmt.Sprintf("commitment %x, bag %x", m.Commitment, m.Bag)
+	case OutlineRequest:
+		return fmt.Sprintf("height %d, %d bytes at %d", m.Height, m.Length, m.Offset)
 	case UpdatePart:
 		return fmt.Sprintf("height %d, range %v, %q at %d of %d", m.Height, m.Range, m.Part, m.Offset, m.Total)
 	case UpdateAnswer:
@@ -142,6 +148,8 @@ func validMessages(t testing.TB) (list []vector) {
 		Held: [][32]byte{{2}, {1}, {2}}, Wants: []Want{{Key: bytes.Repeat(key("k"), MaxKeyBytes)}}})
 
 	add("upper request", "to depth 12", UpperRequest{1000, 12}.Encode(), nil)
+	add("outline request", "the second part", OutlineRequest{1000, MaxOutlineRange, MaxOutlineRange}.Encode(), nil)
+	add("outline request", "a byte far away", OutlineRequest{math.MaxInt64, math.MaxUint64, 1}.Encode(), nil)
 	add("upper", "an empty bag", Upper{bytes.Repeat([]byte{7}, CommitmentBytes), []byte{1}}.Encode(), nil)
 
 	r := Range{key("g"), key("p")}
@@ -210,6 +218,11 @@ func invalidMessages() (list []vector) {
 	add("upper request", "height 0", u64(0), []byte{1})
 	add("upper request", "no depth", u64(1))
 	add("upper request", "bytes left over", u64(1), []byte{1, 0})
+	add("outline request", "height 0", u64(0), u64(0), []byte{0, 0, 0, 1})
+	add("outline request", "no bytes", u64(1), u64(0), []byte{0, 0, 0, 0})
+	add("outline request", "too many bytes", u64(1), u64(0), []byte{0, 0x80, 0, 1})
+	add("outline request", "too short", u64(1), u64(0), []byte{0, 0, 1})
+	add("outline request", "bytes left over", u64(1), u64(0), []byte{0, 0, 0, 1, 0})
 	add("upper", "no bag", make([]byte, CommitmentBytes))
 
 	sum := make([]byte, 32)
@@ -351,12 +364,13 @@ func fuzzMessage(f *testing.F, message string) {
 	f.Fuzz(func(t *testing.T, b []byte) { requireCanonical(t, message, b) })
 }
 
-func FuzzClaims(f *testing.F)       { fuzzMessage(f, "claims") }
-func FuzzWitness(f *testing.F)      { fuzzMessage(f, "witness") }
-func FuzzUpperRequest(f *testing.F) { fuzzMessage(f, "upper request") }
-func FuzzUpper(f *testing.F)        { fuzzMessage(f, "upper") }
-func FuzzUpdatePart(f *testing.F)   { fuzzMessage(f, "update part") }
-func FuzzUpdateAnswer(f *testing.F) { fuzzMessage(f, "update answer") }
+func FuzzClaims(f *testing.F)         { fuzzMessage(f, "claims") }
+func FuzzWitness(f *testing.F)        { fuzzMessage(f, "witness") }
+func FuzzUpperRequest(f *testing.F)   { fuzzMessage(f, "upper request") }
+func FuzzUpper(f *testing.F)          { fuzzMessage(f, "upper") }
+func FuzzOutlineRequest(f *testing.F) { fuzzMessage(f, "outline request") }
+func FuzzUpdatePart(f *testing.F)     { fuzzMessage(f, "update part") }
+func FuzzUpdateAnswer(f *testing.F)   { fuzzMessage(f, "update answer") }
 
 // TestCorpora writes, with -update, corpora of the targets whose messages have lists: random ones,
 // of which a fuzzer changes a few bytes.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -61,4 +63,45 @@ func TestShardedJoin(t *testing.T) {
 	j = start(t, joiner, log.NewNopLogger())
 	follows(t, j, n)
 	require.Equal(t, "another", nodetest.Get(t, nodetest.RPC(t, joiner), "key-16"))
+}
+
+// A node in local mode joins a network all of whose validators are sharded: each of four storage
+// nodes has a quarter of the state, and nobody else has any chunk.
+func TestLocalJoinFromStorageNodes(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	genesis := app.Genesis{Open: true, ChunkBytes: 512, SnapshotInterval: 10}
+	w := newShardedNetworkOf(t, genesis, []string{"key-10", "key-20", "key-30"}, [][]int{{0}, {1}, {2}, {3}})
+	for i := range w.nodes {
+		w.start(i)
+	}
+	n := start(t, w.validator, log.NewNopLogger())
+	client := nodetest.RPC(t, w.validator)
+	for i := range 40 {
+		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), fmt.Sprint("value ", i, strings.Repeat("-", 100)))
+	}
+	written := n.Application().Height()
+	trusted := n.Comet().BlockStore().LoadBlockMeta(1)
+	joiner, _ := nodetest.Home(t, func(o *home.InitOptions) {
+		o.GenesisFile = w.genesis()
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", w.id, nodetest.Load(t, w.validator).CometBFT.P2P.ListenAddress[len("tcp://"):])
+			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
+			// headers come from the validator; the other storage nodes are told by the first
+			a.Join.Peers = fmt.Sprintf("%s@%s,%s", w.id, w.transport, w.names[0])
+		}
+	})
+	nodetest.Until(t, "a snapshot with all keys", func() bool { return n.Application().Height() > written+12 })
+	logs := new(nodetest.LogBuffer)
+	j := start(t, joiner, logs.Logger(t))
+	follows(t, j, n)
+	require.True(t, logs.Has("Joining: the state is restored"))
+	require.GreaterOrEqual(t, j.Comet().BlockStore().Base(), int64(10), "blocks were replayed from the first one")
+	for i := range 40 {
+		require.Contains(t, nodetest.Get(t, nodetest.RPC(t, joiner), fmt.Sprintf("key-%02d", i)), fmt.Sprint("value ", i))
+	}
+	nodetest.Put(t, client, "key-15", "another")
+	follows(t, j, n)
+	require.Equal(t, "another", nodetest.Get(t, nodetest.RPC(t, joiner), "key-15"))
 }

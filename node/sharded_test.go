@@ -11,6 +11,7 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -24,6 +25,7 @@ type shardedNetwork struct {
 	id        string // of the validator's node
 	transport string // its address
 	storage   []string
+	names     []string      // ID@address of each storage node
 	ranges    string        // the file
 	nodes     []*shard.Node // nil: it does not run
 }
@@ -31,6 +33,12 @@ type shardedNetwork struct {
 // newShardedNetwork makes the homes. The keys are divided at edges; keeps says which storage nodes
 // have which range.
 func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetwork {
+	t.Helper()
+	return newShardedNetworkOf(t, app.Genesis{Open: true}, edges, keeps)
+}
+
+// newShardedNetworkOf is newShardedNetwork of another genesis state.
+func newShardedNetworkOf(t *testing.T, genesis app.Genesis, edges []string, keeps [][]int) *shardedNetwork {
 	t.Helper()
 	w := &shardedNetwork{t: t}
 	of := 0
@@ -43,6 +51,7 @@ func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetw
 	w.transport = fmt.Sprint("127.0.0.1:", ports[of])
 	var made home.InitResult
 	w.validator, made = nodetest.Home(t, func(o *home.InitOptions) {
+		o.App = genesis
 		edit := o.Edit
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
@@ -67,6 +76,7 @@ func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetw
 		})
 		w.storage, names, w.nodes = append(w.storage, dir), append(names, fmt.Sprintf("%s@127.0.0.1:%d", made.NodeID, ports[i])), append(w.nodes, nil)
 	}
+	w.names = names
 	var text strings.Builder
 	for i, first := range append([]string{""}, edges...) {
 		var replicas []string

@@ -51,22 +51,14 @@ func EncodePin(v *avlstar.Version) ([]byte, error) {
 	b := append(make([]byte, 0, 2*len(manifest)+128), hash[:]...)
 	b = binary.AppendUvarint(b, uint64(len(manifest)))
 	b = append(b, manifest...)
-	first := true
-	upper, err := v.Prune(func(s avlstar.Subtree) bool { // asks from left to right
-		if s.Bytes > v.ChunkBytes() && s.Height > 0 {
-			return false
-		}
-		if !first {
-			b = binary.AppendUvarint(b, uint64(len(s.First)))
-			b = append(b, s.First...)
-		}
-		first = false
-		return true
-	})
+	keys, err := v.ChunkKeys()
 	if err != nil {
 		return nil, err
 	}
-	upper.Release()
+	for _, key := range keys {
+		b = binary.AppendUvarint(b, uint64(len(key)))
+		b = append(b, key...)
+	}
 	return b, nil
 }
 

@@ -24,12 +24,14 @@ type NodeOptions struct {
 	// Making has one element for each answer that takes long to make, of whatever server: its
 	// capacity is how many processors all of them may use. nil: all but one, for this node.
 	Making chan struct{}
+	// Outline returns the outline of a snapshot; nil: the node has none.
+	Outline func(height int64) (outline []byte, ok bool)
 	// Failed, if not nil, is told of errors that Run does not return: a state that could not be
 	// stored is tried again at the next height that is due.
 	Failed func(error)
 }
 
-// Node answers the four methods of package dsm from replicas of several ranges.
+// Node answers the methods of package dsm from replicas of several ranges.
 type Node struct {
 	o        NodeOptions
 	replicas []*Replica      // in the order of keys
@@ -63,6 +65,7 @@ func (n *Node) Register(mux *transport.Mux) {
 	serve.Costly(mux, n.o.Making, dsm.MethodWitness, n.witness, n.weighWitness)
 	serve.Costly(mux, n.o.Making, dsm.MethodUpper, n.upper, serve.WeighUpper)
 	handle(dsm.MethodUpdate, n.update)
+	handle(dsm.MethodOutline, n.answerOutline)
 }
 
 // Claims returns what the node has, in the order of keys.
@@ -167,4 +170,18 @@ func (n *Node) update(r transport.Request) ([]byte, error) {
 		nudge(n.wake[i])
 	}
 	return answer.Encode(), nil
+}
+
+// answerOutline answers a part of an outline.
+func (n *Node) answerOutline(r transport.Request) ([]byte, error) {
+	o, err := dsm.DecodeOutlineRequest(r.Body)
+	if err != nil {
+		return nil, serve.Refused(err)
+	}
+	if n.o.Outline != nil {
+		if outline, ok := n.o.Outline(o.Height); ok {
+			return o.Of(outline), nil
+		}
+	}
+	return nil, transport.ErrGone
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/storagenode"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -26,6 +27,7 @@ type metrics struct {
 	oldest, newest     *prometheus.Desc         // by range
 	waiting, waitBytes *prometheus.Desc         // by range
 	header, missing    *prometheus.Desc
+	snapshot           *prometheus.Desc
 
 	mu      sync.Mutex
 	senders map[transport.ID]bool // those with a label; guarded by mu
@@ -57,6 +59,7 @@ func newMetrics(n *Node) *metrics {
 		waiting:   desc("waiting_updates", "Updates that wait for a header, or for earlier ones, by range.", "range"),
 		waitBytes: desc("waiting_bytes", "Bytes of these updates, by range.", "range"),
 		header:    desc("header_height", "Newest header that is proved."),
+		snapshot:  desc("snapshot_height", "Newest snapshot of which chunks are served to nodes that join in local mode; 0: none."),
 		missing:   desc("missing_ranges", "Ranges of this node that have no state yet."),
 	}
 	for _, method := range methodLabels { // so that what has not happened is 0, not absent
@@ -68,7 +71,7 @@ func newMetrics(n *Node) *metrics {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.header, m.missing} {
+	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.header, m.missing, m.snapshot} {
 		to <- d
 	}
 	for _, c := range []prometheus.Collector{m.sent, m.received, m.requests, m.seconds, m.verdicts} {
@@ -97,6 +100,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	}
 	m.n.mu.Unlock()
 	gauge(m.missing, float64(missing))
+	gauge(m.snapshot, float64(m.n.chunks.newest()))
 	gauge(m.header, float64(m.n.headers.newestProved().height))
 	for _, c := range []prometheus.Collector{m.sent, m.received, m.requests, m.seconds, m.verdicts} {
 		c.Collect(to)
@@ -105,7 +109,10 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 
 var methodLabels = map[transport.Method]string{
 	transport.Method(dsm.MethodRanges): "ranges", transport.Method(dsm.MethodWitness): "witness",
-	transport.Method(dsm.MethodUpper): "upper", transport.Method(dsm.MethodUpdate): "update", 0: "unknown",
+	transport.Method(dsm.MethodUpper): "upper", transport.Method(dsm.MethodUpdate): "update",
+	transport.Method(dsm.MethodOutline): "outline", fastsync.MethodStatus: "status", fastsync.MethodCommitment: "commitment",
+	fastsync.MethodManifest: "manifest", fastsync.MethodChunk: "chunk", fastsync.MethodSubManifest: "sub_manifest",
+	fastsync.MethodPeers: "peers", fastsync.MethodGenesis: "genesis", fastsync.MethodParts: "parts", 0: "unknown",
 }
 
 func methodLabel(m transport.Method) string {

@@ -15,15 +15,20 @@ import (
 	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// lanes keep methods apart: no update waits for a witness, whatever that takes to make.
+// lanes keep methods apart: no update waits for a witness, whatever that takes to make, and neither
+// for a chunk, which has the other workers.
 func lanes() []tcp.Lane {
 	return []tcp.Lane{
 		{Methods: []transport.Method{transport.Method(dsm.MethodRanges)}, Workers: 1},
 		{Methods: []transport.Method{transport.Method(dsm.MethodUpdate)}, Workers: 4},
+		{Methods: []transport.Method{
+			fastsync.MethodStatus, fastsync.MethodCommitment, fastsync.MethodPeers, fastsync.MethodGenesis, fastsync.MethodParts,
+		}, Workers: 1},
 		{Methods: []transport.Method{transport.Method(dsm.MethodWitness), transport.Method(dsm.MethodUpper)}, Workers: max(4, 2*runtime.GOMAXPROCS(0))},
 	}
 }

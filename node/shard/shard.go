@@ -61,7 +61,8 @@ type Node struct {
 	young   int64                          // fromGenesis, but in tests
 	taking  sync.WaitGroup
 	metrics *metrics
-	lock    io.Closer // of data/ranges
+	chunks  *snapshots // nil: not opened yet
+	lock    io.Closer  // of data/ranges
 
 	handler  atomic.Pointer[transport.Mux] // of the replicas that are there
 	server   *tcp.Server                   // nil: it does not listen yet
@@ -106,6 +107,11 @@ func (n *Node) open(ctx context.Context) error {
 		return err
 	}
 	n.headers.init()
+	chunks, err := newSnapshots(n)
+	if err != nil {
+		return err
+	}
+	n.chunks = chunks
 	n.metrics = newMetrics(n)
 	if n.o.Metrics != nil {
 		if err := n.o.Metrics.Register(n.metrics); err != nil {
@@ -196,6 +202,7 @@ func (n *Node) Claims() []dsm.Claim {
 func (n *Node) Start() {
 	n.log.Info("Storage node started", "chain_id", n.genesis.ChainID, "node_id", n.ID(), "address", n.server.Addr(),
 		"ranges", len(n.places), "version", buildinfo.Read().Starling, "home", n.config.Home)
+	n.wg.Go(func() { n.chunks.run(n.ctx) })
 	n.wg.Go(func() {
 		err := n.follow(n.ctx)
 		if err != nil && n.ctx.Err() == nil {
@@ -245,6 +252,9 @@ func (n *Node) close() error {
 		errs = append(errs, s.Close())
 	}
 	n.wg.Wait()
+	if n.chunks != nil {
+		errs = append(errs, n.chunks.manager.Close())
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.places {
@@ -271,7 +281,7 @@ func (n *Node) changed() error {
 			replicas = append(replicas, p.replica)
 		}
 	}
-	o := storagenode.NodeOptions{Failed: func(err error) {
+	o := storagenode.NodeOptions{Outline: n.chunks.outline, Failed: func(err error) {
 		n.log.Error("A state was not stored: the next one is tried at its height, and the log keeps what is needed until then", "err", err)
 		if disk.IsFull(err) {
 			n.fail(err)
@@ -290,6 +300,7 @@ func (n *Node) changed() error {
 	}
 	mux := new(transport.Mux)
 	node.Register(mux)
+	n.chunks.server.Register(mux)
 	n.handler.Store(mux)
 	if n.mu.stopRun != nil {
 		n.mu.stopRun()

@@ -1,0 +1,272 @@
+package storagenode
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/transport"
+)
+
+// ErrOutline: bytes are no outline of the state.
+var ErrOutline = errors.New("not an outline of that state")
+
+// Snapshot is what a node has of the state of one height, for nodes that join in local mode and
+// fetch chunks: the leaves of its ranges, and the upper tree of all ranges, which it gets from the
+// outlines of other nodes. A chunk that lies in two ranges is whole when both outlines are there.
+//
+//	upper tree      (n)                  from the outlines of all nodes: their chunks are stubs,
+//	              ┌──┴───┐               but what is open of chunks that cross an edge
+//	            (n)     (n)
+//	           ┌─┴─┐   ┌─┴─┐
+//	chunks     0   1   2   3
+//	         └──────┘└──────┘            leaves of this node's ranges
+//
+// Its versions stay in memory until Close. It is for one goroutine until all outlines are added;
+// from then on Range may be called concurrently.
+type Snapshot struct {
+	Height  int64
+	ranges  []heldRange      // in the order of keys
+	upper   *avlstar.Partial // holds a reference
+	outline []byte
+}
+
+type heldRange struct {
+	keys    avlstar.KeyRange
+	partial *avlstar.Partial // holds a reference
+}
+
+// Snapshot returns what the node has of the state of a height. The caller closes it. Error:
+// transport.ErrGone if no replica answers that height.
+func (n *Node) Snapshot(height int64) (*Snapshot, error) {
+	s := &Snapshot{Height: height}
+	for _, r := range n.replicas {
+		if p, ok := r.At(height); ok {
+			s.ranges = append(s.ranges, heldRange{r.o.Range, p})
+		}
+	}
+	if len(s.ranges) == 0 {
+		return nil, fmt.Errorf("storagenode: snapshot of height %d: %w", height, transport.ErrGone)
+	}
+	if err := s.begin(); err != nil {
+		return nil, errors.Join(fmt.Errorf("storagenode: snapshot of height %d: %w", height, err), s.Close())
+	}
+	return s, nil
+}
+
+// begin makes the upper tree of the node's own ranges, and the outline.
+func (s *Snapshot) begin() (err error) {
+	if s.upper, err = avlstar.NewPartial(s.ranges[0].partial.Commitment()); err != nil {
+		return err
+	}
+	for _, r := range s.ranges {
+		own, err := outlineOf(r.partial, r.keys)
+		if err != nil {
+			return err
+		}
+		if err := s.Add(own); err != nil {
+			return err
+		}
+		s.outline = own
+	}
+	if len(s.ranges) > 1 {
+		s.outline, err = opened(s.upper)
+	}
+	return err
+}
+
+// outlineOf returns a bag of the upper nodes that have keys in a range, and of what lies in the
+// range of chunks that do not lie in it wholly.
+func outlineOf(p *avlstar.Partial, r avlstar.KeyRange) ([]byte, error) {
+	limit := p.Commitment().ChunkBytes
+	crossing := false // a chunk that is not all in the range was met
+	var chunk avlstar.KeyRange
+	pruned, err := p.Prune(func(s avlstar.Subtree) bool { // from left to right, parents first
+		keys := avlstar.KeyRange{First: s.First, After: s.After}
+		switch {
+		case !touch(keys, r):
+			return true
+		case crossing && within(keys, chunk), s.Bytes > limit && s.Height > 0:
+			return false
+		case within(keys, r):
+			return true
+		}
+		crossing = true
+		chunk = avlstar.KeyRange{First: bytes.Clone(s.First), After: bytes.Clone(s.After)}
+		return false
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer pruned.Release()
+	return opened(pruned)
+}
+
+// opened returns a bag of all that is open in a tree, from the root down.
+func opened(p *avlstar.Partial) ([]byte, error) {
+	const all = 255 // no tree is higher
+	bag, err := p.Upper(all)
+	var missing *avlstar.MissingNodeError
+	if errors.As(err, &missing) { // the root is a stub
+		return p.Upper(0)
+	}
+	return bag, err
+}
+
+func touch(a, b avlstar.KeyRange) bool {
+	return (a.After == nil || bytes.Compare(b.First, a.After) < 0) && (b.After == nil || bytes.Compare(a.First, b.After) < 0)
+}
+
+// within reports whether all of a is in b.
+func within(a, b avlstar.KeyRange) bool {
+	return bytes.Compare(a.First, b.First) >= 0 && (b.After == nil || a.After != nil && bytes.Compare(a.After, b.After) <= 0)
+}
+
+// Outline is what other nodes need of this node's ranges for their snapshots of the same height: a
+// bag (docs/spec/dsm.md#outline-method-17).
+func (s *Snapshot) Outline() []byte { return s.outline }
+
+// MaxOutline limits the length of an outline of the state, by what is proved of it.
+func (s *Snapshot) MaxOutline() uint64 {
+	c := s.upper.Commitment()
+	const item = 1 + 1 + 2 + record.MaxKeyBytes + 1 + 10 + 32 // of a chunk that is a stub
+	return 16 + uint64(c.Chunks)*item + 4*(c.ChunkBytes+record.MaxBytes)
+}
+
+// Add adds the outline of another node, which is proved by its hashes. ErrOutline: it is of another
+// state, or no bag.
+func (s *Snapshot) Add(outline []byte) error {
+	bag, err := avlstar.DecodeBag(outline)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrOutline, err)
+	}
+	roots := bag.Roots()
+	if len(roots) == 0 {
+		return nil
+	}
+	if len(roots) > 1 || roots[0] != s.upper.Commitment().Root {
+		return fmt.Errorf("%w: it does not begin at the root", ErrOutline)
+	}
+	next, _, err := s.upper.Graft(bag)
+	if err != nil {
+		return err
+	}
+	s.upper.Release()
+	s.upper = next
+	return nil
+}
+
+// Lacks returns a key of what is missing of the upper tree, or of a chunk that is in part in the
+// node's ranges: the outline of the node that has the key is to be added. ok is false if the
+// snapshot is complete.
+func (s *Snapshot) Lacks() (key []byte, ok bool, err error) {
+	var missing *avlstar.MissingNodeError
+	keys, err := s.upper.Version().ChunkKeys()
+	if errors.As(err, &missing) {
+		return missing.Key, true, nil
+	} else if err != nil {
+		return nil, false, err
+	}
+	for _, k := range s.chunks(keys) {
+		chunk := chunkRange(keys, k)
+		if s.holder(chunk) != nil {
+			continue
+		}
+		for _, err := range s.upper.Leaves(chunk) {
+			if errors.As(err, &missing) {
+				return missing.Key, true, nil
+			} else if err != nil {
+				return nil, false, err
+			}
+		}
+	}
+	return nil, false, nil
+}
+
+// Version is the state, of which the upper tree is there when Lacks has nothing left.
+func (s *Snapshot) Version() *avlstar.Version { return s.upper.Version() }
+
+// Chunks returns the numbers of the chunks that the node has of a complete snapshot, ascending.
+func (s *Snapshot) Chunks() ([]uint32, error) {
+	keys, err := s.upper.Version().ChunkKeys()
+	if err != nil {
+		return nil, err
+	}
+	return s.chunks(keys), nil
+}
+
+// chunks returns the numbers of the chunks that have keys in the node's ranges.
+func (s *Snapshot) chunks(keys [][]byte) (own []uint32) {
+	for k := range s.upper.Commitment().Chunks {
+		chunk := chunkRange(keys, k)
+		for _, r := range s.ranges {
+			if touch(chunk, r.keys) {
+				own = append(own, k)
+				break
+			}
+		}
+	}
+	return own
+}
+
+// chunkRange returns the keys of chunk k, given the first keys of those after the first.
+func chunkRange(keys [][]byte, k uint32) (r avlstar.KeyRange) {
+	if k > 0 {
+		r.First = keys[k-1]
+	}
+	if int64(k) < int64(len(keys)) {
+		r.After = keys[k]
+	}
+	return r
+}
+
+// holder returns the range that has all of some keys; nil: none has.
+func (s *Snapshot) holder(keys avlstar.KeyRange) *avlstar.Partial {
+	for _, r := range s.ranges {
+		if within(keys, r.keys) {
+			return r.partial
+		}
+	}
+	return nil
+}
+
+// Range returns the records of the leaves of a chunk, whose keys are [first, after), where nil is
+// open: see statesync.Pin.
+func (s *Snapshot) Range(first, after []byte, size uint64) ([]byte, error) {
+	chunk := avlstar.KeyRange{First: first, After: after}
+	p := s.holder(chunk)
+	if p == nil {
+		p = s.upper // it crosses an edge
+	}
+	records := make([]byte, 0, min(size, avlstar.MaxChunkBytes))
+	for l, err := range p.Leaves(chunk) {
+		if err != nil {
+			return nil, err
+		}
+		if records = record.Append(records, l); uint64(len(records)) > size {
+			break
+		}
+	}
+	return records, nil
+}
+
+// HeldBytes is the memory of what only this height has of the node's ranges, in bytes.
+func (s *Snapshot) HeldBytes() (n uint64) {
+	for _, r := range s.ranges {
+		n += r.partial.HeldBytes()
+	}
+	return n
+}
+
+// Close gives the versions up. It is called once.
+func (s *Snapshot) Close() error {
+	for _, r := range s.ranges {
+		r.partial.Release()
+	}
+	if s.upper != nil {
+		s.upper.Release()
+	}
+	return nil
+}
