@@ -27,6 +27,7 @@ func TestMethodNumbers(t *testing.T) {
 		"evidence": lightblocks.MethodEvidence, "headers": lightblocks.MethodHeaders,
 		"ranges": transport.Method(dsm.MethodRanges), "witness": transport.Method(dsm.MethodWitness),
 		"upper": transport.Method(dsm.MethodUpper), "update": transport.Method(dsm.MethodUpdate),
+		"parts": fastsync.MethodParts, "outline": transport.Method(dsm.MethodOutline),
 	}
 	spec, err := os.ReadFile("docs/spec/transport.md")
 	require.NoError(t, err)

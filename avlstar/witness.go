@@ -152,8 +152,8 @@ func (v *Version) TryManifest() (*Manifest, error) {
 	return v.man, nil
 }
 
-// ChunkKeys returns copies of the first keys of the chunks from the second on: an upper node of v has
-// each. The error is a *MissingNodeError where an upper node is a stub.
+// ChunkKeys returns copies of the first keys of the chunks from the second on: an upper node of v
+// has each. The error is a *MissingNodeError where an upper node is a stub.
 func (v *Version) ChunkKeys() (keys [][]byte, err error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)

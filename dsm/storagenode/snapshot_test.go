@@ -130,7 +130,7 @@ func randomKeeps(rng *rand.Rand, ranges int) (keeps [][]int) {
 	return keeps
 }
 
-// A snapshot stays as it is while the replica goes on, and gives its memory back.
+// A snapshot stays as it is while the replica continues, and gives its memory back.
 func TestSnapshotStays(t *testing.T) {
 	rng := seeds.Rand(t)
 	c := newChain(t, rng, evenRanges(2), 30)

@@ -174,8 +174,8 @@ func (s *snapshots) tryOffer(ctx context.Context, height int64) error {
 	s.mu.Lock()
 	s.mu.served = append(s.mu.served, served)
 	s.mu.Unlock()
-	if err := s.manager.AddPart(height, description, spansOf(chunks), served); err != nil { // closes it
-		return err
+	if err := s.manager.AddPart(height, description, spansOf(chunks), served); err != nil {
+		return err // served is closed
 	}
 	s.n.log.Info("Serving chunks of a snapshot", "height", height, "chunks", len(chunks), "of", snapshot.Version().NumChunks())
 	return nil

@@ -172,8 +172,8 @@ func (j *joiner) claimed() (by map[int64][]transport.Conn, unknown bool) {
 	return by, unknown
 }
 
-// fetchable returns the heights of which the connected peers together claim all chunks, and if there
-// are others what the newest of these lacks.
+// fetchable returns the heights of which the connected peers together claim all chunks, and if
+// there are others what the newest of these lacks.
 func (j *joiner) fetchable() (heights []int64, lacks error) {
 	var peers []Status
 	for _, p := range j.o.Peers.conns() {

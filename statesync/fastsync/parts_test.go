@@ -198,7 +198,7 @@ func TestJoinFromPartsAmongLiars(t *testing.T) {
 		}
 		w.addPart(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
 			if r.Method == MethodParts {
-				return binary.BigEndian.AppendUint64([]byte{partsVersion, 0, 1}, 10), nil // malformed
+				return binary.BigEndian.AppendUint64([]byte{partsVersion, 0, 1}, 10), nil
 			}
 			return answer, err
 		}, shard(0, 2), 10)

@@ -37,9 +37,11 @@ type round struct {
 	stall     time.Duration    // maximum age of verified; then another snapshot is looked for
 	searching bool             // a search is under way
 	looked    time.Time        // when it began, or was last compared with others
-	lacking   time.Time        // since when no peer claims some chunk that is missing; zero: each has one
-	missing   []statesync.Span // these chunks, when they were last looked for
-	missed    time.Time        // when that was
+	// lacking is since when no peer claims some chunk that is missing; zero: each has one. missing
+	// are these chunks, as of missed.
+	lacking time.Time
+	missing []statesync.Span
+	missed  time.Time
 }
 
 // begin makes c the snapshot to fetch, in place of the present one. Chunks of it that the target or
@@ -149,7 +151,8 @@ func (j *joiner) watch() {
 	}
 }
 
-// lacks reports whether no peer has claimed the snapshot for a while, or some chunk that is missing.
+// lacks reports whether no peer has claimed the snapshot for a while, or some chunk that is
+// missing.
 func (j *joiner) lacks(r *round) bool {
 	for _, s := range j.has {
 		if slices.Contains(s.Snapshots, r.height) {

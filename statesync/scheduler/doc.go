@@ -33,9 +33,9 @@
 //
 // # Termination
 //
-// While each item has one honest peer, Done comes. What nobody has waits. An item that stalls is requested elsewhere too.
-// The stalled request is cancelled only where its memory is needed, or if no byte has come for
-// long, and then its peer gets twice the time: the only honest peer may be arbitrarily slow. When
-// nothing is left to hand out, idle peers are asked for what others would take more than twice as
-// long for; the first good answer wins.
+// While each item has one honest peer, Done comes. What nobody has waits. An item that stalls is
+// requested elsewhere too. The stalled request is cancelled only where its memory is needed, or if
+// no byte has come for long, and then its peer gets twice the time: the only honest peer may be
+// arbitrarily slow. When nothing is left to hand out, idle peers are asked for what others would
+// take more than twice as long for; the first good answer wins.
 package scheduler

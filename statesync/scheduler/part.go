@@ -158,7 +158,8 @@ func (x *index) refresh(b int) {
 // first returns the first item of a tournament whose place is in one of the spans.
 func (x *index) first(t *tournament, spans []Span) (best *item) {
 	for _, s := range spans {
-		from, to := int(s.From/bucketPlaces), int(s.To/bucketPlaces) // the bucket of To is not whole
+		// The bucket of To is not whole.
+		from, to := int(s.From/bucketPlaces), int(s.To/bucketPlaces)
 		if to >= len(x.buckets) {
 			to = len(x.buckets)
 		} else {
