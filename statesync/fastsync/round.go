@@ -33,10 +33,10 @@ type round struct {
 	cancel   context.CancelFunc
 	deltas   *deltas // nil: all chunks are fetched whole
 
-	verified  time.Time        // when an answer was last verified, or a search has ended
-	stall     time.Duration    // maximum age of verified; then another snapshot is looked for
-	searching bool             // a search is under way
-	looked    time.Time        // when it began, or was last compared with others
+	verified  time.Time     // when an answer was last verified, or a search has ended
+	stall     time.Duration // maximum age of verified; then another snapshot is looked for
+	searching bool          // a search is under way
+	looked    time.Time     // when it began, or was last compared with others
 	// lacking is since when no peer claims some chunk that is missing; zero: each has one. missing
 	// are these chunks, as of missed.
 	lacking time.Time
