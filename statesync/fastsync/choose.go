@@ -12,6 +12,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/hedge"
+	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -175,19 +176,26 @@ func (j *joiner) claimed() (by map[int64][]transport.Conn, unknown bool) {
 // fetchable returns the heights of which the connected peers together claim all chunks, and if
 // there are others what the newest of these lacks.
 func (j *joiner) fetchable() (heights []int64, lacks error) {
-	var peers []Status
+	whole, parts := map[int64]bool{}, map[int64][]statesync.Part{}
 	for _, p := range j.o.Peers.conns() {
-		peers = append(peers, p.status)
-	}
-	by, _ := j.claimed()
-	for _, h := range slices.Sorted(maps.Keys(by)) {
-		if err := incomplete(peers, h); err != nil {
-			lacks = err
-		} else {
-			heights = append(heights, h)
+		for _, h := range p.status.Snapshots {
+			whole[h] = true
+		}
+		for _, part := range p.status.Parts {
+			parts[part.Height] = append(parts[part.Height], part)
 		}
 	}
-	return heights, lacks
+	for _, h := range slices.Sorted(maps.Keys(parts)) {
+		if whole[h] {
+			continue
+		}
+		if err := incomplete(h, parts[h]); err != nil {
+			lacks = err
+		} else {
+			whole[h] = true
+		}
+	}
+	return slices.Collect(maps.Keys(whole)), lacks
 }
 
 // tryChoose returns a choice, or the reason that there is none yet. waited is the time since choose

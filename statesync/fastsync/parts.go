@@ -155,19 +155,12 @@ func uncovered(parts []statesync.Part, chunks uint32) (rest []statesync.Span) {
 	return rest
 }
 
-// incomplete returns an error if the peers that claim parts of a snapshot lack some of its chunks,
-// and nobody claims all of it. Whoever claims another number of chunks than the others counts
-// alone: it may be the liar.
-func incomplete(peers []Status, height int64) error {
+// incomplete returns an error if the parts of a snapshot that peers claim lack some of its chunks.
+// Whoever claims another number of chunks than the others counts alone: it may be the liar.
+func incomplete(height int64, claimed []statesync.Part) error {
 	by := map[uint32][]statesync.Part{} // number of chunks
-	for _, s := range peers {
-		p, all, ok := s.part(height)
-		if all {
-			return nil
-		}
-		if ok {
-			by[p.Chunks] = append(by[p.Chunks], p)
-		}
+	for _, p := range claimed {
+		by[p.Chunks] = append(by[p.Chunks], p)
 	}
 	var least []statesync.Span
 	var chunks uint32
@@ -176,7 +169,7 @@ func incomplete(peers []Status, height int64) error {
 		if len(rest) == 0 {
 			return nil
 		}
-		if least == nil || count(rest) < count(least) {
+		if least == nil || count(rest) < count(least) || count(rest) == count(least) && n < chunks {
 			least, chunks = rest, n
 		}
 	}

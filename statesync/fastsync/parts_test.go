@@ -76,14 +76,13 @@ func TestPartsRefuses(t *testing.T) {
 
 // What nobody has is found, whoever lies about how many chunks there are.
 func TestIncomplete(t *testing.T) {
-	part := func(height int64, chunks uint32, edges ...uint32) Status {
-		return Status{Parts: []statesync.Part{{Height: height, Chunks: chunks, Spans: spans(edges...)}}}
+	part := func(chunks uint32, edges ...uint32) statesync.Part {
+		return statesync.Part{Height: 10, Chunks: chunks, Spans: spans(edges...)}
 	}
-	require.NoError(t, incomplete(nil, 10))
-	require.NoError(t, incomplete([]Status{part(10, 100, 0, 50), part(10, 100, 40, 100)}, 10))
-	require.NoError(t, incomplete([]Status{part(10, 100, 0, 50), {Snapshots: []int64{10}}}, 10))
-	require.NoError(t, incomplete([]Status{part(10, 100, 0, 50), part(10, 100, 40, 100), part(10, 1<<31, 0, 1)}, 10), "a liar is alone")
-	err := incomplete([]Status{part(10, 100, 0, 25), part(10, 100, 50, 60, 61, 100), part(20, 100, 0, 100)}, 10)
+	require.NoError(t, incomplete(10, nil))
+	require.NoError(t, incomplete(10, []statesync.Part{part(100, 0, 50), part(100, 40, 100)}))
+	require.NoError(t, incomplete(10, []statesync.Part{part(100, 0, 50), part(100, 40, 100), part(1<<31, 0, 1)}), "a liar is alone")
+	err := incomplete(10, []statesync.Part{part(100, 0, 25), part(100, 50, 60, 61, 100), part(1<<31, 0, 100)})
 	require.ErrorIs(t, err, errIncomplete)
 	require.ErrorContains(t, err, "height 10: nobody who is connected has chunks 25 to 49, 60 of 100")
 	require.Equal(t, "chunk 7", chunkNames(spans(7, 8)))
