@@ -163,10 +163,14 @@ func (s *Snapshot) Add(outline []byte) error {
 // snapshot is complete.
 func (s *Snapshot) Lacks() (key []byte, ok bool, err error) {
 	var missing *avlstar.MissingNodeError
-	keys, err := s.upper.Version().ChunkKeys()
+	_, err = s.upper.Version().TryManifest() // a second time it costs nothing
 	if errors.As(err, &missing) {
 		return missing.Key, true, nil
 	} else if err != nil {
+		return nil, false, err
+	}
+	keys, err := s.upper.Version().ChunkKeys()
+	if err != nil {
 		return nil, false, err
 	}
 	for _, k := range s.chunks(keys) {

@@ -96,7 +96,8 @@ min_free_bytes = {{ .Storage.MinFreeBytes }}
 # Of a storage node only (` + "`starlingd storage start`" + `). File, relative to the home folder, that says which storage nodes keep which keys.
 ranges = "{{ .StorageNode.Ranges }}"
 
-# Of how many of the last heights it answers, and the memory, in bytes, for what only older ones of them have.
+# Of how many of the last heights it answers, and the memory, in bytes, for what only older ones of them have. Snapshots, of which
+# joining nodes fetch chunks, may take as much again.
 serve_heights = {{ .StorageNode.ServeHeights }}
 serve_bytes = {{ .StorageNode.ServeBytes }}
 

@@ -126,7 +126,7 @@ type StorageNode struct {
 	// Ranges is the file that LoadStorageNodes reads, in which this node is found by its ID.
 	Ranges string `mapstructure:"ranges"`
 	// ServeHeights is of how many of the last heights witnesses are answered, as far as what only
-	// older ones have takes no more than ServeBytes.
+	// older ones have takes no more than ServeBytes. What only snapshots have may take as much.
 	ServeHeights int   `mapstructure:"serve_heights"`
 	ServeBytes   int64 `mapstructure:"serve_bytes"`
 	// The state is stored every Interval blocks, and the last Keep of these are kept.
