@@ -142,6 +142,7 @@ func TestUseAfterRelease(t *testing.T) {
 		"RangeBytes":    func() { _, _ = v.RangeBytes(a, nil) },
 		"Chunk":         func() { _, _ = v.Chunk(0) },
 		"Manifest":      func() { v.Manifest() },
+		"ChunkKeys":     func() { _, _ = v.ChunkKeys() },
 		"Prove":         func() { _, _ = v.Prove(a) },
 		"ProveRange":    func() { _, _, _, _ = v.ProveRange(nil, nil, 1) },
 		"Apply":         func() { _, _ = v.Apply(nil) },

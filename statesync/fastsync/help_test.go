@@ -121,7 +121,8 @@ type world struct {
 	rng    *mathrand.Rand
 	net    transporttest.Network
 	chain  *chain
-	nodes  []*testNode
+	nodes  []*testNode // appended to under mu; peers are told of them
+	mu     sync.Mutex
 	sybils []*transporttest.Listener
 	joiner []*Peers
 	parts  bool // peers that are added say of what they have a part
@@ -194,6 +195,8 @@ func (w *world) addAt(hostPort string, meddle meddler, heights ...int64) *testNo
 			return 1, newest
 		}, Genesis: []byte("{}"), Parts: w.parts,
 		Peers: func() []transport.Address {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			var list []transport.Address
 			for _, x := range w.nodes {
 				list = append(list, x.listener.Address())
@@ -215,6 +218,8 @@ func (w *world) addAt(hostPort string, meddle meddler, heights ...int64) *testNo
 	})
 	require.NoError(w.t, err)
 	n.listener = listener
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.nodes = append(w.nodes, n)
 	return n
 }
