@@ -17,8 +17,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Two storage nodes with a range each serve all chunks of a snapshot together, also after a restart,
-// and give them up where these take too much memory. A false outline is found.
+// Two storage nodes with a range each serve all chunks of a snapshot together, also after a
+// restart, and give them up where these take too much memory. A false outline is found.
 func TestServesChunks(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChainOf(t, app.Genesis{Open: true, ChunkBytes: 512, SnapshotInterval: 10}, twoRanges()...)
