@@ -322,6 +322,10 @@ func (n *Node) proved() {
 	node := n.mu.node
 	n.mu.Unlock()
 	node.Proved()
+	select {
+	case n.chunks.wake <- struct{}{}:
+	default: // it is awake
+	}
 }
 
 // join connects to validators, with a header to begin from.

@@ -20,9 +20,12 @@ import (
 )
 
 const (
-	// snapshotPoll is the time between two looks whether a snapshot is due, or whether others have
-	// come to its height.
+	// snapshotPoll is the time between two looks whether a snapshot is due, if no header comes.
 	snapshotPoll = time.Second
+	// firstWait is the time until nodes are asked anew that have not come to the height of a
+	// snapshot. It doubles up to lastWait.
+	firstWait = 100 * time.Millisecond
+	lastWait  = 5 * time.Second
 	// outlineTimeout limits the question for a part of an outline.
 	outlineTimeout = 30 * time.Second
 	// keepOutlines is how many outlines are kept for other nodes, which may be a snapshot behind.
@@ -40,7 +43,8 @@ type snapshots struct {
 	limit    uint64 // of the memory of what only snapshots have
 	manager  *statesync.Manager
 	server   *fastsync.Server
-	last     int64 // the newest height that was tried; of run
+	wake     chan struct{} // headers were proved; capacity 1
+	last     int64         // the newest height that was tried; of run
 
 	mu struct {
 		sync.Mutex
@@ -76,7 +80,7 @@ func newSnapshots(n *Node) (*snapshots, error) {
 	}
 	c, interval := n.config.App.StorageNode, genesis.SnapshotInterval
 	s := &snapshots{
-		n: n, interval: interval, keep: c.Keep, limit: uint64(c.ServeBytes),
+		n: n, interval: interval, wake: make(chan struct{}, 1), keep: c.Keep, limit: uint64(c.ServeBytes),
 		manager: statesync.NewManager(statesync.Options{Logger: n.log.With("module", "snapshots"), Interval: interval, Keep: c.Keep}),
 	}
 	s.mu.outlines = map[int64][]byte{}
@@ -115,8 +119,11 @@ func (s *snapshots) run(ctx context.Context) {
 			s.offer(ctx, height)
 		}
 		s.shrink()
-		if !pause(ctx, snapshotPoll) {
+		select {
+		case <-ctx.Done():
 			return
+		case <-s.wake:
+		case <-time.After(snapshotPoll):
 		}
 	}
 }
@@ -145,7 +152,11 @@ func (s *snapshots) due() int64 {
 // nodes that are behind, until the next snapshot is due.
 func (s *snapshots) offer(ctx context.Context, height int64) {
 	err := s.tryOffer(ctx, height)
-	if err != nil && ctx.Err() == nil {
+	switch {
+	case err == nil, ctx.Err() != nil:
+	case errors.Is(err, transport.ErrGone): // an older one, after a start
+		s.n.log.Debug("A snapshot is not answered any more", "height", height, "err", err)
+	default:
 		s.n.log.Info("The chunks of a snapshot are not served", "height", height, "err", err)
 	}
 }
@@ -209,7 +220,7 @@ var errNextDue = errors.New("other storage nodes have not said what their ranges
 
 // complete fetches the outlines of the other ranges.
 func (s *snapshots) complete(ctx context.Context, snapshot *storagenode.Snapshot) error {
-	tried := map[dsm.Node]bool{}
+	tried, wait := map[dsm.Node]bool{}, firstWait
 	for {
 		key, lacks, err := snapshot.Lacks()
 		if err != nil || !lacks {
@@ -235,9 +246,10 @@ func (s *snapshots) complete(ctx context.Context, snapshot *storagenode.Snapshot
 		if s.due() > snapshot.Height {
 			return fmt.Errorf("range %v: %w", shard.Range, errNextDue)
 		}
-		if !pause(ctx, snapshotPoll) {
+		if !pause(ctx, wait) {
 			return ctx.Err()
 		}
+		wait = min(2*wait, lastWait)
 		clear(tried)
 	}
 }

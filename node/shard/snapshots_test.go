@@ -21,7 +21,7 @@ import (
 // restart, and give them up where these take too much memory. A false outline is found.
 func TestServesChunks(t *testing.T) {
 	t.Parallel() // it waits for blocks
-	c := newChainOf(t, app.Genesis{Open: true, ChunkBytes: 512, SnapshotInterval: 10}, twoRanges()...)
+	c := newChainOf(t, app.Genesis{Open: true, ChunkBytes: 512, SnapshotInterval: 50}, twoRanges()...)
 	var homes [2]string
 	var addresses [2]transport.Address
 	for i, port := range nodetest.FreePorts(t, 2) {
@@ -34,7 +34,20 @@ func TestServesChunks(t *testing.T) {
 		nodetest.WriteFile(t, filepath.Join(home, config.DefaultStorageNodesFile), text)
 	}
 	logs := new(nodetest.LogBuffer)
-	a, b := c.start(homes[0], logs.Logger(t), fromGenesis), c.start(homes[1], log.NewNopLogger(), fromGenesis)
+	start := func(i int, logger log.Logger, serveBytes int64) *Node {
+		conf := nodetest.Load(t, homes[i])
+		conf.App.StorageNode.Interval, conf.App.StorageNode.ServeHeights, conf.App.StorageNode.ServeBytes = 200, 200, serveBytes
+		n, err := New(t.Context(), Options{Config: conf, Logger: logger})
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			if n.ctx.Err() == nil {
+				require.NoError(t, n.Stop())
+			}
+		})
+		n.Start()
+		return n
+	}
+	a, b := start(0, logs.Logger(t), 256<<20), start(1, log.NewNopLogger(), 256<<20)
 	v, w := c.dial(a), c.dial(b)
 	c.put(0, 40)
 	written := c.node.Application().Height()
@@ -57,9 +70,15 @@ func TestServesChunks(t *testing.T) {
 		return false
 	})
 
-	node := a.mu.node
-	snapshot, err := node.Snapshot(a.chunks.newest())
-	require.NoError(t, err)
+	var snapshot *storagenode.Snapshot
+	nodetest.Until(t, "a height that is answered", func() (ok bool) {
+		height, _ := a.places[0].replica.Newest()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		var err error
+		snapshot, err = a.mu.node.Snapshot(height)
+		return err == nil
+	})
 	b.chunks.publish(snapshot.Height, []byte{1, 1})
 	require.ErrorIs(t, a.chunks.addOutline(t.Context(), snapshot, dsm.Node(b.ID())), storagenode.ErrOutline)
 	b.chunks.publish(snapshot.Height, nil)
@@ -68,12 +87,7 @@ func TestServesChunks(t *testing.T) {
 
 	require.NoError(t, a.Stop())
 	logs = new(nodetest.LogBuffer)
-	conf := nodetest.Load(t, homes[0])
-	conf.App.StorageNode.ServeBytes = 0
-	a, err = New(t.Context(), Options{Config: conf, Logger: logs.Logger(t)})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, a.Stop()) })
-	a.Start()
+	a = start(0, logs.Logger(t), 0)
 	v = c.dial(a)
 	c.put(40, 45)
 	nodetest.Until(t, "a snapshot that takes too much memory", func() bool {
