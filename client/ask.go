@@ -29,6 +29,7 @@ type question[A any] struct {
 	short bool             // the duration of the call shows how far away the node is
 	first *endpoint        // asked first if it is prompt; optional
 	avoid []*endpoint      // not asked
+	also  []*endpoint      // asked after all others
 	final func(error) bool // every node would refuse that for the same reason; optional
 }
 
@@ -37,7 +38,7 @@ type question[A any] struct {
 // otherwise a *CallError.
 func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *endpoint, err error) {
 	p.refresh(ctx)
-	candidates := p.order(q.first, q.avoid)
+	candidates := append(p.order(q.first, q.avoid), q.also...)
 	t := newTally(q.what)
 	var last error
 	ctx, cancel := context.WithCancel(ctx)

@@ -15,10 +15,11 @@ import (
 
 // Client talks to one chain. It is safe for concurrent use; writes of one key are ordered.
 type Client struct {
-	pool     *pool
-	chainID  string
-	key      ed25519.PrivKey // nil: reads only
-	verifier *verifier       // nil: nodes are trusted
+	pool      *pool
+	witnesses []RPC // of WithWitnesses
+	chainID   string
+	key       ed25519.PrivKey // nil: reads only
+	verifier  *verifier       // nil: nodes are trusted
 
 	accounts struct {
 		sync.Mutex
@@ -68,6 +69,22 @@ func WithVerification(trust Trust) Option {
 	}
 }
 
+// WithWitnesses names nodes, by their RPC addresses, that only confirm headers (see the package
+// comment): all data comes from the nodes of Dial, and transactions go to those. It is for who
+// wants to read from one node and still be protected from a fork. It needs WithVerification.
+func WithWitnesses(addresses ...string) Option {
+	return func(c *Client) error {
+		for _, address := range addresses {
+			n, err := NewRPC(address)
+			if err != nil {
+				return fmt.Errorf("client: witness: %w", err)
+			}
+			c.witnesses = append(c.witnesses, n)
+		}
+		return nil
+	}
+}
+
 // Dial connects to nodes of one chain by their RPC addresses. One that answers is enough. Each call
 // goes to the nearest node that is not behind, and to others if that is slow or fails (see the
 // package comment). The context limits Dial only.
@@ -92,6 +109,9 @@ func New(ctx context.Context, nodes []RPC, options ...Option) (*Client, error) {
 			return nil, err
 		}
 	}
+	if len(c.witnesses) > 0 && c.verifier == nil {
+		return nil, errors.New("client: there is nothing to witness without verification: use WithVerification, too")
+	}
 	if err := c.connect(ctx, nodes); err != nil {
 		return nil, err
 	}
@@ -106,7 +126,7 @@ func (c *Client) connect(ctx context.Context, nodes []RPC) error {
 	if len(nodes) == 0 {
 		return fmt.Errorf("%w: no address was given", ErrUnreachable)
 	}
-	c.pool = newPool(nodes, c.chainID)
+	c.pool = newPool(nodes, c.witnesses, c.chainID)
 	_, _, err := ask(ctx, c.pool, question[struct{}]{
 		what: "connect (is a node running there?)",
 		// That the node is admitted is all.

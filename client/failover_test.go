@@ -350,6 +350,52 @@ func TestLateConflict(t *testing.T) {
 	})
 }
 
+// Nodes of WithWitnesses confirm headers, know the trusted one, and are asked for nothing else.
+func TestWitnessesOnly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		chain.grow(5)
+		a, w := &fakeNode{chain: chain, name: "a", delay: 100 * time.Millisecond}, &fakeNode{chain: chain, name: "w"}
+		a.lie = func(answer any) error {
+			if r, ok := answer.(*ctypes.ResultCommit); ok && r.Height < 4 {
+				return rpcError("height is not available, lowest height is 4")
+			}
+			return nil
+		}
+		w.lie = func(answer any) error {
+			switch answer.(type) {
+			case *ctypes.ResultABCIQuery, *ctypes.ResultBroadcastTx, *ctypes.ResultTx:
+				t.Errorf("the witness is asked for %T", answer)
+			}
+			return nil
+		}
+		ctx := testContext(t)
+		witness := func(c *Client) error { c.witnesses = []RPC{w}; return nil }
+		trust := WithVerification(Trust{Height: 3, Hash: chain.blocks[2].Hash()})
+		c, err := New(ctx, []RPC{a}, trust, witness, WithKey(testKey))
+		require.NoError(t, err)
+		for range 3 {
+			_, err = c.Put(ctx, []byte("k"), []byte("v"))
+			require.NoError(t, err)
+			_, err = c.Get(ctx, []byte("k"))
+			require.NoError(t, err)
+			require.NoError(t, pause(ctx, time.Minute))
+		}
+		require.Positive(t, w.calls)
+		w.change(func() { w.down = errDial })
+		chain.grow(1)
+		_, err = c.Get(ctx, []byte("k"))
+		require.ErrorIs(t, err, ErrUntrusted)
+		a.change(func() { a.down = errDial })
+		_, err = c.Put(ctx, []byte("k"), []byte("v"))
+		require.ErrorIs(t, err, ErrUnreachable)
+		_, err = New(ctx, []RPC{a}, witness)
+		require.ErrorContains(t, err, "WithVerification")
+		_, err = New(ctx, []RPC{a}, trust, WithWitnesses("ftp://x"))
+		require.ErrorContains(t, err, "witness")
+	})
+}
+
 // A header is fetched once for all reads that wait for it, also if the one that began gives up.
 func TestHeadersAreShared(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -219,6 +219,7 @@ func (v *verifier) start(ctx context.Context) error {
 	// after it.
 	root, _, err := ask(ctx, v.pool, question[*types.LightBlock]{
 		what: "the trusted header",
+		also: v.pool.witnesses(),
 		call: func(ctx context.Context, e *endpoint) (*types.LightBlock, error) { return v.trustedHeader(ctx, e) },
 	})
 	if err != nil {

@@ -134,7 +134,8 @@ func order(now time.Time, records []record, best int) []int {
 // endpoint is a node, and what the client knows of it.
 type endpoint struct {
 	RPC
-	mu struct {
+	witness bool // it is asked for headers only, to confirm those of others
+	mu      struct {
 		sync.Mutex
 		record
 	}
@@ -204,8 +205,9 @@ func (e *endpoint) note(took time.Duration, err error, short bool) {
 
 // pool is the nodes of a client. It measures them, and orders them for each question.
 type pool struct {
-	all []*endpoint
-	mu  struct {
+	all   []*endpoint
+	nodes int // of all, without those that are witnesses only
+	mu    struct {
 		sync.Mutex
 		chainID string    // empty until the first node has named it
 		best    *endpoint // that was first in the last order
@@ -218,15 +220,20 @@ type pool struct {
 	}
 }
 
-func newPool(nodes []RPC, chainID string) *pool {
+func newPool(nodes, witnesses []RPC, chainID string) *pool {
 	p := new(pool)
 	p.mu.chainID = chainID
-	for _, n := range nodes {
+	for i, n := range slices.Concat(nodes, witnesses) {
 		if !slices.ContainsFunc(p.all, func(e *endpoint) bool { return e.Remote() == n.Remote() }) {
-			p.all = append(p.all, &endpoint{RPC: n})
+			p.all = append(p.all, &endpoint{RPC: n, witness: i >= len(nodes)})
 		}
 	}
+	p.nodes = len(p.all) - len(p.witnesses())
 	return p
+}
+
+func (p *pool) witnesses() []*endpoint {
+	return slices.DeleteFunc(slices.Clone(p.all), func(e *endpoint) bool { return !e.witness })
 }
 
 func (p *pool) chainID() string {
@@ -246,7 +253,9 @@ func (p *pool) order(first *endpoint, avoid []*endpoint) []*endpoint {
 	defer p.mu.Unlock()
 	var list []*endpoint
 	for _, i := range order(time.Now(), records, slices.Index(p.all, p.mu.best)) {
-		list = append(list, p.all[i])
+		if !p.all[i].witness {
+			list = append(list, p.all[i])
+		}
 	}
 	if len(list) > 0 {
 		p.mu.best = list[0]

@@ -148,7 +148,7 @@ func readProved[T any](ctx context.Context, c *Client, q query[T], avoid []*endp
 		outcomes <- outcome{a, state, err}
 	}()
 	avoid = append(avoid[:len(avoid):len(avoid)], a.from)
-	another := len(avoid) < len(c.pool.all)
+	another := len(avoid) < c.pool.nodes
 	second := time.NewTimer(secondOpinion)
 	defer second.Stop()
 	var failures []error

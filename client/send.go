@@ -139,7 +139,7 @@ func (s *Sent) acceptedBy(e *endpoint) {
 func (s *Sent) stranded() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.mu.at != nil && len(s.client.pool.all) > 1 && s.mu.at.record().lost != nil
+	return s.mu.at != nil && s.client.pool.nodes > 1 && s.mu.at.record().lost != nil
 }
 
 // Send signs operations as one transaction and sends it to a node, which checks it. It does not
@@ -314,7 +314,7 @@ func (c *Client) broadcast(ctx context.Context, e *endpoint, s *Sent) error {
 
 func (c *Client) broadcastOne(ctx context.Context, e *endpoint, raw types.Tx) error {
 	limit := sendTimeout
-	if len(c.pool.all) == 1 {
+	if c.pool.nodes == 1 {
 		limit = callTimeout
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)

@@ -117,7 +117,7 @@ func (c *Client) subscribeAt(ctx context.Context, e *endpoint, query string) (*f
 		cancel()
 		return nil, err
 	}
-	if len(c.pool.all) > 1 {
+	if c.pool.nodes > 1 {
 		go c.guard(life, e, cancel)
 	}
 	return &feed{e, life, events, cancel}, nil

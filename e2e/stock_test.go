@@ -82,7 +82,7 @@ func TestStockCometBFT(t *testing.T) {
 
 	trusted, err = validator.Header(ctx, earliest)
 	require.NoError(t, err)
-	reader, err := client.Dial(ctx, []string{joiner.RPC(), validator.RPC()}, client.WithChainID(stockChain),
+	reader, err := client.Dial(ctx, []string{joiner.RPC()}, client.WithWitnesses(validator.RPC()), client.WithChainID(stockChain),
 		client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
 	require.NoError(t, err)
 	value, err := reader.Get(ctx, []byte("stock/0042"))

@@ -215,7 +215,7 @@ func (n *shardedTorture) compare() {
 			require.Equal(n, want.AppHash, got.AppHash, "%s, header %d", h.Name, height)
 		}
 		other := n.validators[(i+1)%len(n.validators)]
-		c, err := client.Dial(n.ctx, []string{h.RPC(), other.RPC()}, client.WithChainID(tortureChain),
+		c, err := client.Dial(n.ctx, []string{h.RPC()}, client.WithWitnesses(other.RPC()), client.WithChainID(tortureChain),
 			client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
 		require.NoError(n, err)
 		written, _ := n.load.reached()

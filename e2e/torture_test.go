@@ -471,7 +471,7 @@ func (n *torture) compare() {
 	require.NoError(n, err)
 	var c *client.Client
 	n.await("the victim's headers", func() bool {
-		c, err = client.Dial(n.ctx, []string{n.victim.RPC(), n.others[1].RPC()}, client.WithChainID(tortureChain),
+		c, err = client.Dial(n.ctx, []string{n.victim.RPC()}, client.WithWitnesses(n.others[1].RPC()), client.WithChainID(tortureChain),
 			client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
 		return err == nil
 	})

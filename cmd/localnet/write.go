@@ -80,7 +80,7 @@ func (n *network) provedRead(ctx context.Context, data dataset, det *details) er
 	if err != nil {
 		return err
 	}
-	c, err := client.Dial(ctx, []string{n.joiner.RPC(), n.validators[0].RPC()}, client.WithChainID(chainID),
+	c, err := client.Dial(ctx, []string{n.joiner.RPC()}, client.WithWitnesses(n.validators[0].RPC()), client.WithChainID(chainID),
 		client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
 	if err != nil {
 		return err
