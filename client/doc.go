@@ -36,7 +36,7 @@
 //
 //   - With several addresses, each header comes from one node, and the other nodes are witnesses. A
 //     read is returned only if a witness has the same header; so of two addresses, both must work.
-//     WithWitnesses adds nodes that are asked for nothing else.
+//     WithWitnesses adds nodes that are only witnesses.
 //     Once a witness has confirmed, others have 200 ms to contradict, 500 ms if they are far away. A
 //     contradiction that is signed as well, even a later one, ends this and all later verified reads
 //     with ErrConflict. To deceive the client, an attacker must control more than a third of the

@@ -350,7 +350,7 @@ func TestLateConflict(t *testing.T) {
 	})
 }
 
-// Nodes of WithWitnesses confirm headers, know the trusted one, and are asked for nothing else.
+// Nodes of WithWitnesses confirm headers and the trusted one, and serve no other call.
 func TestWitnessesOnly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
