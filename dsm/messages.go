@@ -15,7 +15,7 @@ const (
 	MethodWitness uint8 = 13 // a bag that opens what is wanted
 	MethodUpper   uint8 = 14 // a commitment and the tree's upper nodes
 	MethodUpdate  uint8 = 15 // a part of what a block changes in a range
-	MethodOutline uint8 = 17 // the upper tree over a node's ranges, of a snapshot
+	MethodOutline uint8 = 20 // the upper tree over a node's ranges, of a snapshot
 )
 
 // Limits of the messages.

@@ -125,7 +125,7 @@ func within(a, b avlstar.KeyRange) bool {
 }
 
 // Outline is what other nodes need of this node's ranges for their snapshots of the same height: a
-// bag (docs/spec/dsm.md#outline-method-17).
+// bag (docs/spec/dsm.md#outline-method-20).
 func (s *Snapshot) Outline() []byte { return s.outline }
 
 // MaxOutline limits the length of an outline of the state, by what is proved of it.

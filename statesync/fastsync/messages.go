@@ -19,7 +19,7 @@ const (
 	MethodSubManifest transport.Method = 5  // the manifest of a cut of a chunk
 	MethodPeers       transport.Method = 9  // addresses of other nodes
 	MethodGenesis     transport.Method = 10 // the genesis file
-	MethodParts       transport.Method = 16 // of which snapshots a node has a part
+	MethodParts       transport.Method = 19 // of which snapshots a node has a part
 )
 
 // Limits of the messages.
