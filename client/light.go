@@ -131,6 +131,9 @@ func (v *verifier) await(ctx context.Context, height int64, first *endpoint) (*t
 func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint) (*types.Header, error) {
 	limited, cancel := context.WithTimeout(ctx, headerPatience)
 	defer cancel()
+	if err := v.start(limited); err != nil {
+		return nil, err
+	}
 	header, err := v.header(limited, height, first)
 	if errors.Is(err, errNotYet) || err != nil && limited.Err() != nil {
 		return nil, fmt.Errorf("%w: block %d, whose header proves the state after block %d, was not made in time: has the chain halted? An older height can be read at once (%w)",
@@ -220,7 +223,7 @@ func (v *verifier) start(ctx context.Context) error {
 	root, _, err := ask(ctx, v.pool, question[*types.LightBlock]{
 		what: "the trusted header",
 		also: v.pool.witnesses(),
-		call: func(ctx context.Context, e *endpoint) (*types.LightBlock, error) { return v.trustedHeader(ctx, e) },
+		call: v.trustedHeader,
 	})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUntrusted, err)
@@ -230,9 +233,10 @@ func (v *verifier) start(ctx context.Context) error {
 	return nil
 }
 
-// trustedHeader fetches the header that the user trusts.
-func (v *verifier) trustedHeader(ctx context.Context, from RPC) (*types.LightBlock, error) {
-	root, err := fetchLightBlock(ctx, from, v.chainID, v.trust.Height)
+// trustedHeader fetches the header that the user trusts. It waits for it: who has just read the
+// newest header at one node may ask another, which is a block behind.
+func (v *verifier) trustedHeader(ctx context.Context, from *endpoint) (*types.LightBlock, error) {
+	root, err := v.fetch(ctx, from, v.trust.Height)
 	if err != nil {
 		return nil, err
 	}

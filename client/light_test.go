@@ -3,6 +3,7 @@ package client
 import (
 	"math"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
@@ -93,6 +94,27 @@ func TestTrustedHeaderFromAWitness(t *testing.T) {
 	require.ErrorIs(t, err, ErrUntrusted)
 	require.ErrorContains(t, err, "lowest height is 6")
 	require.ErrorContains(t, err, "or a node that lies")
+}
+
+// TestTrustedHeaderComesLater: the trusted header was read at another node, which is a block ahead.
+func TestTrustedHeaderComesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		chain.grow(4)
+		trust := Trust{Height: 6, Hash: chain.blocks[5].Hash()}
+		node := &fakeNode{chain: chain, name: "behind", lag: 1}
+		time.AfterFunc(3*time.Second, func() { node.change(func() { node.lag = 0 }) })
+		header, err := trusting(t, trust, node).verifier.await(testContext(t), 6, nil)
+		require.NoError(t, err)
+		require.Equal(t, chain.blocks[5].Hash(), header.Hash())
+
+		node = &fakeNode{chain: chain, name: "behind for ever", lag: 1}
+		began := time.Now()
+		_, err = trusting(t, trust, node).verifier.await(testContext(t), 6, nil)
+		require.ErrorIs(t, err, ErrUntrusted)
+		require.ErrorContains(t, err, "the trusted header at behind for ever: block 6 at behind for ever: the node does not have this block yet")
+		require.LessOrEqual(t, time.Since(began), headerPatience+time.Second)
+	})
 }
 
 func TestBackwards(t *testing.T) {
