@@ -132,7 +132,7 @@ func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint
 	limited, cancel := context.WithTimeout(ctx, headerPatience)
 	defer cancel()
 	if err := v.start(limited); err != nil {
-		if limited.Err() != nil {
+		if errors.Is(err, errNotYet) || limited.Err() != nil {
 			return nil, fmt.Errorf("%w: header %d, which is to be trusted, was not had in time: is the height right, and has the chain reached it? (%w)", ErrUntrusted, v.trust.Height, err)
 		}
 		return nil, err
