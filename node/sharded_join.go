@@ -79,7 +79,8 @@ func (n *Node) watchAway() {
 	}
 }
 
-// joinAgain adds to ErrAway the command to type. Its trusted header is the last one of this home.
+// joinAgain adds to ErrAway the command to type. Its trusted header is that of the last block that
+// led to this home's state, which a join proved or CometBFT executed.
 func (n *Node) joinAgain(err error) error {
 	if !errors.Is(err, ErrAway) {
 		return err
@@ -88,10 +89,10 @@ func (n *Node) joinAgain(err error) error {
 		height int64
 		hash   []byte
 	)
-	// Without the blocks, the operator names a header.
-	if blocks, openErr := n.databases.Blocks(); openErr == nil {
-		if meta := blocks.LoadBlockMeta(blocks.Height()); meta != nil {
-			height, hash = meta.Header.Height, meta.BlockID.Hash
+	// Without it, the operator names a header.
+	if states, openErr := n.databases.States(); openErr == nil {
+		if state, loadErr := states.Load(); loadErr == nil && state.LastBlockHeight > 0 {
+			height, hash = state.LastBlockHeight, state.LastBlockID.Hash
 		}
 	}
 	return fmt.Errorf("%w: for this home: `%s`; a validator's key and its signing state, data/priv_validator_state.json, are moved there before the new node takes part, and only one of both nodes may run",

@@ -29,19 +29,7 @@ func TestShardedJoin(t *testing.T) {
 		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), fmt.Sprint("value ", i))
 	}
 	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().sharded.store.Durable() > 10 })
-	trusted := n.Comet().BlockStore().LoadBlockMeta(1)
-	joiner, _ := nodetest.Home(t, func(o *home.InitOptions) {
-		o.GenesisFile = w.genesis()
-		edit := o.Edit
-		o.Edit = func(c *cfg.Config, a *config.App) {
-			edit(c, a)
-			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", w.id, nodetest.Load(t, w.validator).CometBFT.P2P.ListenAddress[len("tcp://"):])
-			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
-			a.Join.Peers = fmt.Sprintf("%s@%s", w.id, w.transport)
-			a.State.Mode, a.State.RetainDepth, a.State.Window = config.ModeSharded, 3, 8
-		}
-	})
-	w.giveRanges(joiner)
+	joiner := w.shardedJoiner(n)
 	before := n.Application().Height()
 	logs := new(nodetest.LogBuffer)
 	began := time.Now()
@@ -63,6 +51,25 @@ func TestShardedJoin(t *testing.T) {
 	j = start(t, joiner, log.NewNopLogger())
 	follows(t, j, n)
 	require.Equal(t, "another", nodetest.Get(t, nodetest.RPC(t, joiner), "key-16"))
+}
+
+// shardedJoiner makes the home of a node that joins the network of a running validator.
+func (w *shardedNetwork) shardedJoiner(n *Node) string {
+	w.t.Helper()
+	trusted := n.Comet().BlockStore().LoadBlockMeta(1)
+	joiner, _ := nodetest.Home(w.t, func(o *home.InitOptions) {
+		o.GenesisFile = w.genesis()
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", w.id, nodetest.Load(w.t, w.validator).CometBFT.P2P.ListenAddress[len("tcp://"):])
+			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
+			a.Join.Peers = fmt.Sprintf("%s@%s", w.id, w.transport)
+			a.State.Mode, a.State.RetainDepth, a.State.Window = config.ModeSharded, 3, 8
+		}
+	})
+	w.giveRanges(joiner)
+	return joiner
 }
 
 // A node in local mode joins a network all of whose validators are sharded: each of four storage

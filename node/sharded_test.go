@@ -107,7 +107,12 @@ func (w *shardedNetwork) genesis() string {
 
 func (w *shardedNetwork) start(i int) {
 	w.t.Helper()
-	n, err := shard.New(w.t.Context(), shard.Options{Config: nodetest.Load(w.t, w.storage[i]), Logger: log.NewNopLogger()})
+	w.startWith(i, nodetest.Load(w.t, w.storage[i]))
+}
+
+func (w *shardedNetwork) startWith(i int, conf *config.Config) {
+	w.t.Helper()
+	n, err := shard.New(w.t.Context(), shard.Options{Config: conf, Logger: log.NewNopLogger()})
 	require.NoError(w.t, err)
 	n.Start()
 	w.nodes[i] = n
