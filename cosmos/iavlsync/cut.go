@@ -178,6 +178,24 @@ func answer(q *Request, root []byte, r Reader) ([]byte, error) {
 	return w.b, nil
 }
 
+// Subtree returns the root of the subtree that a request asks for, and its image, without
+// answering. It fails as Answer does.
+func Subtree(q *Request, root []byte, r Reader) (*Node, *Image, error) {
+	if err := q.check(); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidRequest, err)
+	}
+	c := cutter{r, q.Height}
+	n, err := c.find(root, q.First, q.Leaves)
+	if err != nil {
+		return nil, nil, err
+	}
+	im, err := c.imageOf(n)
+	if err != nil {
+		return nil, nil, err
+	}
+	return n, &im, nil
+}
+
 func answerLeaf(q *Request, n *Node) ([]byte, error) {
 	leaf := Leaf{n.Version, n.Key, n.Value}
 	if err := leaf.check(nil); err != nil {

@@ -26,7 +26,7 @@ func (s State) Manifest(height, limit int64) []byte {
 		b = uvarint(b, int64(len(chunks)))
 		for i, c := range chunks {
 			if i > 0 {
-				above := s[name].boundary(c.least())
+				above := s[name].boundary(c.Least())
 				b = uvarint(append(b, byte(above.height)), height-above.Version)
 			}
 			b = c.appendImage(b, height)
@@ -37,8 +37,8 @@ func (s State) Manifest(height, limit int64) []byte {
 
 // boundary returns the inner node whose key, in IAVL, is a given one.
 func (n *Node) boundary(key []byte) *Node {
-	for !bytes.Equal(n.Right.least(), key) {
-		if bytes.Compare(key, n.Right.least()) < 0 {
+	for !bytes.Equal(n.Right.Least(), key) {
+		if bytes.Compare(key, n.Right.Least()) < 0 {
 			n = n.Left
 		} else {
 			n = n.Right

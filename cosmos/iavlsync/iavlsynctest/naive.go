@@ -38,8 +38,8 @@ func newInner(left, right *Node) *Node {
 	return &Node{Left: left, Right: right, height: 1 + max(left.height, right.height), size: left.size + right.size}
 }
 
-// least returns the first key below n.
-func (n *Node) least() []byte {
+// Least returns the first key below n.
+func (n *Node) Least() []byte {
 	for n.Left != nil {
 		n = n.Left
 	}
@@ -110,7 +110,7 @@ func set(n *Node, key, value []byte) *Node {
 			return newInner(n, newLeaf(key, value))
 		}
 		return newLeaf(key, value)
-	case bytes.Compare(key, n.Right.least()) < 0:
+	case bytes.Compare(key, n.Right.Least()) < 0:
 		return balanced(newInner(set(n.Left, key, value), n.Right))
 	}
 	return balanced(newInner(n.Left, set(n.Right, key, value)))
@@ -129,7 +129,7 @@ func remove(n *Node, key []byte) (*Node, bool) {
 	}
 	left, right := n.Left, n.Right
 	var removed bool
-	if bytes.Compare(key, right.least()) < 0 {
+	if bytes.Compare(key, right.Least()) < 0 {
 		left, removed = remove(left, key)
 	} else {
 		right, removed = remove(right, key)

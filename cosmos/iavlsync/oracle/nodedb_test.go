@@ -1,0 +1,98 @@
+package oracle
+
+import (
+	"testing"
+
+	"github.com/cosmos/iavl"
+	"github.com/cosmos/iavl/db"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+)
+
+// home is a database of trees with the prefixes of the SDK's multi-store.
+type home struct{ db *db.MemDB }
+
+func (h *home) DB() nodedb.DB { return nodedb.Of(h.db) }
+
+// running is a multi-store without its map.
+type running struct {
+	home   *home
+	height int64
+	trees  map[string]*iavl.MutableTree
+}
+
+func (h *home) Load(t *testing.T, height int64, stores []string) nodedbtest.Chain {
+	c := &running{home: h, height: height, trees: map[string]*iavl.MutableTree{}}
+	for _, name := range stores {
+		c.trees[name] = h.tree(name)
+		version, err := c.trees[name].LoadVersion(height)
+		require.NoError(t, err)
+		require.Equal(t, height, version)
+	}
+	return c
+}
+
+func (h *home) tree(store string, options ...iavl.Option) *iavl.MutableTree {
+	prefixed := db.NewPrefixDB(h.db, []byte("s/k:"+store+"/"))
+	return iavl.NewMutableTree(prefixed, 100, false, iavl.NewNopLogger(), options...)
+}
+
+func (c *running) Commit(t *testing.T, block map[string][]iavlsynctest.Op) {
+	c.height++
+	commit := nodedb.Commit{Height: c.height}
+	for _, name := range iavlsynctest.Keys(block) {
+		if c.trees[name] == nil {
+			c.trees[name] = c.home.tree(name, iavl.InitialVersionOption(uint64(c.height)))
+			_, err := c.trees[name].Load()
+			require.NoError(t, err)
+		}
+		tree := c.trees[name]
+		for _, op := range block[name] {
+			var err error
+			if op.Value == nil {
+				_, _, err = tree.Remove(op.Key)
+			} else {
+				_, err = tree.Set(op.Key, op.Value)
+			}
+			require.NoError(t, err)
+		}
+		hash, version, err := tree.SaveVersion()
+		require.NoError(t, err)
+		require.Equal(t, c.height, version)
+		commit.Stores = append(commit.Stores, nodedb.CommitStore{Name: name, Version: version, Hash: hash})
+	}
+	nodedbtest.WriteCommit(t, c.home.DB(), &commit)
+}
+
+func (c *running) Root(_ *testing.T, store string) []byte { return c.trees[store].Hash() }
+
+func (c *running) Prune(t *testing.T, height int64) {
+	for _, tree := range c.trees {
+		require.NoError(t, tree.DeleteVersionsTo(height))
+	}
+}
+
+func (c *running) Prove(t *testing.T, store string, key []byte, there bool) {
+	tree, err := c.trees[store].GetImmutable(c.height)
+	require.NoError(t, err)
+	if there {
+		proof, err := tree.GetMembershipProof(key)
+		require.NoError(t, err)
+		ok, err := tree.VerifyMembership(proof, key)
+		require.NoError(t, err)
+		require.True(t, ok)
+		return
+	}
+	proof, err := tree.GetNonMembershipProof(key)
+	require.NoError(t, err)
+	ok, err := tree.VerifyNonMembership(proof, key)
+	require.NoError(t, err)
+	require.True(t, ok)
+}
+
+func TestInstalled(t *testing.T) {
+	nodedbtest.Run(t, func(*testing.T) nodedbtest.Home { return &home{db.NewMemDB()} })
+}

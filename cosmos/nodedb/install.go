@@ -1,0 +1,265 @@
+package nodedb
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+)
+
+var (
+	// ErrNotEmpty reports a database that has a state, or anything else.
+	ErrNotEmpty = errors.New("the database is not empty")
+	// ErrOtherJoin reports a database that another state is being installed in.
+	ErrOtherJoin = errors.New("another state is being installed there")
+)
+
+// Keys of an installation that is not finished. No key of an application begins like this.
+const (
+	joinPrefix    = "starling-join/"
+	joinKey       = joinPrefix + "manifest"
+	joinChunksKey = joinPrefix + "chunk/" // ‖ number:4 → where its root is, and its first key
+)
+
+// Installer writes a proved state into an empty database, chunk by chunk in any order.
+//
+//	empty ── NewInstaller ──▶ joining ── Install × chunks ──▶ Finish ──▶ the home of a node at H
+//
+// A chunk and the mark that it is there are one batch, and "s/latest" comes last: after a crash
+// NewInstaller resumes with the chunks that are missing, and an application that opened the
+// database meanwhile would not find a state. Its methods may be called at the same time.
+type Installer struct {
+	db     DB
+	m      *iavlsync.Manifest
+	upper  []*iavlsync.Upper
+	stores []installing
+	start  []int // at i: the number of the first chunk of store i
+
+	mu   sync.Mutex
+	done []*Placed // by chunk; guarded by mu
+}
+
+// installing is a store's part that does not change.
+type installing struct {
+	prefix []byte
+	leaves int64
+}
+
+// Placed is a subtree that is in the database.
+type Placed struct {
+	first, leaves int64 // its leaves, counted in the store
+	version       int64 // of its root
+	place         int64 // of its root: as iavlsync.Place, counted in the store
+	key           []byte
+}
+
+// NewInstaller begins, or resumes, the installation of a verified manifest's state. It fails with
+// ErrNotEmpty or ErrOtherJoin where there is anything else.
+func NewInstaller(db DB, m *iavlsync.Manifest) (*Installer, error) {
+	in := &Installer{db: db, m: m, done: make([]*Placed, m.Chunks())}
+	start := 0
+	for i := range m.Stores {
+		u, err := m.Upper(i)
+		if err != nil {
+			return nil, err
+		}
+		s := installing{prefix: appendStore(nil, m.Stores[i].Name)}
+		for k := range m.Stores[i].Entries {
+			s.leaves += m.Stores[i].Entries[k].Root.Size
+		}
+		in.upper, in.stores, in.start = append(in.upper, u), append(in.stores, s), append(in.start, start)
+		start += len(m.Stores[i].Entries)
+	}
+	described := append(binary.BigEndian.AppendUint32(nil, uint32(m.Format)), m.Encode()...)
+	switch b, err := db.Get([]byte(joinKey)); {
+	case err != nil:
+		return nil, fmt.Errorf("look for a join: %w", err)
+	case b == nil:
+		return in, in.begin(described)
+	case !slices.Equal(b, described):
+		return nil, ErrOtherJoin
+	}
+	return in, in.resume()
+}
+
+func (in *Installer) begin(described []byte) error {
+	it, err := in.db.Iterator(nil, nil)
+	if err != nil {
+		return fmt.Errorf("look for keys: %w", err)
+	}
+	if it.Valid() {
+		err = ErrNotEmpty
+	}
+	if err = errors.Join(err, it.Error(), it.Close()); err != nil {
+		return err
+	}
+	b := in.db.NewBatch()
+	defer b.Close() //nolint:errcheck // it was written, or is thrown away
+	if err := b.Set([]byte(joinKey), described); err != nil {
+		return err
+	}
+	return b.WriteSync()
+}
+
+func (in *Installer) resume() (err error) {
+	it, err := in.db.Iterator([]byte(joinChunksKey), []byte(joinChunksKey[:len(joinChunksKey)-1]+"0"))
+	if err != nil {
+		return fmt.Errorf("look for chunks: %w", err)
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	for ; it.Valid(); it.Next() {
+		number := it.Key()[len(joinChunksKey):]
+		d := decoder{b: slices.Clone(it.Value())}
+		place, key := d.varint(0, 2*iavlsync.MaxLeaves), d.bytes()
+		if err := d.end(); err != nil {
+			return fmt.Errorf("chunk %x: %w", number, err)
+		}
+		if len(number) != 4 || int64(binary.BigEndian.Uint32(number)) >= int64(len(in.done)) {
+			return fmt.Errorf("chunk %x: %w", number, ErrInvalidRecord)
+		}
+		k := int(binary.BigEndian.Uint32(number))
+		i, e := in.m.At(k)
+		image := in.image(k)
+		in.done[k] = &Placed{in.upper[i].First[e], image.Size, image.Version, place, key}
+	}
+	return it.Error()
+}
+
+func (in *Installer) image(k int) *iavlsync.Image {
+	i, e := in.m.At(k)
+	return &in.m.Stores[i].Entries[e].Root
+}
+
+// Missing returns the numbers of the chunks that are not there, ascending.
+func (in *Installer) Missing() (missing []int) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for k, p := range in.done {
+		if p == nil {
+			missing = append(missing, k)
+		}
+	}
+	return missing
+}
+
+// Install writes chunk k, which VerifyChunk has returned for its image in the manifest.
+func (in *Installer) Install(k int, c *iavlsync.Chunk) error {
+	i, e := in.m.At(k)
+	_, err := in.write(k, func(b Batch) (*Placed, error) { return in.subtree(b, i, in.upper[i].First[e], c) })
+	return err
+}
+
+// InstallPart writes a subtree of chunk k, where that comes in halves. first is the number of its
+// first leaf, counted in the store. Join puts parts together.
+func (in *Installer) InstallPart(k int, first int64, c *iavlsync.Chunk) (*Placed, error) {
+	i, _ := in.m.At(k)
+	return in.write(k, func(b Batch) (*Placed, error) { return in.subtree(b, i, first, c) })
+}
+
+// Join writes the node of chunk k with a proved image that has two parts as its children. Once it
+// is the root of the chunk, the chunk is complete.
+func (in *Installer) Join(k int, image *iavlsync.Image, left, right *Placed) (*Placed, error) {
+	i, _ := in.m.At(k)
+	return in.write(k, func(b Batch) (*Placed, error) {
+		n := iavlsync.Inner{Hash: image.Hash(), Size: image.Size, Version: image.Version, Height: image.Height}
+		return in.inner(b, i, &n, left, right)
+	})
+}
+
+// write writes a batch that fn fills with chunk k or a part of it, and, if it is all of the chunk,
+// the mark that it is there.
+func (in *Installer) write(k int, fn func(b Batch) (*Placed, error)) (*Placed, error) {
+	b := in.db.NewBatch()
+	defer b.Close() //nolint:errcheck // it was written, or is thrown away
+	p, err := fn(b)
+	if err != nil {
+		return nil, fmt.Errorf("install chunk %d: %w", k, err)
+	}
+	complete := p.leaves == in.image(k).Size
+	if complete {
+		err = b.Set(chunkKey(k), appendBytes(binary.AppendVarint(nil, p.place), p.key))
+	}
+	if err = errors.Join(err, b.Write()); err != nil {
+		return nil, fmt.Errorf("install chunk %d: %w", k, err)
+	}
+	if complete {
+		in.mu.Lock()
+		in.done[k] = p
+		in.mu.Unlock()
+	}
+	return p, nil
+}
+
+func chunkKey(k int) []byte {
+	return binary.BigEndian.AppendUint32([]byte(joinChunksKey), uint32(k))
+}
+
+// Finish writes the nodes above the chunks and makes the state visible, durably. All chunks must be
+// there.
+func (in *Installer) Finish() error {
+	if n := len(in.Missing()); n > 0 {
+		return fmt.Errorf("finish: %d chunks are missing", n)
+	}
+	b := in.db.NewBatch()
+	defer b.Close() //nolint:errcheck // it was written, or is thrown away
+	commit := Commit{Height: in.m.Height}
+	for i := range in.m.Stores {
+		if err := in.finishStore(b, i); err != nil {
+			return fmt.Errorf("finish store %q: %w", in.m.Stores[i].Name, err)
+		}
+		commit.Stores = append(commit.Stores, CommitStore{in.m.Stores[i].Name, in.m.Height, in.upper[i].Hash[:]})
+	}
+	if err := b.Write(); err != nil {
+		return fmt.Errorf("finish: %w", err)
+	}
+	last := in.db.NewBatch()
+	defer last.Close() //nolint:errcheck // it was written, or is thrown away
+	var err error
+	for k := range in.done {
+		err = errors.Join(err, last.Delete(chunkKey(k)))
+	}
+	err = errors.Join(err, last.Delete([]byte(joinKey)), last.Set(commitKey(in.m.Height), commit.Encode()),
+		last.Set([]byte(latestKey), encodeLatest(in.m.Height)))
+	if err == nil {
+		err = last.WriteSync()
+	}
+	if err != nil {
+		return fmt.Errorf("finish: %w", err)
+	}
+	return nil
+}
+
+// finishStore writes the upper tree, the version's root, and what the fast index is of.
+func (in *Installer) finishStore(b Batch, i int) error {
+	u, s := in.upper[i], &in.stores[i]
+	placed := func(p iavlsync.Place) *Placed {
+		part, inner := p.Part()
+		chunk := in.done[in.start[i]+part]
+		if inner {
+			return &Placed{version: u.Inner[part].Version, place: 2*chunk.first - 1}
+		}
+		return chunk
+	}
+	for e := 1; e < len(u.Inner); e++ {
+		n := &u.Inner[e]
+		// Its key is the first one of chunk e, which its right subtree begins with.
+		right := *placed(n.Right)
+		right.first, right.key = u.First[e], in.done[in.start[i]+e].key
+		if _, err := in.inner(b, i, n, placed(n.Left), &right); err != nil {
+			return err
+		}
+	}
+	root, version := []byte{}, in.m.Height
+	if s.leaves > 0 {
+		version = placed(u.Root).version
+		root = append([]byte{kindNode}, nodeKey(version, rootNonce)...)
+	}
+	var err error
+	if s.leaves == 0 || version < in.m.Height {
+		err = b.Set(s.key(kindNode, nodeKey(in.m.Height, rootNonce)), root)
+	}
+	return errors.Join(err, b.Set(s.key(kindMetadata, []byte(storageVersionKey)), encodeStorageVersion(in.m.Height)))
+}

@@ -1,0 +1,228 @@
+package nodedb_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+)
+
+const height = 12
+
+func randomState(rnd *rand.Rand, keys int) iavlsynctest.State {
+	return iavlsynctest.RandomState(rnd, keys, height)[height-1]
+}
+
+// install installs the chunks that are missing in a random order.
+func install(rnd *rand.Rand, db nodedb.DB, m *iavlsync.Manifest, chunks []*iavlsync.Chunk) (installed int, err error) {
+	in, err := nodedb.NewInstaller(db, m)
+	if err != nil {
+		return 0, err
+	}
+	missing := in.Missing()
+	rnd.Shuffle(len(missing), func(i, j int) { missing[i], missing[j] = missing[j], missing[i] })
+	for _, k := range missing {
+		if err := in.Install(k, chunks[k]); err != nil {
+			return installed, err
+		}
+		installed++
+	}
+	return installed, in.Finish()
+}
+
+// same fails unless the state in db is the naive one, down to every answer.
+func same(t *testing.T, db nodedb.DB, f iavlsync.Format, naive iavlsynctest.State) {
+	t.Helper()
+	latest, err := nodedb.Latest(db)
+	require.NoError(t, err)
+	require.EqualValues(t, height, latest)
+	s, err := nodedb.Open(db, height)
+	require.NoError(t, err)
+	m, err := s.Manifest(f)
+	require.NoError(t, err)
+	limit, _ := f.Leaves()
+	require.Equal(t, naive.Manifest(height, limit), m.Encode())
+	for i, name := range naive.Names() {
+		u, err := m.Upper(i)
+		require.NoError(t, err)
+		for k, n := range naive[name].Chunks(limit) {
+			answer, err := s.Answer(&iavlsync.Request{Height: height, Store: name, First: u.First[k], Leaves: n.Size()})
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(append([]byte{0}, n.Chunk()...), answer), "chunk %d of %s", k, name)
+		}
+	}
+	_, err = s.Answer(&iavlsync.Request{Height: height, Store: "nothing", Leaves: 1})
+	require.ErrorIs(t, err, iavlsync.ErrNoSubtree)
+}
+
+func TestInstalled(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	for _, f := range []iavlsync.Format{iavlsync.Format32, iavlsync.Format512, iavlsync.Format8192} {
+		for _, keys := range []int{1, 40, 1500} {
+			t.Run(fmt.Sprintf("%x/%d", uint32(f), keys), func(t *testing.T) {
+				naive := randomState(rnd, keys)
+				m := nodedbtest.Manifest(t, f, height, naive)
+				db := nodedbtest.NewMem()
+				_, err := install(rnd, db, m, nodedbtest.Chunks(t, m, naive))
+				require.NoError(t, err)
+				same(t, db, f, naive)
+				for _, key := range db.Keys() {
+					require.NotContains(t, key, "starling", "marks of the join are gone")
+				}
+				_, err = nodedb.NewInstaller(db, m)
+				require.ErrorIs(t, err, nodedb.ErrNotEmpty)
+			})
+		}
+	}
+}
+
+// TestKilledAtEveryWrite: the next start resumes, and until the last write there is no state.
+func TestKilledAtEveryWrite(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	naive := randomState(rnd, 300)
+	m := nodedbtest.Manifest(t, iavlsync.Format32, height, naive)
+	chunks := nodedbtest.Chunks(t, m, naive)
+	whole := nodedbtest.NewMem()
+	_, err := install(rnd, whole, m, chunks)
+	require.NoError(t, err)
+	require.Equal(t, len(chunks)+3, whole.Writes())
+	for n := range whole.Writes() {
+		db := nodedbtest.NewMem()
+		db.KillAfter(n)
+		before, err := install(rnd, db, m, chunks)
+		require.ErrorIs(t, err, nodedbtest.ErrKilled, "write %d", n)
+		lost := rnd.IntN(1 + db.Unsynced())
+		db = db.Crash(lost)
+		_, err = nodedb.Latest(db)
+		require.ErrorIs(t, err, nodedb.ErrNoState)
+		after, err := install(rnd, db, m, chunks)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, before+after, len(chunks))
+		require.LessOrEqual(t, before+after, len(chunks)+lost, "what is there is not written again")
+		require.Equal(t, whole.Crash(0), db.Crash(0))
+	}
+	same(t, whole, iavlsync.Format32, naive)
+}
+
+func TestDatabasesThatAreNotEmpty(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	naive, other := randomState(rnd, 40), randomState(rnd, 41)
+	m := nodedbtest.Manifest(t, iavlsync.Format32, height, naive)
+	db := nodedbtest.NewMem()
+	db.Set([]byte("any"), []byte("thing"))
+	_, err := nodedb.NewInstaller(db, m)
+	require.ErrorIs(t, err, nodedb.ErrNotEmpty)
+
+	db = nodedbtest.NewMem()
+	in, err := nodedb.NewInstaller(db, m)
+	require.NoError(t, err)
+	require.Error(t, in.Finish(), "chunks are missing")
+	for _, otherState := range []*iavlsync.Manifest{
+		nodedbtest.Manifest(t, iavlsync.Format32, height, other), nodedbtest.Manifest(t, iavlsync.Format512, height, naive)} {
+		_, err = nodedb.NewInstaller(db, otherState)
+		require.ErrorIs(t, err, nodedb.ErrOtherJoin)
+	}
+}
+
+// TestHalves: chunks that come in parts of any shape become the same records.
+func TestHalves(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	naive := randomState(rnd, 700)
+	m := nodedbtest.Manifest(t, iavlsync.Format512, height, naive)
+	chunks := nodedbtest.Chunks(t, m, naive)
+	whole, parts := nodedbtest.NewMem(), nodedbtest.NewMem()
+	_, err := install(rnd, whole, m, chunks)
+	require.NoError(t, err)
+	in, err := nodedb.NewInstaller(parts, m)
+	require.NoError(t, err)
+	k := 0
+	for i, name := range naive.Names() {
+		u, err := m.Upper(i)
+		require.NoError(t, err)
+		for e, n := range naive[name].Chunks(512) {
+			var part func(n *iavlsynctest.Node, image *iavlsync.Image, first int64) *nodedb.Placed
+			part = func(n *iavlsynctest.Node, image *iavlsync.Image, first int64) *nodedb.Placed {
+				if n.Left == nil || rnd.IntN(4) == 0 {
+					c, err := iavlsync.VerifyChunk(image, n.Chunk())
+					require.NoError(t, err)
+					p, err := in.InstallPart(k, first, c)
+					require.NoError(t, err)
+					return p
+				}
+				left, right, err := iavlsync.VerifyHalves(image, height, n.Halves(height)[1:])
+				require.NoError(t, err)
+				p, err := in.Join(k, image, part(n.Left, left, first), part(n.Right, right, first+left.Size))
+				require.NoError(t, err)
+				return p
+			}
+			part(n, &m.Stores[i].Entries[e].Root, u.First[e])
+			k++
+		}
+	}
+	require.NoError(t, in.Finish())
+	require.Equal(t, whole.Crash(0), parts.Crash(0))
+}
+
+// TestLegacy: iavl before v1 keeps nodes by their hashes.
+func TestLegacy(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	naive := randomState(rnd, 500)
+	db := nodedbtest.NewMem()
+	nodedbtest.Legacy(t, db, height, naive)
+	same(t, db, iavlsync.Format32, naive)
+	_, err := nodedb.Open(db, height-1)
+	require.ErrorIs(t, err, nodedb.ErrNoState)
+}
+
+// TestDamagedHomes: what is wrong in a database is an error, or the answer does not depend on it.
+func TestDamagedHomes(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	naive := randomState(rnd, 100)
+	m := nodedbtest.Manifest(t, iavlsync.Format32, height, naive)
+	whole := nodedbtest.NewMem()
+	_, err := install(rnd, whole, m, nodedbtest.Chunks(t, m, naive))
+	require.NoError(t, err)
+	for _, key := range whole.Keys() {
+		if rnd.IntN(6) > 0 {
+			continue
+		}
+		db := whole.Crash(0)
+		value, _ := db.Get([]byte(key))
+		switch n := len(value); {
+		case n == 0 || rnd.IntN(3) == 0:
+			db.Delete([]byte(key))
+		case rnd.IntN(2) == 0:
+			db.Set([]byte(key), value[:rnd.IntN(n)])
+		default:
+			damaged := bytes.Clone(value)
+			damaged[rnd.IntN(n)] ^= byte(1 + rnd.IntN(255))
+			db.Set([]byte(key), damaged)
+		}
+		s, err := nodedb.Open(db, height)
+		if err != nil {
+			continue
+		}
+		for i := range m.Stores {
+			u, err := m.Upper(i)
+			require.NoError(t, err)
+			for k := range m.Stores[i].Entries {
+				image := &m.Stores[i].Entries[k].Root
+				b, err := s.Answer(&iavlsync.Request{Height: height, Store: m.Stores[i].Name, First: u.First[k], Leaves: image.Size})
+				if err != nil {
+					continue
+				}
+				if _, err := iavlsync.VerifyChunk(image, b[1:]); err != nil {
+					require.NotContains(t, key, "/f", "the fast index is never the reason for a wrong answer")
+				}
+			}
+		}
+		_, _ = s.Manifest(iavlsync.Format32)
+	}
+}

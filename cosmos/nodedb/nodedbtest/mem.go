@@ -1,0 +1,166 @@
+// Package nodedbtest holds what tests of nodedb share: a database in memory that fails and loses
+// writes as a killed process or a machine without power does, naive homes of iavl before v1, and
+// the suite that runs real applications' stores on what was installed.
+package nodedbtest
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/starling-kv/starling/cosmos/nodedb"
+)
+
+// ErrKilled is what a write fails with from the moment of the kill on.
+var ErrKilled = errors.New("killed")
+
+// Mem is a nodedb.DB in memory.
+type Mem struct {
+	mu     sync.Mutex
+	values map[string][]byte
+	log    []map[string][]byte // batches since the last durable write; nil values: deleted
+	writes int
+	left   int // writes until the kill; below 0: never
+}
+
+// NewMem returns an empty database.
+func NewMem() *Mem { return &Mem{values: map[string][]byte{}, left: -1} }
+
+// KillAfter lets n more writes succeed.
+func (m *Mem) KillAfter(n int) { m.left = n }
+
+// Writes returns how many writes there were.
+func (m *Mem) Writes() int { return m.writes }
+
+// Unsynced returns how many batches a crash of the machine could lose.
+func (m *Mem) Unsynced() int { return len(m.log) }
+
+// Crash returns the database as it is after the crash: the last lost batches of those that were not
+// durable are not there.
+func (m *Mem) Crash(lost int) *Mem {
+	after := NewMem()
+	after.values = maps.Clone(m.values)
+	for _, b := range slices.Backward(m.log) { // undo
+		if lost == 0 {
+			break
+		}
+		lost--
+		for key, before := range b {
+			if before == nil {
+				delete(after.values, key)
+			} else {
+				after.values[key] = before
+			}
+		}
+	}
+	return after
+}
+
+// Get implements nodedb.DB.
+func (m *Mem) Get(key []byte) ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.values[string(key)], nil
+}
+
+// Set sets a key without a batch.
+func (m *Mem) Set(key, value []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.values[string(key)] = append([]byte{}, value...)
+}
+
+// Delete deletes a key without a batch.
+func (m *Mem) Delete(key []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.values, string(key))
+}
+
+// Keys returns all keys, ascending.
+func (m *Mem) Keys() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.values))
+}
+
+// Iterator implements nodedb.DB.
+func (m *Mem) Iterator(start, end []byte) (nodedb.Iterator, error) {
+	it := &iterator{}
+	for _, key := range m.Keys() {
+		if key >= string(start) && (end == nil || key < string(end)) {
+			v, _ := m.Get([]byte(key))
+			it.keys, it.values = append(it.keys, []byte(key)), append(it.values, v)
+		}
+	}
+	return it, nil
+}
+
+type iterator struct{ keys, values [][]byte }
+
+func (i *iterator) Valid() bool   { return len(i.keys) > 0 }
+func (i *iterator) Next()         { i.keys, i.values = i.keys[1:], i.values[1:] }
+func (i *iterator) Key() []byte   { return i.keys[0] }
+func (i *iterator) Value() []byte { return i.values[0] }
+func (i *iterator) Error() error  { return nil }
+func (i *iterator) Close() error  { return nil }
+
+// NewBatch implements nodedb.DB.
+func (m *Mem) NewBatch() nodedb.Batch { return &batch{m: m} }
+
+type batch struct {
+	m       *Mem
+	changes []change
+}
+
+type change struct{ key, value, was []byte }
+
+func (b *batch) Set(key, value []byte) error {
+	b.changes = append(b.changes, change{key, value, bytes.Clone(value)})
+	return nil
+}
+
+func (b *batch) Delete(key []byte) error {
+	b.changes = append(b.changes, change{key, nil, nil})
+	return nil
+}
+
+func (b *batch) Write() error {
+	m := b.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.left == 0 {
+		return ErrKilled
+	}
+	m.left--
+	m.writes++
+	undo := map[string][]byte{}
+	for _, c := range b.changes {
+		if !bytes.Equal(c.value, c.was) {
+			return errors.New("a value was modified after it was given to the batch")
+		}
+		key := string(c.key)
+		if _, ok := undo[key]; !ok {
+			undo[key] = m.values[key]
+		}
+		if c.value == nil {
+			delete(m.values, key)
+		} else {
+			m.values[key] = append([]byte{}, c.value...)
+		}
+	}
+	m.log = append(m.log, undo)
+	return nil
+}
+
+func (b *batch) WriteSync() error {
+	err := b.Write()
+	if err == nil {
+		b.m.log = nil
+	}
+	return err
+}
+
+func (b *batch) Close() error { return nil }

@@ -1,0 +1,192 @@
+package nodedb
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+)
+
+var (
+	// ErrNoState reports that the database has no state, or none of a height.
+	ErrNoState = errors.New("no such state")
+	// ErrOtherState reports a state whose stores are not those that its commit names.
+	ErrOtherState = errors.New("the stores are not those of the recorded hashes")
+)
+
+// Latest returns the latest height of the application; ErrNoState: it has none.
+func Latest(db DB) (int64, error) {
+	b, err := db.Get([]byte(latestKey))
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("latest height: %w", err)
+	case b == nil:
+		return 0, fmt.Errorf("latest height: %w", ErrNoState)
+	}
+	return DecodeLatest(b)
+}
+
+// State is an application's state at a height, which must not be pruned while it is used. Its
+// methods may be called at the same time.
+type State struct {
+	height int64
+	commit *Commit
+	stores []*store
+	byName map[string]*store
+}
+
+// Open opens the state of a height.
+func Open(db DB, height int64) (*State, error) {
+	b, err := db.Get(commitKey(height))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("commit of height %d: %w", height, err)
+	case b == nil:
+		return nil, fmt.Errorf("commit of height %d: %w", height, ErrNoState)
+	}
+	commit, err := DecodeCommit(b)
+	if err != nil {
+		return nil, err
+	}
+	if commit.Height != height {
+		return nil, fmt.Errorf("commit: %w: it is of height %d, not %d", ErrInvalidRecord, commit.Height, height)
+	}
+	s := &State{height: height, commit: commit, byName: map[string]*store{}}
+	for _, c := range commit.Stores {
+		st, err := openStore(db, c.Name, height)
+		if err != nil {
+			return nil, fmt.Errorf("store %q at height %d: %w", c.Name, height, err)
+		}
+		s.stores = append(s.stores, st)
+		s.byName[c.Name] = st
+	}
+	return s, nil
+}
+
+// Height returns the height of s.
+func (s *State) Height() int64 { return s.height }
+
+// Manifest cuts s. The manifest is compared with the recorded hashes of the stores.
+func (s *State) Manifest(f iavlsync.Format) (*iavlsync.Manifest, error) {
+	m := &iavlsync.Manifest{Format: f, Height: s.height}
+	for i, st := range s.stores {
+		cut, err := iavlsync.Cut(f, s.height, st.name, st.root, st)
+		if err != nil {
+			return nil, err
+		}
+		m.Stores = append(m.Stores, cut)
+		u, err := m.Upper(i)
+		if err != nil {
+			return nil, err
+		}
+		if want := s.commit.Stores[i].Hash; !bytes.Equal(u.Hash[:], want) {
+			return nil, fmt.Errorf("%w: store %q at height %d has %s, recorded is %x", ErrOtherState, st.name, s.height, u.Hash, want)
+		}
+	}
+	return m, nil
+}
+
+// Answer answers a request. iavlsync.ErrNoSubtree: an honest peer would not ask that.
+func (s *State) Answer(q *iavlsync.Request) ([]byte, error) {
+	st := s.byName[q.Store]
+	if q.Height != s.height || st == nil || st.root == nil {
+		return nil, fmt.Errorf("store %q at height %d: %w", q.Store, q.Height, iavlsync.ErrNoSubtree)
+	}
+	if b := st.scanned(q); b != nil {
+		return b, nil
+	}
+	return iavlsync.Answer(q, st.root, st)
+}
+
+// store is one store of a state. It is an iavlsync.Reader.
+type store struct {
+	db     DB
+	name   string
+	prefix []byte // of all its keys
+	root   []byte // node key; nil: the store is empty
+	fast   bool   // the fast index is of this height
+}
+
+func openStore(db DB, name string, height int64) (*store, error) {
+	s := &store{db: db, name: name, prefix: appendStore(nil, name)}
+	var err error
+	if s.root, err = s.rootOf(height); err != nil {
+		return nil, err
+	}
+	b, err := db.Get(s.key(kindMetadata, []byte(storageVersionKey)))
+	if err != nil {
+		return nil, fmt.Errorf("storage version: %w", err)
+	}
+	s.fast = DecodeStorageVersion(b) == height
+	return s, nil
+}
+
+func (s *store) key(kind byte, rest []byte) []byte {
+	b := make([]byte, 0, len(s.prefix)+1+len(rest))
+	return append(append(append(b, s.prefix...), kind), rest...)
+}
+
+// rootOf returns the node key of the root of a version; nil: the store is empty (iavl v1,
+// nodedb.go, GetRoot).
+func (s *store) rootOf(version int64) ([]byte, error) {
+	key := nodeKey(version, rootNonce)
+	b, err := s.db.Get(s.key(kindNode, key))
+	if err != nil {
+		return nil, err
+	}
+	if b == nil {
+		return s.legacyRootOf(version)
+	}
+	refers, empty, err := DecodeRoot(b)
+	switch {
+	case err != nil || empty:
+		return nil, err
+	case refers != nil:
+		return refers, nil // Node finds it where pruning has moved it, too
+	}
+	return key, nil
+}
+
+func (s *store) legacyRootOf(version int64) ([]byte, error) {
+	b, err := s.db.Get(s.key(kindLegacyRoot, nodeKey(version, 0)[:8]))
+	switch {
+	case err != nil:
+		return nil, err
+	case b == nil:
+		return nil, ErrNoState
+	case len(b) == 0:
+		return nil, nil
+	case len(b) != legacyKeyBytes:
+		return nil, fmt.Errorf("root of iavl before v1: %w: %x", ErrInvalidRecord, b)
+	}
+	return b, nil
+}
+
+// Node implements iavlsync.Reader.
+func (s *store) Node(key []byte) (*iavlsync.Node, error) {
+	if len(key) == legacyKeyBytes {
+		b, err := s.db.Get(s.key(kindLegacyNode, key))
+		if err == nil && b == nil {
+			err = errMissing
+		}
+		if err != nil {
+			return nil, err
+		}
+		return DecodeLegacyNode(iavlsync.Hash(key), b)
+	}
+	version, nonce := splitNodeKey(key)
+	b, err := s.db.Get(s.key(kindNode, key))
+	if err == nil && b == nil && nonce == rootNonce {
+		b, err = s.db.Get(s.key(kindNode, nodeKey(version, movedNonce)))
+	}
+	if err == nil && b == nil {
+		err = errMissing
+	}
+	if err != nil {
+		return nil, err
+	}
+	return DecodeNode(version, b)
+}
+
+var errMissing = fmt.Errorf("%w: a node is missing", iavlsync.ErrDamagedStore)
