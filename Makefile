@@ -24,7 +24,7 @@ E2E_PACKAGES   = ./e2e/... ./cmd/localnet/...
 PURE_PACKAGES  = /tx$$|/statesync/scheduler$$|/health$$|/internal/(hexruns|bubble)$$|/networks/
 RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 'starling$$' | grep -v -E '$(PURE_PACKAGES)')
 
-.PHONY: help build image install release release-check test check checks race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture lint fuzz proto kernels vectors clean
+.PHONY: help build image install release release-check test check checks race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -102,6 +102,9 @@ torture: ## kill a validator KILLS times (50) while clients write, then again wi
 	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
 	STARLING_TORTURE_KILLS=$(KILLS) STARLING_TORTURE_PAGED=true $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
 	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTortureSharded$$' ./e2e
+
+test-rdma: ## the tests of RDMA, in a guest of QEMU with Soft-RoCE (needs root or QEMU and libibverbs-dev, and a C compiler; nothing heavy beside it)
+	GO='$(GO)' transport/rdma/guest/test.sh
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml
 	$(TOOLS)/golangci-lint-$(GOLANGCI) run ./...

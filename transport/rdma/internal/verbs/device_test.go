@@ -1,0 +1,179 @@
+//go:build cgo && linux && rdma
+
+package verbs_test
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
+	"github.com/starling-kv/starling/transport/rdma/internal/verbs/verbstest"
+)
+
+// guest skips a test where there is no Soft-RoCE: these run in transport/rdma/guest.
+func guest(t *testing.T) (addrs [2]netip.Addr) {
+	t.Helper()
+	if os.Getenv("RDMA_GUEST") == "" {
+		t.Skip("it needs the guest of make test-rdma")
+	}
+	return [2]netip.Addr{netip.MustParseAddr(os.Getenv("RDMA_ADDR0")), netip.MustParseAddr(os.Getenv("RDMA_ADDR1"))}
+}
+
+// resources is what the kernel counts of devices, queue pairs and regions.
+func resources(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("rdma", "resource", "show").CombinedOutput()
+	require.NoError(t, err, string(out))
+	return string(out)
+}
+
+func open(t testing.TB, addr netip.Addr, completions int) verbs.Device {
+	t.Helper()
+	d, err := verbs.Open(addr, completions)
+	require.NoError(t, err)
+	return d
+}
+
+func TestSoftRoCE(t *testing.T) {
+	addrs := guest(t)
+	before := resources(t)
+	for name, pair := range map[string][2]netip.Addr{"over the cable": addrs, "within a device": {addrs[0], addrs[0]}} {
+		t.Run(name, func(t *testing.T) {
+			verbstest.Run(t, func(tb testing.TB, completions int) (verbs.Device, verbs.Device) {
+				return open(tb, pair[0], completions), open(tb, pair[1], completions)
+			})
+		})
+	}
+	require.Equal(t, before, resources(t), "nothing leaks")
+}
+
+func TestList(t *testing.T) {
+	addrs := guest(t)
+	ports, err := verbs.List()
+	require.NoError(t, err)
+	require.Len(t, ports, 2)
+	for i, p := range ports {
+		require.NoError(t, p.Err)
+		require.Equal(t, "active", p.State)
+		require.Contains(t, p.GIDs, verbs.GID(addrs[i].As16()))
+	}
+}
+
+func TestNoSuchAddress(t *testing.T) {
+	guest(t)
+	_, err := verbs.Open(netip.MustParseAddr("192.0.2.1"), 16)
+	require.ErrorIs(t, err, verbs.ErrNoDevice)
+}
+
+func TestPortIsDown(t *testing.T) {
+	addrs := guest(t)
+	wire(t, "down")
+	defer wire(t, "up")
+	_, err := verbs.Open(addrs[0], 16)
+	require.ErrorIs(t, err, verbs.ErrNoDevice)
+}
+
+func wire(t *testing.T, what ...string) {
+	t.Helper()
+	out, err := exec.Command("rdma-wire", what...).CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
+// TestCut: a sender learns that nobody acknowledges, and new queues work afterwards.
+func TestCut(t *testing.T) {
+	addrs := guest(t)
+	before := resources(t)
+	l, r := open(t, addrs[0], 64), open(t, addrs[1], 64)
+	small := verbs.Sizes{Lent: 4096, Own: 4096, Writes: 2, Receives: 2}
+	for _, cut := range []bool{true, false} {
+		a, err := l.NewQueue(small)
+		require.NoError(t, err)
+		b, err := r.NewQueue(small)
+		require.NoError(t, err)
+		require.NoError(t, b.Receive(2))
+		require.NoError(t, b.Connect(a.Local()))
+		require.NoError(t, a.Connect(b.Local()))
+		if cut {
+			wire(t, "cut")
+		}
+		_, address, key := b.Lent()
+		require.NoError(t, a.Write([]verbs.Write{{Length: 100, To: address, Key: key}}))
+		batch := make([]verbs.Completion, 1)
+		_, err = l.Wait(batch)
+		require.NoError(t, err)
+		require.Equal(t, cut, batch[0].Err != nil, "%v", batch[0].Err)
+		if cut {
+			wire(t, "mend")
+		}
+		require.NoError(t, a.Close())
+		require.NoError(t, b.Close())
+	}
+	require.NoError(t, l.Close())
+	require.NoError(t, r.Close())
+	require.Equal(t, before, resources(t), "nothing leaks")
+}
+
+// TestUnprivileged runs a part of the tests again as a user whom limits bind.
+func TestUnprivileged(t *testing.T) {
+	guest(t)
+	run := func(shell string) string {
+		// Not as root: root is above the limits, and opens every file.
+		out, _ := exec.Command("su", "nobody", "-s", "/bin/sh", "-c", shell).CombinedOutput()
+		return string(out)
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	// nobody cannot enter /root.
+	binary, err := os.ReadFile(self)
+	require.NoError(t, err)
+	const copied = "/tmp/verbs.test"
+	require.NoError(t, os.MkdirAll("/tmp", 0o777))
+	require.NoError(t, os.WriteFile(copied, binary, 0o755))
+	defer os.Remove(copied)
+	again := "cd /; " + copied + " -test.run '^TestAsNobody$' -test.v"
+	require.Contains(t, run("ulimit -l 256; "+again), "ulimit -l")
+
+	devices, err := os.ReadDir("/dev/infiniband")
+	require.NoError(t, err)
+	for _, d := range devices {
+		if strings.HasPrefix(d.Name(), "uverbs") {
+			require.NoError(t, os.Chmod("/dev/infiniband/"+d.Name(), 0o600))
+			defer os.Chmod("/dev/infiniband/"+d.Name(), 0o666)
+		}
+	}
+	require.Contains(t, run(again), "/dev/infiniband/uverbs")
+}
+
+// TestAsNobody prints how a queue of 1 MiB fails. TestUnprivileged runs it.
+func TestAsNobody(t *testing.T) {
+	addrs := guest(t)
+	if os.Getuid() == 0 {
+		t.Skip("TestUnprivileged runs it")
+	}
+	d, err := verbs.Open(addrs[0], 64)
+	if err != nil {
+		t.Log(err)
+		require.ErrorIs(t, err, verbs.ErrNoDevice)
+		return
+	}
+	_, err = d.NewQueue(verbs.Sizes{Lent: 1 << 20, Own: 1 << 20, Writes: 2, Receives: 2})
+	t.Log(err)
+	require.ErrorIs(t, err, syscall.ENOMEM)
+	require.NoError(t, d.Close())
+}
+
+// TestNoDevices runs where there is no InfiniBand: on the hosts of developers.
+func TestNoDevices(t *testing.T) {
+	if os.Getenv("RDMA_GUEST") != "" {
+		t.Skip("there are devices")
+	}
+	_, err := verbs.Open(netip.MustParseAddr("127.0.0.1"), 16)
+	t.Log(err)
+	require.Error(t, err)
+}
