@@ -18,8 +18,9 @@ func newGrantCmd(env *cliEnv) *cobra.Command {
 
 GRANTEE: ` + accountHelp + `, or
 "everyone". An empty PREFIX ("") covers all keys. A new grant of the same pair replaces
-the old one.`,
+the old one. The command shows what it changes; with --dry-run it does nothing else.`,
 		Example: `  starlingd grant alice fruit/ --from root
+  starlingd grant alice fruit/ --from root --dry-run
   starlingd grant everyone public/ --quota 1000000 --from root`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -27,10 +28,10 @@ the old one.`,
 			if err != nil {
 				return err
 			}
-			return submit(cmd, env, tx.NewGrant(grantee, prefix, env.V.GetUint64("quota")))
+			return submitAdmin(cmd, env, tx.NewGrant(grantee, prefix, env.V.GetUint64("quota")))
 		},
 	}
-	addSignFlags(cmd.Flags())
+	addAdminFlags(cmd.Flags())
 	addBytesFlags(cmd.Flags())
 	cmd.Flags().Uint64("quota", 0, "most bytes that all keys under PREFIX may take together (0: no limit)")
 	return cmd
@@ -47,10 +48,10 @@ func newRevokeCmd(env *cliEnv) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return submit(cmd, env, tx.NewRevoke(grantee, prefix))
+			return submitAdmin(cmd, env, tx.NewRevoke(grantee, prefix))
 		},
 	}
-	addSignFlags(cmd.Flags())
+	addAdminFlags(cmd.Flags())
 	addBytesFlags(cmd.Flags())
 	return cmd
 }
@@ -90,10 +91,10 @@ func newAdminCmd(env *cliEnv) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return submit(cmd, env, tx.NewSetAdmin(account, c.remove))
+				return submitAdmin(cmd, env, tx.NewSetAdmin(account, c.remove))
 			},
 		}
-		addSignFlags(sub.Flags())
+		addAdminFlags(sub.Flags())
 		cmd.AddCommand(sub)
 	}
 	return cmd

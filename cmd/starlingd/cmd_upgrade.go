@@ -35,13 +35,15 @@ the chain stands still after that block.`,
 			if version == 0 || height == 0 {
 				return usagef("--version and --at-height are missing: the next version, and the last block of the current one")
 			}
-			if err := knowsVersion(env, version, height); err != nil {
-				return err
+			if !env.V.GetBool("dry-run") {
+				if err := knowsVersion(env, version, height); err != nil {
+					return err
+				}
 			}
-			return submit(cmd, env, tx.NewScheduleUpgrade(version, height, env.V.GetString("info")))
+			return submitAdmin(cmd, env, tx.NewScheduleUpgrade(version, height, env.V.GetString("info")))
 		},
 	}
-	addSignFlags(schedule.Flags())
+	addAdminFlags(schedule.Flags())
 	schedule.Flags().Uint64("version", 0, "version of the blocks after the height: one more than now")
 	schedule.Flags().Uint64("at-height", 0, "last block of the old version")
 	schedule.Flags().String("info", "", "where operators find the program, up to 256 bytes")
@@ -56,10 +58,10 @@ the chain stands still after that block.`,
 			if version == 0 {
 				return usagef("--version is missing: which version shall be cancelled? (see `starlingd upgrade show`)")
 			}
-			return submit(cmd, env, tx.NewCancelUpgrade(version))
+			return submitAdmin(cmd, env, tx.NewCancelUpgrade(version))
 		},
 	}
-	addSignFlags(cancel.Flags())
+	addAdminFlags(cancel.Flags())
 	cancel.Flags().Uint64("version", 0, "version that is scheduled")
 	show := &cobra.Command{
 		Use:     "show",

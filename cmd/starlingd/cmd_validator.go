@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strconv"
@@ -100,6 +101,9 @@ func setValidator(cmd *cobra.Command, env *cliEnv, args []string) error {
 type validatorChange struct {
 	height        int64 // of the state that it is judged by
 	operations    []tx.Operation
+	key           []byte
+	who           string    // key, as people know it
+	power, old    uint64    // of key, after and before
 	before, after app.Share // by who signed the block of that height
 	// The same where those that are confirmed count as signing: what the network decides by.
 	confirmedBefore, confirmedAfter app.Share
@@ -119,7 +123,8 @@ func planValidator(cmd *cobra.Command, env *cliEnv, key []byte, power uint64, co
 	if err != nil {
 		return nil, explain(err)
 	}
-	change := &validatorChange{height: now.Height}
+	keys, _ := keyring(env).List() // names are a help, no more
+	change := &validatorChange{height: now.Height, key: key, who: (&planner{keys: keys}).who(key), power: power}
 	if confirm {
 		change.operations = append(change.operations, tx.NewConfirmedValidator(key, power))
 	} else {
@@ -150,7 +155,7 @@ func (c *validatorChange) judge(list []client.Validator, key []byte, power uint6
 	for _, v := range list {
 		after := v.Power
 		if bytes.Equal(v.PublicKey, key) {
-			after = power
+			c.old, after = v.Power, power
 		}
 		add := func(to *app.Share, power uint64, signs bool) {
 			to.Total += power
@@ -167,6 +172,10 @@ func (c *validatorChange) judge(list []client.Validator, key []byte, power uint6
 
 type validatorChangeJSON struct {
 	Height  int64     `json:"height"`
+	Account string    `json:"account"` // public key of the validator
+	Who     string    `json:"who"`     // the same for people
+	From    uint64    `json:"from"`    // its power now
+	To      uint64    `json:"to"`
 	Before  shareJSON `json:"before"`
 	After   shareJSON `json:"after"`   // by who signed the block of that height
 	Counted shareJSON `json:"counted"` // after, where those that are confirmed count as signing
@@ -182,12 +191,14 @@ type shareJSON struct {
 // error.
 func (c *validatorChange) show(env *cliEnv, dry bool) error {
 	if dry && env.JSON() {
-		return writeJSON(env.Out, validatorChangeJSON{c.height, shareJSON(c.before), shareJSON(c.after), shareJSON(c.confirmedAfter), c.refused()})
+		return writeJSON(env.Out, validatorChangeJSON{c.height, hex.EncodeToString(c.key), c.who, c.old, c.power, shareJSON(c.before), shareJSON(c.after), shareJSON(c.confirmedAfter), c.refused()})
 	}
 	out := env.Err
 	if dry {
 		out = env.Out
 	}
+	fmt.Fprintf(out, "validator:       %s\n", c.who)
+	fmt.Fprintf(out, "its power:       %s -> %s\n", powerOf(c.old, c.before.Total), powerOf(c.power, c.after.Total))
 	fmt.Fprintf(out, "signed block %d:  %v of the power\n", c.height, c.before)
 	fmt.Fprintf(out, "with the change: %v\n", c.after)
 	if c.confirmedAfter != c.after {
