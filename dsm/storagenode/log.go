@@ -241,6 +241,14 @@ func (l *Log) Heights() (oldest, newest int64, ok bool) {
 	return oldest, newest, newest >= oldest
 }
 
+// Next returns the height that the next update must have; ok is false if it may be any.
+func (l *Log) Next() (height int64, ok bool) {
+	if len(l.files) == 0 {
+		return 0, false
+	}
+	return l.files[len(l.files)-1].next, true
+}
+
 // Bytes returns the length of all files.
 func (l *Log) Bytes() (n int64) {
 	for _, f := range l.files {

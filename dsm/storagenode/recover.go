@@ -137,8 +137,9 @@ func (r *Replica) open() (err error) {
 		return errors.Join(append(r.recovered.Damaged, noState(states, oldest, logged))...)
 	}
 	r.recovered.State = r.newest().height
-	if logged && newest < r.newest().height {
-		// The log lost its last update to damage, or was not in use when the state was made.
+	if next, ok := r.log.Next(); ok && (next <= r.newest().height || !logged && next != r.newest().height+1) {
+		// The log lost its last update to damage, was not in use when the state was made, or this
+		// was interrupted.
 		if err := r.log.Reset(); err != nil {
 			return err
 		}

@@ -164,6 +164,7 @@ func (n *Node) create(p *place, info storagenode.StateInfo, leaves iter.Seq2[avl
 	if err := n.changed(); err != nil {
 		return finalError{err}
 	}
+	p.leave(nil)
 	p.height, p.since = info.Height, time.Now()
 	return nil
 }

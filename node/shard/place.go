@@ -34,6 +34,16 @@ type place struct {
 	since   time.Time
 	tryFrom time.Time // the next attempt to take the range over
 	warned  time.Time
+	left    *avlstar.Partial // what an attempt to take the range over has fetched; nil: nothing
+}
+
+// leave keeps a tree for the next attempt to take the range over; nil: none. It takes the caller's
+// reference.
+func (p *place) leave(partial *avlstar.Partial) {
+	if p.left != nil {
+		p.left.Release()
+	}
+	p.left = partial
 }
 
 func (p *place) String() string { return p.shard.Range.String() }

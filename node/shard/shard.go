@@ -258,6 +258,7 @@ func (n *Node) close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.places {
+		p.leave(nil)
 		if p.replica != nil {
 			errs = append(errs, p.replica.Close())
 		}

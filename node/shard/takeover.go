@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +10,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/dustin/go-humanize"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
@@ -43,13 +42,20 @@ var (
 // giver is a node that may have the range.
 type giver struct {
 	transport.Conn
-	newest int64 // what it claims; 0: nothing
-	bad    bool  // it does not have the height, or has sent what is false
+	oldest, newest int64 // what it claims; 0: nothing
+	lied           bool  // it has sent what is false, of whatever height
+	lacks          bool  // it does not have the height that is being fetched
 }
+
+// claims reports whether a giver says that it answers a height.
+func (g *giver) claims(height int64) bool { return g.oldest <= height && height <= g.newest }
 
 // takeover fetches a range at one height, from whoever has it. What comes is proved by hashes:
 //
 //	header H+1 ── app hash ──► commitment ──► upper tree ──► seam ──► pages of leaves, several at a time
+//
+// Where that cannot be completed, the next lower height that somebody claims is fetched, and what
+// is here already is reused by its hashes, as is what the range had before.
 type takeover struct {
 	n       *Node
 	p       *place
@@ -60,11 +66,14 @@ type takeover struct {
 	told    time.Time
 
 	mu     sync.Mutex
-	givers []*giver // guarded by mu, but for Conn
+	givers []*giver // lied and lacks are guarded by mu; the others do not change
 }
 
-// takeOver fetches the range at a height above the given one, and opens it. The error is errNobody
-// if no node gives it.
+// maxHeights limits the heights at which one attempt tries to fetch a range.
+const maxHeights = 8
+
+// takeOver fetches the range at the newest height above the given one that can be had, and opens
+// it. The error wraps errNobody if no node gives it.
 func (n *Node) takeOver(ctx context.Context, p *place, v verifier, above int64) error {
 	givers, closeAll := n.givers(ctx, p)
 	defer closeAll()
@@ -72,26 +81,73 @@ func (n *Node) takeOver(ctx context.Context, p *place, v verifier, above int64) 
 	if err != nil {
 		return err
 	}
-	height := int64(0)
-	for _, g := range givers {
-		height = max(height, min(g.newest, newest-1))
-	}
-	if height == 0 {
-		height = newest - 1 // validators have the last heights
-	}
-	if height <= max(above, 0) {
+	heights := heightsOf(givers, newest-1, max(above, 0))
+	if len(heights) == 0 {
 		return errNobody
 	}
+	errs := []error{}
+	for _, height := range heights {
+		err := n.takeOverAt(ctx, p, v, givers, height)
+		if err == nil || ctx.Err() != nil || isFinal(err) {
+			return err
+		}
+		errs = append(errs, fmt.Errorf("after block %d: %w", height, err))
+	}
+	return errors.Join(errs...)
+}
+
+// heightsOf returns the heights that are tried: those that replicas claim as their newest, the
+// greatest first, and then the last one, which validators in local mode have. A claim is a hint: a
+// false one costs an attempt.
+func heightsOf(givers []*giver, last, above int64) (heights []int64) {
+	for _, g := range givers {
+		if height := min(g.newest, last); height > above {
+			heights = append(heights, height)
+		}
+	}
+	slices.SortFunc(heights, func(a, b int64) int { return cmp.Compare(b, a) })
+	heights = slices.Compact(heights)
+	heights = heights[:min(len(heights), maxHeights-1)]
+	if last > above && !slices.Contains(heights, last) {
+		heights = append(heights, last)
+	}
+	return heights
+}
+
+// takeOverAt fetches the range at a height. What came stays for the next attempt if not all did.
+func (n *Node) takeOverAt(ctx context.Context, p *place, v verifier, givers []*giver, height int64) error {
 	header, err := v.LightBlock(ctx, height+1)
 	if err != nil {
 		return err
 	}
+	for _, g := range givers {
+		g.lacks = false
+	}
+	slices.SortStableFunc(givers, func(a, b *giver) int {
+		switch {
+		case a.claims(height) == b.claims(height):
+			return 0
+		case a.claims(height):
+			return -1
+		}
+		return 1
+	})
 	t := &takeover{n: n, p: p, height: height, givers: givers, began: time.Now(), told: time.Now()}
 	if err := t.begin(ctx, header.AppHash); err != nil {
 		return err
 	}
-	defer func() { t.partial.Release() }()
+	done := false
+	defer func() {
+		if done {
+			t.partial.Release()
+		} else {
+			p.leave(t.partial)
+		}
+	}()
 	n.log.Info("Taking a range over", "range", p.String(), "height", height, "nodes", len(givers))
+	if err := t.reuse(ctx); err != nil {
+		return err
+	}
 	if err := t.fill(ctx); err != nil {
 		return err
 	}
@@ -103,6 +159,7 @@ func (n *Node) takeOver(ctx context.Context, p *place, v verifier, above int64) 
 	if err := n.create(p, info, t.partial.Leaves(p.keys)); err != nil {
 		return err
 	}
+	done = true
 	n.log.Info("Took a range over", "range", p.String(), "height", height, "bytes", t.bytes, "seconds", time.Since(t.began).Seconds())
 	return nil
 }
@@ -128,13 +185,12 @@ func (n *Node) givers(ctx context.Context, p *place) (givers []*giver, closeAll 
 			claims, _ := dsm.DecodeClaims(b) // who claims nothing is asked last
 			for _, c := range claims {
 				if c.Range.Equal(p.shard.Range) {
-					g.newest = c.Newest
+					g.oldest, g.newest = c.Oldest, c.Newest
 				}
 			}
 		}
 		givers = append(givers, g)
 	}
-	slices.SortStableFunc(givers, func(a, b *giver) int { return int(min(1, max(-1, b.newest-a.newest))) })
 	for _, conn := range n.peers.Load().Conns() {
 		givers = append(givers, &giver{Conn: conn})
 	}
@@ -151,9 +207,9 @@ func (t *takeover) call(ctx context.Context, k int, c transport.Call, check func
 	for i := range t.givers {
 		g := t.givers[(k+i)%len(t.givers)]
 		t.mu.Lock()
-		bad := g.bad
+		skip := g.lied || g.lacks
 		t.mu.Unlock()
-		if bad {
+		if skip {
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, callTimeout)
@@ -175,7 +231,7 @@ func (t *takeover) call(ctx context.Context, k int, c transport.Call, check func
 			continue
 		}
 		t.mu.Lock()
-		g.bad = true
+		g.lacks, g.lied = true, g.lied || errors.Is(err, errLied)
 		t.mu.Unlock()
 	}
 	return errNobody
@@ -282,106 +338,4 @@ func (t *takeover) fetch(ctx context.Context, k int, wants []dsm.Want, stubs []a
 		}
 		return check(answer)
 	})
-}
-
-// page is consecutive stubs that are asked for at once.
-type page []avlstar.Subtree
-
-// pages returns the next stubs of the range, in groups of about pageBytes.
-func (t *takeover) pages() (pages []page) {
-	var last page
-	size := uint64(0)
-	for s := range t.partial.Version().Stubs(t.p.keys.First) {
-		if t.p.keys.After != nil && bytes.Compare(s.First, t.p.keys.After) >= 0 {
-			break
-		}
-		if !t.p.keys.Contains(s.First) {
-			continue
-		}
-		if len(last) > 0 && size+s.Bytes > pageBytes {
-			if pages = append(pages, last); len(pages) == pagesAtOnce {
-				return pages
-			}
-			last, size = nil, 0
-		}
-		last, size = append(last, s), size+s.Bytes
-	}
-	if len(last) > 0 {
-		pages = append(pages, last)
-	}
-	return pages
-}
-
-// wants returns what opens a page: a large subtree is divided first, by the way to its least key.
-func (t *takeover) wants(p page) []dsm.Want {
-	if len(p) == 1 && p[0].Bytes > bagBytes/2 {
-		return []dsm.Want{{Key: p[0].First}}
-	}
-	after := p[len(p)-1].After
-	if t.p.keys.After != nil && (after == nil || bytes.Compare(after, t.p.keys.After) > 0) {
-		after = t.p.keys.After
-	}
-	return []dsm.Want{{Key: p[0].First, Range: true, After: after}}
-}
-
-// fill fetches all leaves of the range.
-func (t *takeover) fill(ctx context.Context) error {
-	for {
-		pages := t.pages()
-		if len(pages) == 0 {
-			return nil
-		}
-		bags, err := t.bags(ctx, pages)
-		if err != nil {
-			return err
-		}
-		next, _, err := t.partial.Graft(bags...)
-		if err != nil {
-			return err
-		}
-		t.partial.Release()
-		t.partial = next
-		if time.Since(t.told) >= progressEvery {
-			t.told = time.Now()
-			rate := float64(t.bytes) / time.Since(t.began).Seconds()
-			t.n.log.Info("Taking a range over", "range", t.p.String(), "height", t.height, "bytes", t.bytes, "rate", humanize.IBytes(uint64(rate))+"/s")
-		}
-	}
-}
-
-// bags fetches pages, several at a time.
-func (t *takeover) bags(ctx context.Context, pages []page) ([]*avlstar.Bag, error) {
-	bags, errs := make([]*avlstar.Bag, len(pages)), make([]error, len(pages))
-	var all sync.WaitGroup
-	places := make(chan struct{}, pageWorkers)
-	for i, p := range pages {
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
-			bags[i], errs[i] = t.bag(ctx, i, p)
-		})
-	}
-	all.Wait()
-	return bags, errors.Join(errs...)
-}
-
-func (t *takeover) bag(ctx context.Context, k int, p page) (bag *avlstar.Bag, err error) {
-	stubs := make([]avlstar.Stub, len(p))
-	for i, s := range p {
-		stubs[i] = s.Stub
-	}
-	take := func(b []byte) (err error) {
-		if bag, err = proofOf(b, stubs); err == nil {
-			t.mu.Lock()
-			t.bytes += len(b)
-			t.mu.Unlock()
-		}
-		return err
-	}
-	err = t.fetch(ctx, k, t.wants(p), stubs, take)
-	if errors.Is(err, errSplit) { // the way to one key always has room
-		stubs = stubs[:1]
-		err = t.fetch(ctx, k, []dsm.Want{{Key: p[0].First}}, stubs, take)
-	}
-	return bag, err
 }
