@@ -14,9 +14,10 @@ import (
 // registerMetrics registers the metrics of the node, in addition to those that its parts register
 // themselves.
 func (n *Node) registerMetrics(registry prometheus.Registerer) error {
-	collectors := []prometheus.Collector{newJoinMetrics(&n.joinView), n.newMetrics()}
-	if n.application.sharded == nil { // else package dsm/source has registered its own
-		collectors = append(collectors, newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store))
+	collectors := []prometheus.Collector{
+		newJoinMetrics(&n.joinView), n.newMetrics(),
+		// in sharded mode those of the block zone; package dsm/source has registered its own
+		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store),
 	}
 	for _, c := range collectors {
 		if err := registry.Register(c); err != nil {

@@ -11,10 +11,10 @@ import (
 
 // storageMetrics are the metrics of both zones and their cache, read when Prometheus asks.
 type storageMetrics struct {
-	state  *storage.Zone
+	state  *storage.Zone       // nil: storage nodes keep the state
 	blocks func() *blocks.Zone // nil: none at the moment
 	cache  *sgc.Cache
-	store  *treestore.Store
+	store  *treestore.Store // nil if state is
 
 	all []storageMetric
 	// Of each zone, by the label zone.
@@ -54,6 +54,11 @@ func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc
 		m.all = append(m.all, storageMetric{desc(name, help), kind, value})
 	}
 	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
+	add(counter, "cache_moves_total", "How often memory of the cache moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.Moves) })
+	add(counter, "cache_moved_bytes_total", "Memory of the cache that moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.MovedBytes) })
+	if state == nil {
+		return m
+	}
 	add(gauge, "safe_height", "Height of the state that is on disk.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.SafeHeight) })
 	add(gauge, "lag_blocks", "Blocks whose state is not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBlocks) })
 	add(gauge, "lag_bytes", "Bytes of changes that are not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBytes) })
@@ -64,8 +69,6 @@ func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc
 	add(counter, "wait_seconds_total", "Time that blocks waited because the disk was too far behind.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.WaitSeconds })
 	add(counter, "compaction_bytes_total", "Bytes that compactions of the state wrote.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.CompactionBytes) })
 	add(gauge, "generations", "States of earlier flushes that are kept for reading.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Generations) })
-	add(counter, "cache_moves_total", "How often memory of the cache moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.Moves) })
-	add(counter, "cache_moved_bytes_total", "Memory of the cache that moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.MovedBytes) })
 	return m
 }
 
@@ -74,14 +77,22 @@ func (m *storageMetrics) Describe(to chan<- *prometheus.Desc) {
 	for _, one := range m.all {
 		to <- one.desc
 	}
-	for _, d := range []*prometheus.Desc{m.hits, m.misses, m.ghostHits, m.entries, m.bytes, m.target, m.disk, m.amplification, m.scrubbed, m.passes} {
+	for _, d := range []*prometheus.Desc{m.hits, m.misses, m.ghostHits, m.entries, m.bytes, m.target, m.disk, m.amplification} {
 		to <- d
+	}
+	if m.state != nil {
+		to <- m.scrubbed
+		to <- m.passes
 	}
 }
 
 // Collect is that of prometheus.Collector.
 func (m *storageMetrics) Collect(to chan<- prometheus.Metric) {
-	state, stats := m.state.Metrics(), m.cache.Stats()
+	stats, zones := m.cache.Stats(), []sgc.Zone{sgc.Blocks}
+	var state storage.Metrics
+	if m.state != nil {
+		state, zones = m.state.Metrics(), []sgc.Zone{sgc.State, sgc.Blocks}
+	}
 	for _, one := range m.all {
 		to <- prometheus.MustNewConstMetric(one.desc, one.kind, one.value(state, stats))
 	}
@@ -89,7 +100,7 @@ func (m *storageMetrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(d, kind, value, zone.String())
 	}
 	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
-	for _, zone := range []sgc.Zone{sgc.State, sgc.Blocks} {
+	for _, zone := range zones {
 		s := stats.Zones[zone]
 		labelled(m.hits, counter, float64(s.Hits), zone)
 		labelled(m.misses, counter, float64(s.Misses), zone)
@@ -98,11 +109,13 @@ func (m *storageMetrics) Collect(to chan<- prometheus.Metric) {
 		labelled(m.bytes, gauge, float64(s.Bytes+s.Other), zone)
 		labelled(m.target, gauge, float64(s.Target), zone)
 	}
-	labelled(m.disk, gauge, float64(state.DiskBytes), sgc.State)
-	labelled(m.amplification, gauge, state.WriteAmplification, sgc.State)
-	scrub := m.store.ScrubStats()
-	to <- prometheus.MustNewConstMetric(m.scrubbed, counter, float64(scrub.Bytes))
-	to <- prometheus.MustNewConstMetric(m.passes, counter, float64(scrub.Passes))
+	if m.state != nil {
+		labelled(m.disk, gauge, float64(state.DiskBytes), sgc.State)
+		labelled(m.amplification, gauge, state.WriteAmplification, sgc.State)
+		scrub := m.store.ScrubStats()
+		to <- prometheus.MustNewConstMetric(m.scrubbed, counter, float64(scrub.Bytes))
+		to <- prometheus.MustNewConstMetric(m.passes, counter, float64(scrub.Passes))
+	}
 	if zone := m.blocks(); zone != nil {
 		blocks := zone.Metrics()
 		labelled(m.disk, gauge, float64(blocks.DiskBytes), sgc.Blocks)
