@@ -13,7 +13,8 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// A node whose state storage nodes keep has the metrics of its block zone, and none of a state zone.
+// A node whose state storage nodes keep has the metrics of its block zone, and none of a state
+// zone.
 func TestStorageMetricsOfAShardedNode(t *testing.T) {
 	cache := sgc.New(1 << 20)
 	zone, err := blocks.Open("blocks", blocks.Options{FS: vfs.NewMem(), Cache: cache})
