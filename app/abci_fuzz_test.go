@@ -300,7 +300,7 @@ func (w *abciWorld) follow(block abciBlock) {
 	for i, raw := range block.txs {
 		var (
 			code   tx.Code
-			values []string
+			values []tx.OperationResult
 		)
 		if decoded, err := tx.Decode(raw, testChain); err != nil {
 			code = refusal(err, tx.CodeMalformed).Code
@@ -316,7 +316,7 @@ func (w *abciWorld) follow(block abciBlock) {
 		require.NoError(w.t, result.Unmarshal(r.Data))
 		require.Len(w.t, result.Results, len(values))
 		for n, value := range values {
-			require.Equal(w.t, value, string(result.Results[n].Value))
+			requireResult(w.t, value, result.Results[n])
 		}
 	}
 	checkValidators(w.t, w.validators, block.res.ValidatorUpdates, w.model)

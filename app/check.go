@@ -411,8 +411,12 @@ func (x *executor) right(account []byte, operation *tx.Operation) error {
 		return err
 	}
 	switch op := operation.Op.(type) {
-	case *tx.Operation_Read:
+	case *tx.Operation_Read, *tx.Operation_Compare, *tx.Operation_ReadRange:
 		return nil
+	case *tx.Operation_DeleteRange:
+		return x.mayDelete(account, op.DeleteRange)
+	case *tx.Operation_Txn:
+		return x.rightsOfBranches(account, op.Txn)
 	case *tx.Operation_Grant:
 		_, _, err := x.grant(account, op.Grant.Grantee, op.Grant.Prefix, op.Grant.Quota, KindGrant)
 		return err
@@ -439,9 +443,9 @@ func (x *executor) right(account []byte, operation *tx.Operation) error {
 
 // written returns the client's key that the operation writes, if it writes one.
 func written(operation *tx.Operation) (key []byte, ok bool) {
-	if _, reads := operation.Op.(*tx.Operation_Read); reads {
-		return nil, false
+	switch operation.Op.(type) {
+	case *tx.Operation_Put, *tx.Operation_Delete, *tx.Operation_CompareAndPut:
+		return keyOf(operation), true
 	}
-	key = keyOf(operation)
-	return key, key != nil
+	return nil, false
 }

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"iter"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -12,20 +13,28 @@ import (
 // cost of every single transaction (docs/decisions/0028-cost-of-a-block.md).
 const maxCost = 1 << 16
 
-// cost returns the number of keys that t names and its sender chose: each may lie in a page of its
-// own, which has to be read from the disk. It depends on the transaction alone. The records of the
+// cost returns the number of keys that t names and its sender chose, with the limits of its ranges
+// and both branches of a Txn: each may lie in a page of its own, which has to be read from the
+// disk. It depends on the transaction alone. The records of the
 // account count as one.
 func cost(t *tx.Tx) int {
 	if t.Text != nil {
 		return 1
 	}
-	return 1 + len(t.Body.Operations)
+	n := 1
+	for i := range t.Body.Operations {
+		n += t.Body.Operations[i].Keys()
+	}
+	return n
 }
 
-// place is a position in a block: an operation of a transaction; -1: what comes before the first.
-type place struct{ tx, op int }
+// place is a position in a block: a step (see keyAt) of an operation of a transaction; op -1: what
+// comes before the first operation.
+type place struct{ tx, op, step int }
 
-func (p place) before(q place) bool { return p.tx < q.tx || p.tx == q.tx && p.op < q.op }
+func (p place) before(q place) bool {
+	return cmp.Or(cmp.Compare(p.tx, q.tx), cmp.Compare(p.op, q.op), cmp.Compare(p.step, q.step)) < 0
+}
 
 // lookahead reads what the operations to come look for, in windows, before they are executed:
 // pages from the disk or, where all is in memory, nodes into the processor's cache. It changes no
@@ -34,6 +43,7 @@ type lookahead struct {
 	base *avlstar.Version
 	txs  []decoded // that are executed, in order; empty: nothing is read ahead
 	tx   int       // the one that is being executed
+	op   int       // its operation that is being executed
 	done place     // what is before it has been read
 }
 
@@ -46,7 +56,13 @@ var minUncached uint64 = 1 << 17
 
 // reach makes sure that the pages of an operation of the transaction at hand have been read.
 func (l *lookahead) reach(op int) {
-	at := place{l.tx, op}
+	l.op = op
+	l.step(0)
+}
+
+// step is reach for a step of the operation at hand.
+func (l *lookahead) step(step int) {
+	at := place{l.tx, l.op, step}
 	if len(l.txs) == 0 || at.before(l.done) {
 		return
 	}
@@ -87,9 +103,9 @@ func (l *lookahead) keys() iter.Seq[[]byte] {
 			t, op := l.txs[l.done.tx], l.done.op
 			switch {
 			case t.err != nil || t.tx.Body != nil && op == len(t.tx.Body.Operations):
-				l.done = place{l.done.tx + 1, -1}
+				l.done = place{l.done.tx + 1, -1, 0}
 			case t.tx.Text != nil:
-				l.done = place{l.done.tx + 1, -1}
+				l.done = place{l.done.tx + 1, -1, 0}
 				if !yield(t.tx.Text.Key) {
 					return
 				}
@@ -100,8 +116,11 @@ func (l *lookahead) keys() iter.Seq[[]byte] {
 					return
 				}
 			default:
-				l.done.op++
-				if key := keyOf(&t.tx.Body.Operations[op]); key != nil && !yield(key) {
+				key, last := keyAt(&t.tx.Body.Operations[op], l.done.step)
+				if l.done.step++; last {
+					l.done = place{l.done.tx, op + 1, 0}
+				}
+				if key != nil && !yield(key) {
 					return
 				}
 			}
@@ -109,7 +128,8 @@ func (l *lookahead) keys() iter.Seq[[]byte] {
 	}
 }
 
-// keyOf returns the key of a client that the operation names, nil if there is none.
+// keyOf returns the key of a client that the operation names, or where its range starts; nil if
+// there is none.
 func keyOf(operation *tx.Operation) []byte {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_Put:
@@ -120,6 +140,14 @@ func keyOf(operation *tx.Operation) []byte {
 		return op.CompareAndPut.Key
 	case *tx.Operation_Read:
 		return op.Read.Key
+	case *tx.Operation_Compare:
+		return op.Compare.Key
+	case *tx.Operation_ReadRange:
+		if len(op.ReadRange.Start) > 0 {
+			return op.ReadRange.Start
+		}
+	case *tx.Operation_DeleteRange:
+		return op.DeleteRange.Start
 	}
 	return nil
 }

@@ -339,7 +339,7 @@ func TestKeysAreLookedForOnce(t *testing.T) {
 			before := l.done
 			if l.reach(op); l.done != before {
 				windows++
-				require.False(t, l.done.before(place{i, op + 1}), "it looks ahead")
+				require.False(t, l.done.before(place{i, op + 1, 0}), "it looks ahead")
 			}
 		}
 	}

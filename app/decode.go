@@ -68,7 +68,9 @@ func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
 	const perOperation, perTx = 64, 128 // Go structures around the bytes
 	cost := size + perTx
 	if t.Body != nil {
-		cost += perOperation * len(t.Body.Operations)
+		for i := range t.Body.Operations {
+			cost += perOperation * t.Body.Operations[i].Parts()
+		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -43,6 +43,7 @@ type executor struct {
 	reads      reads               // of this block, without those of failed transactions
 	validators *validators         // counted when first needed
 	changed    *validatorChange    // by the transaction that runs; nil: it names no validator
+	removed    [][]byte            // by its ranges, if base may lack nodes
 	signed     [][]byte            // addresses of who signed the last block; nil: this is the first
 	signers    map[string]struct{} // the same, made when first needed
 	deadline   time.Time           // of a proposal: no operation begins after it; zero: none
@@ -96,7 +97,7 @@ func (x *executor) runOperations(body *tx.Body) (outcome, error) {
 		x.reads, x.validators = before, counted
 		return outcome{trace: true, err: refused}
 	}
-	x.changed = nil
+	x.changed, x.removed = nil, nil
 	result := &tx.Result{Results: make([]tx.OperationResult, 0, len(body.Operations))}
 	var (
 		events  []abci.Event
@@ -107,17 +108,18 @@ func (x *executor) runOperations(body *tx.Body) (outcome, error) {
 			return outcome{trace: true, late: true}, nil
 		}
 		x.ahead.reach(i)
-		found, value, event, err := x.rules.operation(x, body.Account, &body.Operations[i])
-		if err != nil {
+		done, changed, err := x.rules.perform(x, body.Account, &body.Operations[i])
+		switch {
+		case errors.Is(err, errLate):
+			return outcome{trace: true, late: true}, nil
+		case err != nil:
 			if !errors.As(err, &refused) {
 				return outcome{}, err
 			}
 			return undo(tx.Errorf(refused.Code, "operation %d: %s", i, refused.Reason)), nil
 		}
-		result.Results = append(result.Results, tx.OperationResult{Found: found, Value: value})
-		if event != nil {
-			events = append(events, *event)
-		}
+		result.Results = append(result.Results, done)
+		events = append(events, changed...)
 	}
 	if x.changed != nil {
 		if refused := x.changed.judge(x.validators.power); refused != nil {
@@ -208,7 +210,8 @@ func checkNonce(account []byte, nonce, next uint64) *tx.Error {
 	return nil
 }
 
-// operation executes one operation of account. found reports whether its key was there before.
+// operation executes one operation of account on one key or record. found reports whether its key
+// was there before.
 func (x *executor) operation(account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err error) {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_Put:
@@ -327,14 +330,9 @@ func (x *executor) read(key []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	after := reads{x.reads.bytes + uint64(len(value)), x.reads.number + 1}
-	switch {
-	case after.bytes > ReadBudgetBytes:
-		return nil, tx.Errorf(tx.CodeReadBudget, "the reads of one block return %d bytes at most: read less at once, or by a query", ReadBudgetBytes)
-	case after.number > ReadBudget:
-		return nil, tx.Errorf(tx.CodeReadBudget, "there are %d reads in a block at most: read less at once, or by a query", ReadBudget)
+	if err := x.spendReads(uint64(len(value)), 1); err != nil {
+		return nil, err
 	}
-	x.reads = after
 	return value, nil
 }
 

@@ -14,6 +14,10 @@ import (
 const fuzzGenesis = `{"chunk_bytes": 100, "open": true, "admins": ["@root"], "grants": [
 	{"grantee": "@alice", "prefix": "a", "quota": 60}, {"grantee": "@bob", "prefix": ""}]}`
 
+// fuzzTxn may be executed by bob.
+var fuzzTxn = tx.NewTxn([]tx.Compare{{Key: []byte("b")}, {Key: ParamsKey(), Present: true}},
+	[]tx.Operation{put("b", "1"), put("a", "1"), tx.NewReadRange([]byte("a"), nil, 2), read("b")}, []tx.Operation{del("b"), tx.NewDeleteRange([]byte("a"), []byte("c"), 5)})
+
 // fuzzSeeds returns transactions of every kind.
 func fuzzSeeds(f *testing.F) [][]byte {
 	f.Helper()
@@ -25,6 +29,7 @@ func fuzzSeeds(f *testing.F) [][]byte {
 		sign(f, "root", 0, grantOp(nil, "c", 10), revokeOp(account("alice"), "a"), adminOp(account("bob"), false)),
 		sign(f, "root", 0, validatorOp(account("v2"), 5), validatorOp(account("v1"), 0)),
 		sign(f, "root", 0, adminOp(account("root"), true)),
+		sign(f, "bob", 0, fuzzTxn, tx.NewDeletePart([]byte("a"), nil, 2), tx.NewReadRange(nil, nil, 9), tx.NewCompare([]byte("b"), nil)),
 		signFor(f, "other", "alice", 0, put("a", "1")),
 	}
 }
@@ -106,6 +111,7 @@ func FuzzSignedOperations(f *testing.F) {
 		{put("a", "1"), del("a"), cas("a", "", "2"), read("a"), read(string(ParamsKey()))},
 		{grantOp(nil, "c", 10), revokeOp(account("alice"), "a"), grantOp(account("bob"), "", 1)},
 		{validatorOp(account("v2"), 1<<58-10), validatorOp(account("v2"), 1<<64-1), validatorOp(account("v1"), 0)},
+		{fuzzTxn, fuzzTxn, tx.NewDeletePart([]byte("a"), nil, 2), tx.NewReadRange(nil, nil, 9), tx.NewComparePresent([]byte("b"))},
 		{adminOp(account("bob"), false), adminOp(account("root"), true), adminOp(account("bob"), true)},
 	} {
 		body, err := (&tx.Body{Operations: operations}).Marshal()

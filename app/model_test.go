@@ -106,8 +106,8 @@ func (m *model) count(head string) (n int) {
 	return n
 }
 
-// execute returns the code and the values that were read.
-func (m *model) execute(t *tx.Tx) (tx.Code, []string) {
+// execute returns the code and the results of the operations.
+func (m *model) execute(t *tx.Tx) (tx.Code, []tx.OperationResult) {
 	if t.Text != nil {
 		if _, covered := m.longest("\x00c", string(t.Text.Key)); covered || !m.open {
 			return tx.CodeTextClosed, nil
@@ -132,20 +132,20 @@ func (m *model) execute(t *tx.Tx) (tx.Code, []string) {
 	}
 	m.setU64([]byte("\x00n"+who), b.Nonce+1)
 	saved, savedReads := maps.Clone(m.state), m.reads
-	var values []string
+	var results []tx.OperationResult
 	for i := range b.Operations {
-		code, value := m.operation(who, &b.Operations[i])
+		code, result := m.perform(who, &b.Operations[i])
 		if code != 0 {
 			m.state, m.reads = saved, savedReads
 			return code, nil
 		}
-		values = append(values, value)
+		results = append(results, result)
 	}
 	if after := m.share(m.state, b); after.Cmp(m.share(saved, b)) < 0 && after.Cmp(big.NewRat(2, 3)) <= 0 {
 		m.state, m.reads = saved, savedReads
 		return tx.CodeUnconfirmed, nil
 	}
-	return 0, values
+	return 0, results
 }
 
 // quotaOfEveryone sums up what everyone may take; no sum of a test overflows.
@@ -321,7 +321,9 @@ func (g *generator) grantee() []byte {
 func (g *generator) prefix() string { return g.pick("", "a", "ab", "abc", "b", "c", "a1", "\xff") }
 
 func (g *generator) operation(state map[string]string) tx.Operation {
-	switch g.IntN(24) {
+	switch g.IntN(30) {
+	case 24, 25, 26, 27, 28, 29:
+		return g.newOperation(state)
 	case 0, 1:
 		return del(g.key())
 	case 2, 3:
@@ -434,7 +436,7 @@ func TestAgainstModel(t *testing.T) {
 		for j, raw := range txs {
 			var (
 				code   tx.Code
-				values []string
+				values []tx.OperationResult
 			)
 			if decoded, err := tx.Decode(raw, testChain); err != nil {
 				code = refusal(err, tx.CodeMalformed).Code
@@ -448,7 +450,7 @@ func TestAgainstModel(t *testing.T) {
 			require.NoError(t, result.Unmarshal(r.Data))
 			require.Len(t, result.Results, len(values))
 			for n, value := range values {
-				require.Equal(t, value, string(result.Results[n].Value))
+				requireResult(t, value, result.Results[n])
 			}
 		}
 		checkState(t, proposer, m)
@@ -456,7 +458,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 	t.Log("codes:", seen)
 	for _, code := range []tx.Code{tx.CodeOK, tx.CodeUnauthorized, tx.CodeBadNonce, tx.CodeCompareFailed, tx.CodeQuota, tx.CodeTextClosed,
-		tx.CodeNotAdmin, tx.CodeInvalidChange, tx.CodeUnconfirmed} {
+		tx.CodeNotAdmin, tx.CodeInvalidChange, tx.CodeUnconfirmed, tx.CodeRangeLimit} {
 		require.NotZero(t, seen[code], "the random blocks never met code %d", code)
 	}
 }

@@ -110,9 +110,8 @@ func nameKeys(n *needs, t *tx.Tx) {
 	}
 	n.add(avlstar.Want{Key: NonceKey(t.Body.Account)})
 	for i := range t.Body.Operations {
-		operation := &t.Body.Operations[i]
-		if key := keyOf(operation); key != nil {
-			n.add(avlstar.Want{Key: key, Deleted: operation.GetDelete() != nil})
+		for _, w := range wantsOf(nil, &t.Body.Operations[i]) {
+			n.add(w)
 		}
 	}
 }
@@ -144,7 +143,7 @@ func (x *executor) exploreRights(t *tx.Tx) error {
 		func() error { _, err := x.nonce(account); return err },
 	}
 	for i := range t.Body.Operations {
-		if key, writes := written(&t.Body.Operations[i]); writes {
+		for _, key := range governed(nil, &t.Body.Operations[i]) {
 			for _, who := range [][]byte{account, everyone} {
 				looks = append(looks, func() error { _, _, _, err := x.longestPrefix(record(tagGrant, who), key); return err })
 			}
@@ -161,12 +160,18 @@ func (x *executor) exploreRights(t *tx.Tx) error {
 // exploreOperation executes one operation alone. If that fails, it leaves no trace.
 func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
 	mark, counted := x.mark(), x.validators
-	_, _, _, err := x.rules.operation(x, account, operation)
+	_, _, err := x.rules.perform(x, account, operation)
 	if err == nil {
 		return
 	}
 	x.undo(mark)
 	x.validators = counted
+	switch op := operation.Op.(type) {
+	case *tx.Operation_DeleteRange:
+		x.exploreRange(op.DeleteRange)
+	case *tx.Operation_Txn:
+		x.exploreTxn(account, op.Txn)
+	}
 	key, writes := written(operation)
 	if !writes || !isMissing(err) {
 		return

@@ -13,6 +13,7 @@ import (
 //
 //	get ────────► entries (btree) ─► base
 //	nearest ────► added, and base without what entries delete
+//	ascendRange ► present, and base without what has an entry
 //	set ────────► entries, and the value before into the journal
 //	undo(mark) ─► the journal backwards
 //
@@ -28,6 +29,7 @@ type overlay struct {
 	byKey   bool             // base's values are read so, see newCheckOverlay
 	entries *btree.BTreeG[*overlayEntry]
 	added   *btree.BTreeG[*overlayEntry] // entries that are present, and were absent in base
+	present *btree.BTreeG[*overlayEntry] // entries that are present; nil: no range was read yet
 	journal []undoRecord
 	quotas  usages
 	// The number of times that a deleted key of base came back: gaps found before that are void.
@@ -48,6 +50,10 @@ type overlayEntry struct {
 	// (nil: none). It is valid while overlay.revived equals gapAt.
 	gap   []byte
 	gapAt uint64 // 0: not known
+
+	// If passed is set, all keys of base between this one and beyond (nil: the end) have entries.
+	beyond []byte
+	passed bool
 }
 
 type undoRecord struct {
@@ -56,13 +62,14 @@ type undoRecord struct {
 }
 
 func newOverlay(base *avlstar.Version) *overlay {
+	return &overlay{base: base, entries: newEntries(), added: newEntries(), quotas: newUsages(), revived: 1}
+}
+
+// newEntries returns a set without a list of free nodes, which would cost more than everything else
+// in an overlay that is only read, such as those of CheckTx.
+func newEntries() *btree.BTreeG[*overlayEntry] {
 	less := func(a, b *overlayEntry) bool { return bytes.Compare(a.key, b.key) < 0 }
-	// Without lists of free nodes, which would cost more than everything else in an overlay that is
-	// only read, such as those of CheckTx.
-	tree := func() *btree.BTreeG[*overlayEntry] {
-		return btree.NewWithFreeListG(32, less, btree.NewFreeListG[*overlayEntry](0))
-	}
-	return &overlay{base: base, entries: tree(), added: tree(), quotas: newUsages(), revived: 1}
+	return btree.NewWithFreeListG(32, less, btree.NewFreeListG[*overlayEntry](0))
 }
 
 // newCheckOverlay is newOverlay for checks, which no block depends on: a value that is on disk is
@@ -136,6 +143,13 @@ func (o *overlay) put(e *overlayEntry, value []byte) {
 		o.revived++
 	}
 	e.value = value
+	switch {
+	case o.present == nil:
+	case value != nil:
+		o.present.ReplaceOrInsert(e)
+	default:
+		o.present.Delete(e)
+	}
 }
 
 // mark returns the present position in the journal, for undo.

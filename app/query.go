@@ -173,7 +173,7 @@ func (a *App) queryRange(ctx context.Context, req *abci.RequestQuery) (*abci.Res
 func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, needs *needs) (*abci.ResponseQuery, error) {
 	answer, err := readRange(v, r)
 	if err != nil {
-		needs.addRange(v, r, err)
+		needs.addRange(v, r.Start, r.End, rangeRound, err)
 		return nil, err
 	}
 	res := &abci.ResponseQuery{Key: req.Data}

@@ -80,30 +80,29 @@ func (a *App) fetchNonce(ctx context.Context, account []byte) (uint64, error) {
 }
 
 // addRange notes what of a range is missing in v, after reading it failed: as many subtrees as
-// rangeRound holds, and then the way to the next, below which there are smaller ones.
-func (n *needs) addRange(v *avlstar.Version, r *RangeRequest, err error) {
+// room holds bytes of, and then the way to the next, below which there are smaller ones.
+func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, err error) {
 	var missing *avlstar.MissingNodeError
 	if n == nil || !errors.As(err, &missing) {
 		return
 	}
 	n.met[missing.Node.Hash] = avlstar.Span{}
-	left := uint64(rangeRound)
 	for s := range v.Stubs(missing.Key) {
-		if r.End != nil && s.First != nil && bytes.Compare(s.First, r.End) >= 0 {
+		if end != nil && s.First != nil && bytes.Compare(s.First, end) >= 0 {
 			return
 		}
 		from, after := bytes.Clone(s.First), bytes.Clone(s.After)
-		if bytes.Compare(from, r.Start) < 0 {
-			from = r.Start
+		if bytes.Compare(from, start) < 0 {
+			from = start
 		}
-		if s.Bytes > left {
+		if s.Bytes > room {
 			n.add(avlstar.Want{Key: from})
 			return
 		}
-		if r.End != nil && (after == nil || bytes.Compare(after, r.End) > 0) {
-			after = r.End
+		if end != nil && (after == nil || bytes.Compare(after, end) > 0) {
+			after = end
 		}
-		left -= s.Bytes
+		room -= s.Bytes
 		n.add(avlstar.Want{Range: true, Key: from, After: after})
 	}
 }

@@ -30,9 +30,11 @@ import (
 // A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…", with
 // the operations put K V, del K, cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant
 // NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER [confirmed], admin NAME,
-// unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION. "" is empty, w*n is w with its last
-// letter n times, \xNN a byte. Without #nonce it is the account's committed nonce plus its earlier
-// lines in the same command. What "[label] " stands before is sent once more by "again: label".
+// unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION, compare K V|-|present, list START
+// END LIMIT, clear START END LIMIT, clear-part START END LIMIT, and "if K V|-|present and … then
+// OPERATION & … else OPERATION & …". "" is empty, w*n is w with its last letter n times, \xNN a
+// byte. Without #nonce it is the account's committed nonce plus its earlier lines in the same
+// command. What "[label] " stands before is sent once more by "again: label".
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".txt") {
@@ -227,15 +229,8 @@ func describeResult(t *testing.T, r *abci.ExecTxResult) string {
 		t.Error(err)
 	}
 	out := []string{"ok"}
-	for _, o := range result.Results {
-		text := "new"
-		if o.Found {
-			text = "found"
-		}
-		if len(o.Value) > 0 {
-			text += " " + printable(o.Value)
-		}
-		out = append(out, text)
+	for i := range result.Results {
+		out = append(out, describeOperation(&result.Results[i]))
 	}
 	line := strings.Join(out, " | ")
 	for _, e := range r.Events {
@@ -246,6 +241,34 @@ func describeResult(t *testing.T, r *abci.ExecTxResult) string {
 		line += fmt.Sprintf("\n   event %s %s", e.Attributes[1].Value, printable(key))
 	}
 	return line
+}
+
+func describeOperation(o *tx.OperationResult) string {
+	text := "new"
+	if o.Found {
+		text = "found"
+	}
+	if len(o.Value) > 0 {
+		text += " " + printable(o.Value)
+	}
+	for _, e := range o.Entries {
+		text += " " + printable(e.Key) + "=" + printable(e.Value)
+	}
+	if o.Deleted > 0 {
+		text += fmt.Sprintf(" %d deleted", o.Deleted)
+	}
+	if o.More {
+		text += " …"
+	}
+	if o.Succeeded {
+		text = "success"
+	} else if len(o.Results) > 0 {
+		text = "failure"
+	}
+	for i := range o.Results {
+		text += " [" + describeOperation(&o.Results[i]) + "]"
+	}
+	return text
 }
 
 // printable formats a key or value; 0x00 records with their account in hex.

@@ -2,6 +2,7 @@ package app
 
 import (
 	"encoding/hex"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -116,6 +117,19 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 		return cas(w(1), expected, w(3))
 	case "read":
 		return read(w(1))
+	case "compare":
+		if w(2) == "present" {
+			return tx.NewComparePresent([]byte(w(1)))
+		}
+		return tx.NewCompare([]byte(w(1)), []byte(strings.TrimPrefix(w(2), "-")))
+	case "list":
+		return tx.NewReadRange([]byte(w(1)), []byte(w(2)), uint32(number(3)))
+	case "clear":
+		return tx.NewDeleteRange([]byte(w(1)), []byte(w(2)), uint32(number(3)))
+	case "clear-part":
+		return tx.NewDeletePart([]byte(w(1)), []byte(w(2)), uint32(number(3)))
+	case "if":
+		return s.txn(d, words[1:])
 	case "read-nonce":
 		return read(string(NonceKey(who(1))))
 	case "grant":
@@ -144,6 +158,40 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 	}
 	d.Fatalf(s.t, "unknown operation %s", words[0])
 	return tx.Operation{}
+}
+
+// txn parses "CONDITION and … then OPERATION & … else OPERATION & …"; every part may be empty.
+func (s *script) txn(d *datadriven.TestData, words []string) tx.Operation {
+	var t tx.Txn
+	condition, success, failure := words, []string(nil), []string(nil)
+	if i := slices.Index(condition, "else"); i >= 0 {
+		condition, failure = condition[:i], condition[i+1:]
+	}
+	if i := slices.Index(condition, "then"); i >= 0 {
+		condition, success = condition[:i], condition[i+1:]
+	}
+	for _, words := range splitWords(condition, "and") {
+		compare := s.operation(d, append([]string{"compare"}, words...))
+		t.Compares = append(t.Compares, *compare.GetCompare())
+	}
+	for _, words := range splitWords(success, "&") {
+		t.Success = append(t.Success, s.operation(d, words))
+	}
+	for _, words := range splitWords(failure, "&") {
+		t.Failure = append(t.Failure, s.operation(d, words))
+	}
+	return tx.Operation{Op: &tx.Operation_Txn{Txn: &t}}
+}
+
+func splitWords(words []string, at string) (parts [][]string) {
+	for len(words) > 0 {
+		i := slices.Index(words, at)
+		if i < 0 {
+			return append(parts, words)
+		}
+		parts, words = append(parts, words[:i]), words[i+1:]
+	}
+	return parts
 }
 
 func (s *script) word(text string) []byte {

@@ -83,6 +83,8 @@ func moreChains(t *testing.T) []*vectorFile {
 		chain("Upgrades. Versions 2 and 3 have the rules of version 1.", "upgrades-1", roomForThree, `{"chunk_bytes": 100, "admins": ["@root"],
 			"grants": [{"grantee": "@alice", "prefix": "a"}]}`, upgradesChain),
 		chain("Who signs the blocks.", "signers-1", roomForThree, `{"chunk_bytes": 100, "admins": ["@root"]}`, signersChain),
+		chain("Conditions, ranges, if / then / else.", "txns-1", -1, `{"chunk_bytes": 100, "admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": ""},
+			{"grantee": "@bob", "prefix": "b", "quota": 60}, {"grantee": "@bob", "prefix_hex": "62ff"}, {"grantee": "*", "prefix": "c"}]}`, txnsChain),
 	}
 }
 

@@ -22,13 +22,13 @@ import (
 // here, and a block is executed only by the rules of its version. So old blocks give the same
 // results when they are replayed.
 type rules struct {
-	operation func(x *executor, account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err error)
-	maxCost   int // of a block; at least the cost of the largest transaction
+	perform func(x *executor, account []byte, operation *tx.Operation) (tx.OperationResult, []abci.Event, error)
+	maxCost int // of a block; at least the cost of the largest transaction
 }
 
 // versions holds the rules of all versions, those of version 1 first.
 var versions = []rules{
-	{operation: (*executor).operation, maxCost: maxCost},
+	{perform: (*executor).perform, maxCost: maxCost},
 }
 
 // GenesisVersion is the version of every chain at its beginning.

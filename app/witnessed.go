@@ -182,9 +182,11 @@ func (p *proposer) deletable(t decoded) bool {
 	}
 	var wants []avlstar.Want
 	for i := range t.tx.Body.Operations {
-		if op := t.tx.Body.Operations[i].GetDelete(); op != nil {
-			wants = append(wants, avlstar.Want{Key: op.Key, Deleted: true})
-		}
+		wants = wantsOf(wants, &t.tx.Body.Operations[i])
+	}
+	wants = slices.DeleteFunc(wants, func(w avlstar.Want) bool { return !w.Deleted })
+	for _, key := range p.removed {
+		wants = append(wants, avlstar.Want{Key: key, Deleted: true})
 	}
 	lacking, _ := p.base.Lacks(wants)
 	for _, w := range lacking {

@@ -13,9 +13,13 @@ func (b *Body) check() error {
 	case n > MaxOperations:
 		return Errorf(CodeTooLarge, "%d operations in a transaction, at most %d are allowed: split it", n, MaxOperations)
 	}
+	keys := 0
 	for i := range b.Operations {
 		if err := b.Operations[i].check(); err != nil {
 			return Errorf(err.Code, "operation %d: %s", i, err.Reason)
+		}
+		if keys += b.Operations[i].Keys(); keys > MaxOperations {
+			return Errorf(CodeTooLarge, "operation %d: the transaction names %d keys up to here, with the limits of its ranges, at most %d are allowed: split it", i, keys, MaxOperations)
 		}
 	}
 	return nil
@@ -70,6 +74,8 @@ func (o *Operation) check() *Error {
 			break
 		}
 		return op.ScheduleUpgrade.check()
+	case *Operation_Compare, *Operation_ReadRange, *Operation_DeleteRange, *Operation_Txn:
+		return o.checkTxn()
 	}
 	return Errorf(CodeMalformed, "empty, or of a kind that this version does not know")
 }

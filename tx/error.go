@@ -24,6 +24,7 @@ const (
 	CodeInvalidChange Code = 11 // validator, admin or grant change that cannot be made
 	CodeReadBudget    Code = 12 // the block's budget of read values is used up
 	CodeUnconfirmed   Code = 13 // a third of the power would lie with unknown validators
+	CodeRangeLimit    Code = 14 // a range that is deleted has more keys or bytes than its limit
 
 	// Of CheckTx and queries: nothing is wrong with the request.
 	CodeBusy Code = 24 // too many wait for parts of the state that this node lacks
@@ -50,6 +51,7 @@ var codeNames = map[Code]string{
 	CodeInvalidChange: "invalid change",
 	CodeReadBudget:    "read budget exceeded",
 	CodeUnconfirmed:   "unconfirmed validators",
+	CodeRangeLimit:    "range above its limit",
 	CodeUnknownPath:   "unknown query path",
 	CodeUnknownHeight: "unknown height",
 	CodeBadRequest:    "bad request",

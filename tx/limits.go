@@ -1,6 +1,10 @@
 package tx
 
-import "github.com/starling-kv/starling/internal/protowalk"
+import (
+	"fmt"
+
+	"github.com/starling-kv/starling/internal/protowalk"
+)
 
 // The tables of what is walked before it is decoded. What the first refuses would be refused later
 // with the same code, but an operation of two bytes each would have been allocated for each time
@@ -14,15 +18,71 @@ var (
 		protowalk.Repeated(3, "operations", &operationTable, MaxOperations, 0),
 	}}
 
-	operationTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: []protowalk.Field{
-		opaque(1, "put"), opaque(2, "delete"), opaque(3, "compare_and_put"), opaque(4, "read"), opaque(5, "grant"),
-		opaque(6, "revoke"), opaque(7, "set_validator"), opaque(8, "set_admin"), opaque(9, "schedule_upgrade"),
+	operationTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: append(plainKinds(), protowalk.Sub(13, "txn", &txnTable))}
+
+	// The lists of all of a Body's Txns together are limited by MaxOperations: see nested.
+	txnTable = protowalk.Message{Name: "Txn", Fields: []protowalk.Field{
+		protowalk.Repeated(1, "compares", &compareTable, MaxBytes, 0),
+		protowalk.Repeated(2, "success", &branchTable, MaxBytes, 0),
+		protowalk.Repeated(3, "failure", &branchTable, MaxBytes, 0),
+	}}
+	compareTable = protowalk.Message{Name: "Compare", Fields: []protowalk.Field{
+		opaque(1, "key"), opaque(2, "value"), {Number: 3, Name: "present", Kind: protowalk.Varint},
+	}}
+	branchTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: plainKinds(), Rule: func(b []byte) error {
+		return none(b, 13, "a txn in a txn")
 	}}
 
 	resultTable = protowalk.Message{Name: "Result", Fields: []protowalk.Field{
-		protowalk.Repeated(1, "results", nil, MaxOperations, 0),
+		protowalk.Repeated(1, "results", &operationResultTable, MaxOperations, 0),
+	}, Rule: func(b []byte) error {
+		if protowalk.Count(b, 1, 7) > MaxOperations {
+			return fmt.Errorf("%w: more than %d results of operations in txns", protowalk.ErrTooMany, MaxOperations)
+		}
+		if protowalk.Count(b, 1, 3)+protowalk.Count(b, 1, 7, 3) > MaxOperations {
+			return fmt.Errorf("%w: more than %d keys of ranges", protowalk.ErrTooMany, MaxOperations)
+		}
+		return nil
 	}}
+	operationResultTable = protowalk.Message{Name: "OperationResult", Fields: append(plainResult(),
+		protowalk.Repeated(7, "results", &branchResultTable, MaxOperations, 0))}
+	branchResultTable = protowalk.Message{Name: "OperationResult", Fields: plainResult(), Rule: func(b []byte) error {
+		return none(b, 7, "results in a result in a txn")
+	}}
+	keyValueTable = protowalk.Message{Name: "KeyValue", Fields: []protowalk.Field{opaque(1, "key"), opaque(2, "value")}}
 )
+
+// plainKinds returns the fields of an Operation that hold no other operation.
+func plainKinds() []protowalk.Field {
+	return []protowalk.Field{
+		opaque(1, "put"), opaque(2, "delete"), opaque(3, "compare_and_put"), opaque(4, "read"), opaque(5, "grant"),
+		opaque(6, "revoke"), opaque(7, "set_validator"), opaque(8, "set_admin"), opaque(9, "schedule_upgrade"),
+		opaque(10, "compare"), opaque(11, "read_range"), opaque(12, "delete_range"),
+	}
+}
+
+// plainResult returns the fields of an OperationResult but for those that hold others.
+func plainResult() []protowalk.Field {
+	return []protowalk.Field{
+		{Number: 1, Name: "found", Kind: protowalk.Varint}, opaque(2, "value"),
+		protowalk.Repeated(3, "entries", &keyValueTable, MaxOperations, 0),
+		{Number: 4, Name: "more", Kind: protowalk.Varint}, {Number: 5, Name: "deleted", Kind: protowalk.Varint},
+		{Number: 6, Name: "succeeded", Kind: protowalk.Varint},
+	}
+}
+
+func none(b []byte, number int, what string) error {
+	if protowalk.Count(b, number) > 0 {
+		return fmt.Errorf("%w: %s", protowalk.ErrMalformed, what)
+	}
+	return nil
+}
+
+// nested returns how many messages the Txns of a Body hold, which Walk has accepted.
+func nested(body []byte) int {
+	const operations, txn = 3, 13
+	return protowalk.Count(body, operations, txn, 1) + protowalk.Count(body, operations, txn, 2) + protowalk.Count(body, operations, txn, 3)
+}
 
 // DecodeResult decodes the data of a successful transaction's result, of which the sender need not
 // be trusted.

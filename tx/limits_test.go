@@ -26,15 +26,30 @@ func in(number int, content []byte) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(content))), content...)
 }
 
+// deep returns Txns in each other.
+func deep(n int) []byte {
+	b := in(13, nil)
+	for range n {
+		b = in(13, in(2, b))
+	}
+	return b
+}
+
 // Decoding takes at most a few times the bytes of a transaction, and what 10,000 operations take.
 func TestDecodingCostsNoMoreThanWhatCame(t *testing.T) {
-	const times, operations = 4, MaxOperations * 256
+	const times, operations = 4, MaxOperations * 288
 	fill := func(element []byte, n int) []byte { return bytes.Repeat(element, n/len(element)) }
 	const room = MaxBytes - 128
 	for name, body := range map[string][]byte{
 		"kinds in one operation":         in(3, fill([]byte{1<<3 | 2, 0}, room-10)),
 		"kinds in each operation":        fill(in(3, fill([]byte{1<<3 | 2, 0}, 190)), room),
 		"each kind in each operation":    fill(in(3, []byte{1<<3 | 2, 0, 2<<3 | 2, 0, 3<<3 | 2, 0, 4<<3 | 2, 0, 5<<3 | 2, 0, 6<<3 | 2, 0, 7<<3 | 2, 0, 8<<3 | 2, 0, 9<<3 | 2, 0}), 20*MaxOperations),
+		"empty compares in one txn":      in(3, in(13, fill(in(1, nil), room-20))),
+		"as many compares as may be":     in(3, in(13, fill(in(1, nil), 2*MaxOperations))),
+		"txns with a compare each":       fill(in(3, in(13, in(1, nil))), 6*MaxOperations),
+		"empty operations in branches":   in(3, in(13, append(fill(in(2, nil), room/2), fill(in(3, nil), room/2-20)...))),
+		"txns in a txn":                  in(3, in(13, fill(in(2, in(13, nil)), room-20))),
+		"a txn in a txn in a txn":        in(3, deep(5000)),
 		"keys in one operation":          in(3, in(1, fill([]byte{1<<3 | 2, 1, 'k'}, room-20))),
 		"empty operations":               fill(in(3, nil), room),
 		"as many empty ones as may be":   fill(in(3, nil), 2*MaxOperations),
@@ -69,9 +84,57 @@ func TestDecodeResult(t *testing.T) {
 	_, err = DecodeResult(in(1, []byte{0x80}))
 	require.Error(t, err)
 
+	inner := []OperationResult{{Deleted: 3}, {Found: true, Entries: []KeyValue{{Key: []byte("k"), Value: []byte("v")}}, More: true}}
+	result = Result{Results: []OperationResult{{Succeeded: true, Results: inner}}}
+	b, err = result.Marshal()
+	require.NoError(t, err)
+	again, err = DecodeResult(b)
+	require.NoError(t, err)
+	require.Equal(t, &result, again)
+	for name, body := range map[string][]byte{
+		"results in a branch's result":     in(1, in(7, in(7, nil))),
+		"more entries than a txn may have": in(1, bytes.Repeat(in(3, nil), MaxOperations+1)),
+		"the same in two operations":       bytes.Repeat(in(1, bytes.Repeat(in(3, nil), MaxOperations/2+1)), 2),
+		"the same in branches":             bytes.Repeat(in(1, in(7, bytes.Repeat(in(3, nil), MaxOperations/2+1))), 2),
+		"more results in branches":         bytes.Repeat(in(1, bytes.Repeat(in(7, nil), MaxOperations/2+1)), 2),
+	} {
+		var err error
+		spent := allocated(func() { _, err = DecodeResult(body) })
+		require.Error(t, err, name)
+		require.Less(t, spent, 64<<10, name)
+	}
+
 	var many error
 	body := bytes.Repeat(in(1, nil), 1<<20)
 	spent := allocated(func() { _, many = DecodeResult(body) })
 	require.ErrorIs(t, many, protowalk.ErrTooMany)
 	require.Less(t, spent, 64<<10)
+}
+
+// FuzzDecodeResult: what is accepted has no more parts than a transaction may have operations.
+func FuzzDecodeResult(f *testing.F) {
+	inner := []OperationResult{{Deleted: 3}, {Found: true, Entries: []KeyValue{{Key: []byte("k"), Value: []byte("v")}}, More: true}}
+	for _, results := range [][]OperationResult{nil, {{}}, {{Found: true, Value: []byte("v")}, {}}, inner, {{Succeeded: true, Results: inner}, {}}} {
+		b, err := (&Result{Results: results}).Marshal()
+		require.NoError(f, err)
+		f.Add(b)
+	}
+	f.Add(in(1, in(7, in(7, nil))))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		result, err := DecodeResult(b)
+		if err != nil {
+			return
+		}
+		require.LessOrEqual(t, len(result.Results), MaxOperations)
+		entries, nested := 0, 0
+		for _, r := range result.Results {
+			entries, nested = entries+len(r.Entries), nested+len(r.Results)
+			for _, inner := range r.Results {
+				entries += len(inner.Entries)
+				require.Empty(t, inner.Results)
+			}
+		}
+		require.LessOrEqual(t, entries, MaxOperations)
+		require.LessOrEqual(t, nested, MaxOperations)
+	})
 }

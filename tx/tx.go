@@ -119,6 +119,9 @@ func decodeSigned(b []byte, chainID string) (*Body, error) {
 	if err := protowalk.Walk(signed.Body, &bodyTable); err != nil {
 		return nil, errBodyEncoding()
 	}
+	if nested(signed.Body) > MaxOperations {
+		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in the txns of a transaction", MaxOperations)
+	}
 	body := new(Body)
 	if err := body.Unmarshal(signed.Body); err != nil {
 		return nil, Errorf(CodeMalformed, "not a Body message: %v", err)

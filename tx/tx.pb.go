@@ -114,6 +114,10 @@ type Operation struct {
 	//	*Operation_SetValidator
 	//	*Operation_SetAdmin
 	//	*Operation_ScheduleUpgrade
+	//	*Operation_Compare
+	//	*Operation_ReadRange
+	//	*Operation_DeleteRange
+	//	*Operation_Txn
 	Op isOperation_Op `protobuf_oneof:"op"`
 }
 
@@ -183,6 +187,18 @@ type Operation_SetAdmin struct {
 type Operation_ScheduleUpgrade struct {
 	ScheduleUpgrade *ScheduleUpgrade `protobuf:"bytes,9,opt,name=schedule_upgrade,json=scheduleUpgrade,proto3,oneof" json:"schedule_upgrade,omitempty"`
 }
+type Operation_Compare struct {
+	Compare *Compare `protobuf:"bytes,10,opt,name=compare,proto3,oneof" json:"compare,omitempty"`
+}
+type Operation_ReadRange struct {
+	ReadRange *ReadRange `protobuf:"bytes,11,opt,name=read_range,json=readRange,proto3,oneof" json:"read_range,omitempty"`
+}
+type Operation_DeleteRange struct {
+	DeleteRange *DeleteRange `protobuf:"bytes,12,opt,name=delete_range,json=deleteRange,proto3,oneof" json:"delete_range,omitempty"`
+}
+type Operation_Txn struct {
+	Txn *Txn `protobuf:"bytes,13,opt,name=txn,proto3,oneof" json:"txn,omitempty"`
+}
 
 func (*Operation_Put) isOperation_Op()             {}
 func (*Operation_Delete) isOperation_Op()          {}
@@ -193,6 +209,10 @@ func (*Operation_Revoke) isOperation_Op()          {}
 func (*Operation_SetValidator) isOperation_Op()    {}
 func (*Operation_SetAdmin) isOperation_Op()        {}
 func (*Operation_ScheduleUpgrade) isOperation_Op() {}
+func (*Operation_Compare) isOperation_Op()         {}
+func (*Operation_ReadRange) isOperation_Op()       {}
+func (*Operation_DeleteRange) isOperation_Op()     {}
+func (*Operation_Txn) isOperation_Op()             {}
 
 func (m *Operation) GetOp() isOperation_Op {
 	if m != nil {
@@ -264,6 +284,34 @@ func (m *Operation) GetScheduleUpgrade() *ScheduleUpgrade {
 	return nil
 }
 
+func (m *Operation) GetCompare() *Compare {
+	if x, ok := m.GetOp().(*Operation_Compare); ok {
+		return x.Compare
+	}
+	return nil
+}
+
+func (m *Operation) GetReadRange() *ReadRange {
+	if x, ok := m.GetOp().(*Operation_ReadRange); ok {
+		return x.ReadRange
+	}
+	return nil
+}
+
+func (m *Operation) GetDeleteRange() *DeleteRange {
+	if x, ok := m.GetOp().(*Operation_DeleteRange); ok {
+		return x.DeleteRange
+	}
+	return nil
+}
+
+func (m *Operation) GetTxn() *Txn {
+	if x, ok := m.GetOp().(*Operation_Txn); ok {
+		return x.Txn
+	}
+	return nil
+}
+
 // XXX_OneofWrappers is for the internal use of the proto package.
 func (*Operation) XXX_OneofWrappers() []interface{} {
 	return []interface{}{
@@ -276,6 +324,10 @@ func (*Operation) XXX_OneofWrappers() []interface{} {
 		(*Operation_SetValidator)(nil),
 		(*Operation_SetAdmin)(nil),
 		(*Operation_ScheduleUpgrade)(nil),
+		(*Operation_Compare)(nil),
+		(*Operation_ReadRange)(nil),
+		(*Operation_DeleteRange)(nil),
+		(*Operation_Txn)(nil),
 	}
 }
 
@@ -633,6 +685,170 @@ func (m *ScheduleUpgrade) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_ScheduleUpgrade proto.InternalMessageInfo
 
+// Compare is a condition. As an operation it writes nothing, and the transaction fails where it does not hold.
+type Compare struct {
+	Key     []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value   []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	Present bool   `protobuf:"varint,3,opt,name=present,proto3" json:"present,omitempty"`
+}
+
+func (m *Compare) Reset()         { *m = Compare{} }
+func (m *Compare) String() string { return proto.CompactTextString(m) }
+func (*Compare) ProtoMessage()    {}
+func (*Compare) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{12}
+}
+func (m *Compare) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Compare) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Compare.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Compare) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Compare.Merge(m, src)
+}
+func (m *Compare) XXX_Size() int {
+	return m.Size()
+}
+func (m *Compare) XXX_DiscardUnknown() {
+	xxx_messageInfo_Compare.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Compare proto.InternalMessageInfo
+
+// ReadRange returns the first keys in [start, end) and their values, as of this operation: at most limit, and at most 1 MiB
+// of keys and values together unless the first alone has more.
+type ReadRange struct {
+	Start []byte `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
+	End   []byte `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
+	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+}
+
+func (m *ReadRange) Reset()         { *m = ReadRange{} }
+func (m *ReadRange) String() string { return proto.CompactTextString(m) }
+func (*ReadRange) ProtoMessage()    {}
+func (*ReadRange) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{13}
+}
+func (m *ReadRange) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *ReadRange) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_ReadRange.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *ReadRange) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_ReadRange.Merge(m, src)
+}
+func (m *ReadRange) XXX_Size() int {
+	return m.Size()
+}
+func (m *ReadRange) XXX_DiscardUnknown() {
+	xxx_messageInfo_ReadRange.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_ReadRange proto.InternalMessageInfo
+
+// DeleteRange removes the keys in [start, end). If they are more than limit, or their leaf records have more than 4 MiB
+// together, the transaction fails or, with part, the first of them are removed: one at least.
+type DeleteRange struct {
+	Start []byte `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
+	End   []byte `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
+	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	Part  bool   `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
+}
+
+func (m *DeleteRange) Reset()         { *m = DeleteRange{} }
+func (m *DeleteRange) String() string { return proto.CompactTextString(m) }
+func (*DeleteRange) ProtoMessage()    {}
+func (*DeleteRange) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{14}
+}
+func (m *DeleteRange) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *DeleteRange) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_DeleteRange.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *DeleteRange) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_DeleteRange.Merge(m, src)
+}
+func (m *DeleteRange) XXX_Size() int {
+	return m.Size()
+}
+func (m *DeleteRange) XXX_DiscardUnknown() {
+	xxx_messageInfo_DeleteRange.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_DeleteRange proto.InternalMessageInfo
+
+// Txn executes success if all conditions hold, otherwise failure. These hold nothing but Put, Delete, Read, ReadRange and
+// DeleteRange. The account needs the right to all writes of both.
+type Txn struct {
+	Compares []Compare   `protobuf:"bytes,1,rep,name=compares,proto3" json:"compares"`
+	Success  []Operation `protobuf:"bytes,2,rep,name=success,proto3" json:"success"`
+	Failure  []Operation `protobuf:"bytes,3,rep,name=failure,proto3" json:"failure"`
+}
+
+func (m *Txn) Reset()         { *m = Txn{} }
+func (m *Txn) String() string { return proto.CompactTextString(m) }
+func (*Txn) ProtoMessage()    {}
+func (*Txn) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{15}
+}
+func (m *Txn) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Txn) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Txn.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Txn) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Txn.Merge(m, src)
+}
+func (m *Txn) XXX_Size() int {
+	return m.Size()
+}
+func (m *Txn) XXX_DiscardUnknown() {
+	xxx_messageInfo_Txn.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Txn proto.InternalMessageInfo
+
 // Result is the data of a successful transaction's ExecTxResult: one OperationResult per operation, in order.
 type Result struct {
 	Results []OperationResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results"`
@@ -642,7 +858,7 @@ func (m *Result) Reset()         { *m = Result{} }
 func (m *Result) String() string { return proto.CompactTextString(m) }
 func (*Result) ProtoMessage()    {}
 func (*Result) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{12}
+	return fileDescriptor_e183a91fcbd1d58b, []int{16}
 }
 func (m *Result) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -672,15 +888,20 @@ func (m *Result) XXX_DiscardUnknown() {
 var xxx_messageInfo_Result proto.InternalMessageInfo
 
 type OperationResult struct {
-	Found bool   `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
-	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	Found     bool              `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
+	Value     []byte            `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	Entries   []KeyValue        `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries"`
+	More      bool              `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
+	Deleted   uint32            `protobuf:"varint,5,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	Succeeded bool              `protobuf:"varint,6,opt,name=succeeded,proto3" json:"succeeded,omitempty"`
+	Results   []OperationResult `protobuf:"bytes,7,rep,name=results,proto3" json:"results"`
 }
 
 func (m *OperationResult) Reset()         { *m = OperationResult{} }
 func (m *OperationResult) String() string { return proto.CompactTextString(m) }
 func (*OperationResult) ProtoMessage()    {}
 func (*OperationResult) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{13}
+	return fileDescriptor_e183a91fcbd1d58b, []int{17}
 }
 func (m *OperationResult) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -709,6 +930,44 @@ func (m *OperationResult) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_OperationResult proto.InternalMessageInfo
 
+type KeyValue struct {
+	Key   []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+}
+
+func (m *KeyValue) Reset()         { *m = KeyValue{} }
+func (m *KeyValue) String() string { return proto.CompactTextString(m) }
+func (*KeyValue) ProtoMessage()    {}
+func (*KeyValue) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{18}
+}
+func (m *KeyValue) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *KeyValue) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_KeyValue.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *KeyValue) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_KeyValue.Merge(m, src)
+}
+func (m *KeyValue) XXX_Size() int {
+	return m.Size()
+}
+func (m *KeyValue) XXX_DiscardUnknown() {
+	xxx_messageInfo_KeyValue.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_KeyValue proto.InternalMessageInfo
+
 func init() {
 	proto.RegisterType((*SignedTx)(nil), "starling.tx.v1.SignedTx")
 	proto.RegisterType((*Body)(nil), "starling.tx.v1.Body")
@@ -722,61 +981,82 @@ func init() {
 	proto.RegisterType((*SetValidator)(nil), "starling.tx.v1.SetValidator")
 	proto.RegisterType((*SetAdmin)(nil), "starling.tx.v1.SetAdmin")
 	proto.RegisterType((*ScheduleUpgrade)(nil), "starling.tx.v1.ScheduleUpgrade")
+	proto.RegisterType((*Compare)(nil), "starling.tx.v1.Compare")
+	proto.RegisterType((*ReadRange)(nil), "starling.tx.v1.ReadRange")
+	proto.RegisterType((*DeleteRange)(nil), "starling.tx.v1.DeleteRange")
+	proto.RegisterType((*Txn)(nil), "starling.tx.v1.Txn")
 	proto.RegisterType((*Result)(nil), "starling.tx.v1.Result")
 	proto.RegisterType((*OperationResult)(nil), "starling.tx.v1.OperationResult")
+	proto.RegisterType((*KeyValue)(nil), "starling.tx.v1.KeyValue")
 }
 
 func init() { proto.RegisterFile("starling/tx/v1/tx.proto", fileDescriptor_e183a91fcbd1d58b) }
 
 var fileDescriptor_e183a91fcbd1d58b = []byte{
-	// 743 bytes of a gzipped FileDescriptorProto
-	0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0x94, 0x55, 0x4f, 0x4f, 0xdb, 0x4a,
-	0x10, 0x77, 0x88, 0x13, 0x92, 0x01, 0x5e, 0xd0, 0x3e, 0x1e, 0xcf, 0x0f, 0x41, 0x40, 0xbe, 0x3c,
-	0xf4, 0x24, 0x92, 0x07, 0x3d, 0x54, 0xaa, 0x5a, 0x51, 0x42, 0x25, 0x52, 0xb5, 0x12, 0xd5, 0xd2,
-	0x3f, 0x52, 0x2f, 0xd1, 0xc6, 0xde, 0x38, 0x16, 0xc9, 0xae, 0xbb, 0x5e, 0x9b, 0xf4, 0x4b, 0x54,
-	0xfd, 0x58, 0x1c, 0x39, 0xf6, 0x54, 0xb5, 0xf0, 0x45, 0xaa, 0xdd, 0xb5, 0x49, 0x30, 0xe1, 0xd0,
-	0xdb, 0xfc, 0x76, 0x7e, 0xbf, 0x99, 0xf1, 0xce, 0xec, 0x18, 0xfe, 0x8e, 0x25, 0x11, 0xa3, 0x90,
-	0x05, 0x6d, 0x39, 0x69, 0xa7, 0xfb, 0x6d, 0x39, 0x69, 0x45, 0x82, 0x4b, 0x8e, 0xfe, 0xc8, 0x1d,
-	0x2d, 0x39, 0x69, 0xa5, 0xfb, 0x1b, 0x6b, 0x01, 0x0f, 0xb8, 0x76, 0xb5, 0x95, 0x65, 0x58, 0xee,
-	0x53, 0xa8, 0x9d, 0x85, 0x01, 0xa3, 0xfe, 0xdb, 0x09, 0x42, 0x60, 0xf7, 0xb9, 0xff, 0xd9, 0x29,
-	0xed, 0x94, 0x76, 0x97, 0xb1, 0xb6, 0xd1, 0x26, 0xd4, 0xe3, 0x30, 0x60, 0x44, 0x26, 0x82, 0x3a,
-	0x0b, 0xda, 0x31, 0x3d, 0x70, 0x2f, 0xc0, 0xee, 0x28, 0x96, 0x03, 0x8b, 0xc4, 0xf3, 0x78, 0xc2,
-	0x64, 0x26, 0xce, 0x21, 0x5a, 0x83, 0x0a, 0xe3, 0xcc, 0x33, 0x5a, 0x1b, 0x1b, 0x80, 0x0e, 0x01,
-	0x78, 0x44, 0x05, 0x91, 0x21, 0x67, 0xb1, 0x53, 0xde, 0x29, 0xef, 0x2e, 0x1d, 0xfc, 0xd3, 0xba,
-	0x5b, 0x70, 0xeb, 0x34, 0x67, 0x74, 0xec, 0xcb, 0xef, 0xdb, 0x16, 0x9e, 0x91, 0xb8, 0x5f, 0x6c,
-	0xa8, 0xdf, 0xfa, 0xd1, 0xbf, 0x50, 0x8e, 0x12, 0x93, 0x7a, 0xe9, 0xe0, 0xcf, 0x62, 0x9c, 0x37,
-	0x89, 0xec, 0x5a, 0x58, 0x31, 0xd0, 0xff, 0x50, 0xf5, 0xe9, 0x88, 0x4a, 0x53, 0xce, 0xd2, 0xc1,
-	0x7a, 0x91, 0xfb, 0x42, 0x7b, 0xbb, 0x16, 0xce, 0x78, 0xe8, 0x04, 0x1a, 0x1e, 0x1f, 0x47, 0x44,
-	0xd0, 0x1e, 0x61, 0x7e, 0x4f, 0xa5, 0x29, 0x6b, 0xe9, 0x56, 0x51, 0x7a, 0x6c, 0x68, 0x47, 0xcc,
-	0x37, 0x09, 0x57, 0xbc, 0xd9, 0x03, 0xf4, 0x1f, 0xd8, 0x82, 0x12, 0xdf, 0xb1, 0xb5, 0x7a, 0xad,
-	0xa8, 0xc6, 0x94, 0xf8, 0x5d, 0x0b, 0x6b, 0x0e, 0xda, 0x83, 0x4a, 0x20, 0x08, 0x93, 0x4e, 0x45,
-	0x93, 0xff, 0x2a, 0x92, 0x4f, 0x94, 0xb3, 0x6b, 0x61, 0xc3, 0x52, 0x5f, 0x25, 0x68, 0xca, 0xcf,
-	0xa9, 0x53, 0x9d, 0xff, 0x55, 0x58, 0x7b, 0xd5, 0x57, 0x19, 0x1e, 0x3a, 0x86, 0x95, 0x98, 0xca,
-	0x5e, 0x4a, 0x46, 0xa1, 0x4f, 0x24, 0x17, 0xce, 0xa2, 0x16, 0x6e, 0x16, 0x85, 0x67, 0x54, 0xbe,
-	0xcf, 0x39, 0x5d, 0x0b, 0x2f, 0xc7, 0x33, 0x18, 0x3d, 0x86, 0xba, 0x0a, 0x42, 0xfc, 0x71, 0xc8,
-	0x9c, 0x9a, 0x0e, 0xe0, 0xcc, 0x09, 0x70, 0xa4, 0xfc, 0x5d, 0x0b, 0xd7, 0xe2, 0xcc, 0x46, 0xaf,
-	0x61, 0x35, 0xf6, 0x86, 0xd4, 0x4f, 0x46, 0xb4, 0x97, 0x44, 0x81, 0x20, 0x3e, 0x75, 0xea, 0x5a,
-	0xbf, 0x7d, 0x4f, 0x9f, 0xf1, 0xde, 0x19, 0x5a, 0xd7, 0xc2, 0x8d, 0xf8, 0xee, 0x51, 0xc7, 0x86,
-	0x05, 0x1e, 0xb9, 0x7b, 0x50, 0x56, 0xb7, 0xbc, 0x0a, 0xe5, 0x73, 0x9a, 0x4f, 0xb0, 0x32, 0xd5,
-	0x00, 0xa6, 0x64, 0x94, 0xe4, 0xc3, 0x6b, 0x80, 0xbb, 0x01, 0x55, 0xd3, 0xea, 0xfb, 0x0a, 0xf7,
-	0x0c, 0x56, 0xee, 0xf4, 0x72, 0x4e, 0xd0, 0x0d, 0xa8, 0xd1, 0x49, 0x44, 0x3d, 0x49, 0xfd, 0x2c,
-	0xee, 0x2d, 0x9e, 0x26, 0x2c, 0xcf, 0x26, 0x74, 0xc0, 0x56, 0x2d, 0x9e, 0x93, 0xee, 0x14, 0x2a,
-	0xba, 0x9f, 0xea, 0x11, 0xe9, 0x7e, 0x52, 0x9a, 0x3f, 0xa2, 0x0c, 0xa2, 0x75, 0xa8, 0x46, 0x82,
-	0x0e, 0xc2, 0x49, 0x96, 0x2c, 0x43, 0x2a, 0xd5, 0xa7, 0x84, 0x4b, 0xa2, 0x53, 0xd9, 0xd8, 0x00,
-	0xf7, 0x09, 0x54, 0x4d, 0xc3, 0x7f, 0x3f, 0xa2, 0x4b, 0x60, 0x79, 0xb6, 0xe7, 0x68, 0x0b, 0x20,
-	0x4a, 0xfa, 0xa3, 0xd0, 0xeb, 0x4d, 0xab, 0xae, 0x9b, 0x93, 0x57, 0xe6, 0x72, 0x23, 0x7e, 0x41,
-	0x45, 0xfe, 0xba, 0x35, 0x50, 0x3b, 0xc3, 0xe3, 0x6c, 0x10, 0x8a, 0x31, 0xf5, 0x75, 0x69, 0x35,
-	0x3c, 0x3d, 0xd0, 0x1b, 0x27, 0x9f, 0x84, 0x87, 0xf7, 0xc6, 0xba, 0x9a, 0xe9, 0x31, 0x4f, 0x4d,
-	0xdf, 0x6a, 0x38, 0x43, 0xee, 0x07, 0x68, 0x14, 0x66, 0x42, 0x05, 0x49, 0xa9, 0x88, 0x43, 0xce,
-	0x74, 0x10, 0x1b, 0xe7, 0x50, 0x05, 0x19, 0xd2, 0x30, 0x18, 0xca, 0xac, 0xbe, 0x0c, 0xa9, 0x45,
-	0x17, 0xb2, 0x01, 0xd7, 0xb5, 0xd5, 0xb1, 0xb6, 0xdd, 0x97, 0xea, 0xd6, 0xe2, 0x64, 0x24, 0xd1,
-	0x21, 0x2c, 0x0a, 0x6d, 0xc5, 0x4e, 0x49, 0x6f, 0xa6, 0xed, 0x07, 0x37, 0x93, 0x51, 0x64, 0xfb,
-	0x29, 0x57, 0xb9, 0xcf, 0xa0, 0x51, 0x60, 0xa8, 0x8b, 0x1a, 0xf0, 0x84, 0xf9, 0xba, 0xc2, 0x1a,
-	0x36, 0x60, 0xfe, 0x6c, 0x76, 0x9e, 0x5f, 0xfe, 0x6c, 0x5a, 0x97, 0xd7, 0xcd, 0xd2, 0xd5, 0x75,
-	0xb3, 0xf4, 0xe3, 0xba, 0x59, 0xfa, 0x7a, 0xd3, 0xb4, 0xae, 0x6e, 0x9a, 0xd6, 0xb7, 0x9b, 0xa6,
-	0xf5, 0xd1, 0x0d, 0x42, 0x39, 0x4c, 0xfa, 0x2d, 0x8f, 0x8f, 0xdb, 0x79, 0x59, 0x7b, 0xe7, 0x69,
-	0x7b, 0xe6, 0x37, 0xd0, 0xaf, 0xea, 0xdd, 0xfe, 0xe8, 0x57, 0x00, 0x00, 0x00, 0xff, 0xff, 0x82,
-	0x81, 0x90, 0x1d, 0x1c, 0x06, 0x00, 0x00,
+	// 1001 bytes of a gzipped FileDescriptorProto
+	0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0xa4, 0x56, 0xc1, 0x6e, 0xdb, 0x46,
+	0x13, 0xa6, 0x2c, 0x4a, 0xa2, 0x46, 0xd2, 0xef, 0x60, 0x7f, 0xd7, 0x61, 0xdc, 0x44, 0x0e, 0x78,
+	0x69, 0x50, 0xc0, 0x52, 0xe3, 0x1c, 0xda, 0x04, 0x05, 0x92, 0x38, 0x05, 0xa2, 0xc0, 0x05, 0x52,
+	0xac, 0xdd, 0x14, 0xe8, 0x45, 0xa0, 0xc9, 0x15, 0x4d, 0x58, 0xda, 0x65, 0x97, 0x4b, 0x45, 0xb9,
+	0xf7, 0x01, 0xfa, 0x34, 0x7d, 0x06, 0x1f, 0x73, 0xec, 0xa9, 0x68, 0xed, 0x5b, 0x9f, 0xa2, 0x98,
+	0x5d, 0xae, 0x25, 0xcb, 0x12, 0xe0, 0xb6, 0xb7, 0xf9, 0xb8, 0xdf, 0x37, 0x33, 0x3b, 0x3b, 0x3b,
+	0x4b, 0xb8, 0x9b, 0xab, 0x50, 0x8e, 0x53, 0x9e, 0xf4, 0xd5, 0xac, 0x3f, 0x7d, 0xdc, 0x57, 0xb3,
+	0x5e, 0x26, 0x85, 0x12, 0xe4, 0x7f, 0x76, 0xa1, 0xa7, 0x66, 0xbd, 0xe9, 0xe3, 0x9d, 0xad, 0x44,
+	0x24, 0x42, 0x2f, 0xf5, 0xd1, 0x32, 0xac, 0xe0, 0x6b, 0xf0, 0x8e, 0xd2, 0x84, 0xb3, 0xf8, 0x78,
+	0x46, 0x08, 0xb8, 0x27, 0x22, 0xfe, 0xe0, 0x57, 0x1e, 0x56, 0x1e, 0xb5, 0xa9, 0xb6, 0xc9, 0x7d,
+	0x68, 0xe6, 0x69, 0xc2, 0x43, 0x55, 0x48, 0xe6, 0x6f, 0xe8, 0x85, 0xf9, 0x87, 0xe0, 0x3d, 0xb8,
+	0x07, 0xc8, 0xf2, 0xa1, 0x11, 0x46, 0x91, 0x28, 0xb8, 0x2a, 0xc5, 0x16, 0x92, 0x2d, 0xa8, 0x71,
+	0xc1, 0x23, 0xa3, 0x75, 0xa9, 0x01, 0xe4, 0x39, 0x80, 0xc8, 0x98, 0x0c, 0x55, 0x2a, 0x78, 0xee,
+	0x57, 0x1f, 0x56, 0x1f, 0xb5, 0xf6, 0xef, 0xf5, 0xae, 0x27, 0xdc, 0x7b, 0x6b, 0x19, 0x07, 0xee,
+	0xf9, 0xef, 0xbb, 0x0e, 0x5d, 0x90, 0x04, 0x7f, 0xd5, 0xa0, 0x79, 0xb5, 0x4e, 0x3e, 0x83, 0x6a,
+	0x56, 0x98, 0xd0, 0xad, 0xfd, 0xff, 0x2f, 0xfb, 0xf9, 0xae, 0x50, 0x03, 0x87, 0x22, 0x83, 0x7c,
+	0x01, 0xf5, 0x98, 0x8d, 0x99, 0x32, 0xe9, 0xb4, 0xf6, 0xb7, 0x97, 0xb9, 0xdf, 0xe8, 0xd5, 0x81,
+	0x43, 0x4b, 0x1e, 0x79, 0x0d, 0x9b, 0x91, 0x98, 0x64, 0xa1, 0x64, 0xc3, 0x90, 0xc7, 0x43, 0x0c,
+	0x53, 0xd5, 0xd2, 0x07, 0xcb, 0xd2, 0x57, 0x86, 0xf6, 0x92, 0xc7, 0x26, 0x60, 0x27, 0x5a, 0xfc,
+	0x40, 0x3e, 0x07, 0x57, 0xb2, 0x30, 0xf6, 0x5d, 0xad, 0xde, 0x5a, 0x56, 0x53, 0x16, 0xc6, 0x03,
+	0x87, 0x6a, 0x0e, 0xd9, 0x83, 0x5a, 0x22, 0x43, 0xae, 0xfc, 0x9a, 0x26, 0x7f, 0xb2, 0x4c, 0x7e,
+	0x8d, 0x8b, 0x03, 0x87, 0x1a, 0x16, 0xee, 0x4a, 0xb2, 0xa9, 0x38, 0x63, 0x7e, 0x7d, 0xf5, 0xae,
+	0xa8, 0x5e, 0xc5, 0x5d, 0x19, 0x1e, 0x79, 0x05, 0x9d, 0x9c, 0xa9, 0xe1, 0x34, 0x1c, 0xa7, 0x71,
+	0xa8, 0x84, 0xf4, 0x1b, 0x5a, 0x78, 0x7f, 0x59, 0x78, 0xc4, 0xd4, 0x3b, 0xcb, 0x19, 0x38, 0xb4,
+	0x9d, 0x2f, 0x60, 0xf2, 0x25, 0x34, 0xd1, 0x49, 0x18, 0x4f, 0x52, 0xee, 0x7b, 0xda, 0x81, 0xbf,
+	0xc2, 0xc1, 0x4b, 0x5c, 0x1f, 0x38, 0xd4, 0xcb, 0x4b, 0x9b, 0x7c, 0x0b, 0x77, 0xf2, 0xe8, 0x94,
+	0xc5, 0xc5, 0x98, 0x0d, 0x8b, 0x2c, 0x91, 0x61, 0xcc, 0xfc, 0xa6, 0xd6, 0xef, 0xde, 0xd0, 0x97,
+	0xbc, 0xef, 0x0d, 0x6d, 0xe0, 0xd0, 0xcd, 0xfc, 0xfa, 0x27, 0xf2, 0x04, 0x1a, 0x65, 0xa5, 0x7d,
+	0xd0, 0x4e, 0xee, 0xae, 0x39, 0x99, 0x81, 0x43, 0x2d, 0x93, 0x3c, 0x03, 0xc0, 0x4a, 0x0f, 0x65,
+	0xc8, 0x13, 0xe6, 0xb7, 0xb4, 0xee, 0xde, 0xaa, 0x33, 0xa1, 0x48, 0x18, 0x38, 0xb4, 0x29, 0x2d,
+	0x20, 0x2f, 0xa0, 0x6d, 0x9a, 0xa3, 0x54, 0xb7, 0xb5, 0xfa, 0xd3, 0xd5, 0xad, 0x64, 0xf5, 0xad,
+	0x78, 0x0e, 0xb1, 0x5f, 0xd5, 0x8c, 0xfb, 0x9d, 0xd5, 0xfd, 0x7a, 0x3c, 0xc3, 0x72, 0x21, 0xe3,
+	0xc0, 0x85, 0x0d, 0x91, 0x05, 0x7b, 0x50, 0xc5, 0x0e, 0xba, 0x03, 0xd5, 0x33, 0x66, 0x6f, 0x27,
+	0x9a, 0x78, 0xb9, 0xa6, 0xe1, 0xb8, 0xb0, 0x17, 0xd3, 0x80, 0x60, 0x07, 0xea, 0x26, 0xf6, 0x4d,
+	0x45, 0x70, 0x04, 0x9d, 0x6b, 0x7d, 0xba, 0xc2, 0xe9, 0x0e, 0x78, 0x6c, 0x96, 0xb1, 0x48, 0xb1,
+	0xb8, 0xf4, 0x7b, 0x85, 0xe7, 0x01, 0xab, 0x8b, 0x01, 0x7d, 0x70, 0xb1, 0x54, 0x2b, 0xc2, 0xbd,
+	0x85, 0x9a, 0xee, 0x55, 0x1c, 0x10, 0xba, 0x57, 0x19, 0xb3, 0x03, 0xa2, 0x84, 0x64, 0x1b, 0xea,
+	0x99, 0x64, 0xa3, 0x74, 0x56, 0x06, 0x2b, 0x11, 0x86, 0xfa, 0xa9, 0x10, 0x2a, 0xd4, 0xa1, 0x5c,
+	0x6a, 0x40, 0xf0, 0x0c, 0xea, 0xa6, 0x99, 0xff, 0xb9, 0xc7, 0x20, 0x84, 0xf6, 0x62, 0x3f, 0x93,
+	0x07, 0x00, 0x59, 0x71, 0x32, 0x4e, 0xa3, 0xe1, 0x3c, 0xeb, 0xa6, 0xf9, 0x72, 0x68, 0x8a, 0x9b,
+	0x89, 0xf7, 0x4c, 0xda, 0xc9, 0xa5, 0x01, 0xce, 0xc3, 0x48, 0xf0, 0x51, 0x2a, 0x27, 0x2c, 0xd6,
+	0xa9, 0x79, 0x74, 0xfe, 0x41, 0x4f, 0x53, 0xdb, 0xe5, 0xeb, 0x67, 0xe2, 0x36, 0xde, 0xd7, 0x89,
+	0x98, 0x9a, 0x73, 0xf3, 0x68, 0x89, 0x82, 0x1f, 0x60, 0x73, 0xa9, 0xdf, 0xd1, 0xc9, 0x94, 0xc9,
+	0x3c, 0x15, 0x5c, 0x3b, 0x71, 0xa9, 0x85, 0xe8, 0xe4, 0x94, 0xa5, 0xc9, 0xa9, 0x2a, 0xf3, 0x2b,
+	0x11, 0x0e, 0xf1, 0x94, 0x8f, 0x84, 0xce, 0xad, 0x49, 0xb5, 0x1d, 0x1c, 0x42, 0xa3, 0x3c, 0xf5,
+	0xdb, 0x36, 0x11, 0x06, 0xce, 0x24, 0xcb, 0x19, 0x57, 0xe5, 0x2e, 0x2d, 0x0c, 0xde, 0x40, 0xf3,
+	0xea, 0x62, 0xa0, 0x18, 0xbb, 0xd7, 0x6e, 0xd1, 0x00, 0x0c, 0xc2, 0xb8, 0xed, 0x1e, 0x34, 0x91,
+	0x37, 0x4e, 0x27, 0xa9, 0x71, 0xd6, 0xa1, 0x06, 0x04, 0x43, 0x68, 0x2d, 0xdc, 0x92, 0xff, 0xe6,
+	0x0c, 0x37, 0x9e, 0xa1, 0xd8, 0xd5, 0xe9, 0x6a, 0x3b, 0xf8, 0xb5, 0x02, 0xd5, 0xe3, 0x19, 0x27,
+	0x4f, 0xc1, 0x2b, 0x6f, 0x7e, 0xee, 0x57, 0xf4, 0x6b, 0xb3, 0x6e, 0x48, 0x94, 0x6f, 0xcd, 0x15,
+	0x9d, 0x3c, 0x85, 0x46, 0x5e, 0x44, 0x11, 0xcb, 0x73, 0x7f, 0xe3, 0x76, 0xef, 0x94, 0xe5, 0xa3,
+	0x74, 0x14, 0xa6, 0x63, 0x7c, 0x39, 0x6f, 0xf9, 0xc4, 0x59, 0x7e, 0xf0, 0x06, 0xfb, 0x3c, 0x2f,
+	0xc6, 0x8a, 0x3c, 0x87, 0x86, 0xd4, 0x96, 0xcd, 0x7c, 0x77, 0xad, 0x13, 0xa3, 0xb0, 0xae, 0x4a,
+	0x55, 0xf0, 0xf3, 0x06, 0x6c, 0x2e, 0x51, 0xb0, 0x82, 0x23, 0x51, 0xf0, 0x58, 0x57, 0xda, 0xa3,
+	0x06, 0xac, 0xe9, 0x84, 0xaf, 0xa0, 0xc1, 0xb8, 0x92, 0x29, 0xb3, 0x0f, 0xf5, 0x8d, 0x21, 0x7f,
+	0xc8, 0x3e, 0xbc, 0x43, 0xaa, 0x8d, 0x5c, 0xd2, 0xf1, 0x44, 0x26, 0x42, 0x32, 0x7b, 0x22, 0x68,
+	0x63, 0x5f, 0x99, 0x49, 0x18, 0xeb, 0xc7, 0xad, 0x43, 0x2d, 0xd4, 0x7f, 0x1a, 0x58, 0x38, 0x16,
+	0xb3, 0x58, 0x3f, 0x64, 0x1e, 0x9d, 0x7f, 0x58, 0x2c, 0x43, 0xe3, 0x5f, 0x95, 0x61, 0x1f, 0x3c,
+	0x9b, 0xe7, 0x6d, 0x2f, 0xc1, 0xc1, 0x8b, 0xf3, 0x3f, 0xbb, 0xce, 0xf9, 0x45, 0xb7, 0xf2, 0xf1,
+	0xa2, 0x5b, 0xf9, 0xe3, 0xa2, 0x5b, 0xf9, 0xe5, 0xb2, 0xeb, 0x7c, 0xbc, 0xec, 0x3a, 0xbf, 0x5d,
+	0x76, 0x9d, 0x1f, 0x83, 0x24, 0x55, 0xa7, 0xc5, 0x49, 0x2f, 0x12, 0x93, 0xbe, 0xcd, 0x65, 0xef,
+	0x6c, 0xda, 0x5f, 0xf8, 0x21, 0x3b, 0xa9, 0xeb, 0xbf, 0xac, 0x27, 0x7f, 0x07, 0x00, 0x00, 0xff,
+	0xff, 0xea, 0x71, 0x1c, 0xb0, 0xa6, 0x09, 0x00, 0x00,
 }
 
 func (m *SignedTx) Marshal() (dAtA []byte, err error) {
@@ -1083,6 +1363,90 @@ func (m *Operation_ScheduleUpgrade) MarshalToSizedBuffer(dAtA []byte) (int, erro
 		}
 		i--
 		dAtA[i] = 0x4a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_Compare) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_Compare) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Compare != nil {
+		{
+			size, err := m.Compare.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x52
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_ReadRange) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_ReadRange) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.ReadRange != nil {
+		{
+			size, err := m.ReadRange.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x5a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_DeleteRange) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_DeleteRange) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.DeleteRange != nil {
+		{
+			size, err := m.DeleteRange.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x62
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_Txn) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_Txn) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Txn != nil {
+		{
+			size, err := m.Txn.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x6a
 	}
 	return len(dAtA) - i, nil
 }
@@ -1431,6 +1795,212 @@ func (m *ScheduleUpgrade) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
+func (m *Compare) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Compare) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Compare) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Present {
+		i--
+		if m.Present {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x18
+	}
+	if len(m.Value) > 0 {
+		i -= len(m.Value)
+		copy(dAtA[i:], m.Value)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Value)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if len(m.Key) > 0 {
+		i -= len(m.Key)
+		copy(dAtA[i:], m.Key)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Key)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *ReadRange) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *ReadRange) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *ReadRange) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Limit != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Limit))
+		i--
+		dAtA[i] = 0x18
+	}
+	if len(m.End) > 0 {
+		i -= len(m.End)
+		copy(dAtA[i:], m.End)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.End)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if len(m.Start) > 0 {
+		i -= len(m.Start)
+		copy(dAtA[i:], m.Start)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Start)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *DeleteRange) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *DeleteRange) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *DeleteRange) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Part {
+		i--
+		if m.Part {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x20
+	}
+	if m.Limit != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Limit))
+		i--
+		dAtA[i] = 0x18
+	}
+	if len(m.End) > 0 {
+		i -= len(m.End)
+		copy(dAtA[i:], m.End)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.End)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if len(m.Start) > 0 {
+		i -= len(m.Start)
+		copy(dAtA[i:], m.Start)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Start)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *Txn) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Txn) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Txn) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Failure) > 0 {
+		for iNdEx := len(m.Failure) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Failure[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0x1a
+		}
+	}
+	if len(m.Success) > 0 {
+		for iNdEx := len(m.Success) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Success[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0x12
+		}
+	}
+	if len(m.Compares) > 0 {
+		for iNdEx := len(m.Compares) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Compares[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0xa
+		}
+	}
+	return len(dAtA) - i, nil
+}
+
 func (m *Result) Marshal() (dAtA []byte, err error) {
 	size := m.Size()
 	dAtA = make([]byte, size)
@@ -1488,6 +2058,59 @@ func (m *OperationResult) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	if len(m.Results) > 0 {
+		for iNdEx := len(m.Results) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Results[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0x3a
+		}
+	}
+	if m.Succeeded {
+		i--
+		if m.Succeeded {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x30
+	}
+	if m.Deleted != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Deleted))
+		i--
+		dAtA[i] = 0x28
+	}
+	if m.More {
+		i--
+		if m.More {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x20
+	}
+	if len(m.Entries) > 0 {
+		for iNdEx := len(m.Entries) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Entries[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0x1a
+		}
+	}
 	if len(m.Value) > 0 {
 		i -= len(m.Value)
 		copy(dAtA[i:], m.Value)
@@ -1504,6 +2127,43 @@ func (m *OperationResult) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 		}
 		i--
 		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *KeyValue) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *KeyValue) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *KeyValue) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Value) > 0 {
+		i -= len(m.Value)
+		copy(dAtA[i:], m.Value)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Value)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if len(m.Key) > 0 {
+		i -= len(m.Key)
+		copy(dAtA[i:], m.Key)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Key)))
+		i--
+		dAtA[i] = 0xa
 	}
 	return len(dAtA) - i, nil
 }
@@ -1678,6 +2338,54 @@ func (m *Operation_ScheduleUpgrade) Size() (n int) {
 	}
 	return n
 }
+func (m *Operation_Compare) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Compare != nil {
+		l = m.Compare.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_ReadRange) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.ReadRange != nil {
+		l = m.ReadRange.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_DeleteRange) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.DeleteRange != nil {
+		l = m.DeleteRange.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_Txn) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Txn != nil {
+		l = m.Txn.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
 func (m *Put) Size() (n int) {
 	if m == nil {
 		return 0
@@ -1833,6 +2541,96 @@ func (m *ScheduleUpgrade) Size() (n int) {
 	return n
 }
 
+func (m *Compare) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Key)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	l = len(m.Value)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if m.Present {
+		n += 2
+	}
+	return n
+}
+
+func (m *ReadRange) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Start)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	l = len(m.End)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if m.Limit != 0 {
+		n += 1 + sovTx(uint64(m.Limit))
+	}
+	return n
+}
+
+func (m *DeleteRange) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Start)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	l = len(m.End)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if m.Limit != 0 {
+		n += 1 + sovTx(uint64(m.Limit))
+	}
+	if m.Part {
+		n += 2
+	}
+	return n
+}
+
+func (m *Txn) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if len(m.Compares) > 0 {
+		for _, e := range m.Compares {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	if len(m.Success) > 0 {
+		for _, e := range m.Success {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	if len(m.Failure) > 0 {
+		for _, e := range m.Failure {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	return n
+}
+
 func (m *Result) Size() (n int) {
 	if m == nil {
 		return 0
@@ -1856,6 +2654,44 @@ func (m *OperationResult) Size() (n int) {
 	_ = l
 	if m.Found {
 		n += 2
+	}
+	l = len(m.Value)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if len(m.Entries) > 0 {
+		for _, e := range m.Entries {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	if m.More {
+		n += 2
+	}
+	if m.Deleted != 0 {
+		n += 1 + sovTx(uint64(m.Deleted))
+	}
+	if m.Succeeded {
+		n += 2
+	}
+	if len(m.Results) > 0 {
+		for _, e := range m.Results {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	return n
+}
+
+func (m *KeyValue) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Key)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
 	}
 	l = len(m.Value)
 	if l > 0 {
@@ -2468,6 +3304,146 @@ func (m *Operation) Unmarshal(dAtA []byte) error {
 				return err
 			}
 			m.Op = &Operation_ScheduleUpgrade{v}
+			iNdEx = postIndex
+		case 10:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Compare", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Compare{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_Compare{v}
+			iNdEx = postIndex
+		case 11:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ReadRange", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &ReadRange{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_ReadRange{v}
+			iNdEx = postIndex
+		case 12:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DeleteRange", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &DeleteRange{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_DeleteRange{v}
+			iNdEx = postIndex
+		case 13:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Txn", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Txn{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_Txn{v}
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
@@ -3530,6 +4506,590 @@ func (m *ScheduleUpgrade) Unmarshal(dAtA []byte) error {
 	}
 	return nil
 }
+func (m *Compare) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Compare: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Compare: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Key", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Key = append(m.Key[:0], dAtA[iNdEx:postIndex]...)
+			if m.Key == nil {
+				m.Key = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Value", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Value = append(m.Value[:0], dAtA[iNdEx:postIndex]...)
+			if m.Value == nil {
+				m.Value = []byte{}
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Present", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Present = bool(v != 0)
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *ReadRange) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: ReadRange: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: ReadRange: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Start", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Start = append(m.Start[:0], dAtA[iNdEx:postIndex]...)
+			if m.Start == nil {
+				m.Start = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field End", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.End = append(m.End[:0], dAtA[iNdEx:postIndex]...)
+			if m.End == nil {
+				m.End = []byte{}
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Limit", wireType)
+			}
+			m.Limit = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Limit |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *DeleteRange) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: DeleteRange: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: DeleteRange: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Start", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Start = append(m.Start[:0], dAtA[iNdEx:postIndex]...)
+			if m.Start == nil {
+				m.Start = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field End", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.End = append(m.End[:0], dAtA[iNdEx:postIndex]...)
+			if m.End == nil {
+				m.End = []byte{}
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Limit", wireType)
+			}
+			m.Limit = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Limit |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 4:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Part", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Part = bool(v != 0)
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Txn) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Txn: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Txn: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Compares", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Compares = append(m.Compares, Compare{})
+			if err := m.Compares[len(m.Compares)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Success", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Success = append(m.Success, Operation{})
+			if err := m.Success[len(m.Success)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Failure", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Failure = append(m.Failure, Operation{})
+			if err := m.Failure[len(m.Failure)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
 func (m *Result) Unmarshal(dAtA []byte) error {
 	l := len(dAtA)
 	iNdEx := 0
@@ -3663,6 +5223,251 @@ func (m *OperationResult) Unmarshal(dAtA []byte) error {
 				}
 			}
 			m.Found = bool(v != 0)
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Value", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Value = append(m.Value[:0], dAtA[iNdEx:postIndex]...)
+			if m.Value == nil {
+				m.Value = []byte{}
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Entries", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Entries = append(m.Entries, KeyValue{})
+			if err := m.Entries[len(m.Entries)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 4:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field More", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.More = bool(v != 0)
+		case 5:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Deleted", wireType)
+			}
+			m.Deleted = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Deleted |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 6:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Succeeded", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Succeeded = bool(v != 0)
+		case 7:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Results", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Results = append(m.Results, OperationResult{})
+			if err := m.Results[len(m.Results)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *KeyValue) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: KeyValue: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: KeyValue: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Key", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Key = append(m.Key[:0], dAtA[iNdEx:postIndex]...)
+			if m.Key == nil {
+				m.Key = []byte{}
+			}
+			iNdEx = postIndex
 		case 2:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Value", wireType)

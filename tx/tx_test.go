@@ -53,6 +53,15 @@ type vectorOperation struct {
 	Version   uint64  `json:"version,omitempty"`
 	Height    uint64  `json:"height,omitempty"`
 	Info      string  `json:"info,omitempty"`
+
+	Present  bool              `json:"present,omitempty"`
+	Start    *string           `json:"start,omitempty"`
+	End      *string           `json:"end,omitempty"`
+	Limit    uint32            `json:"limit,omitempty"`
+	Part     bool              `json:"part,omitempty"`
+	Compares []vectorOperation `json:"compares,omitempty"`
+	Success  []vectorOperation `json:"success,omitempty"`
+	Failure  []vectorOperation `json:"failure,omitempty"`
 }
 
 func toVectorOperation(op Operation) vectorOperation {
@@ -79,26 +88,31 @@ func toVectorOperation(op Operation) vectorOperation {
 		u := o.ScheduleUpgrade
 		return vectorOperation{Kind: "schedule_upgrade", Version: u.Version, Height: u.Height, Info: h([]byte(u.Info))}
 	}
-	return vectorOperation{Kind: "none"}
+	return toVectorTxn(op)
+}
+
+// signedVector returns a transaction that is made of fields.
+func signedVector(t *testing.T, name, seed, chain string, nonce uint64, operations []Operation) vector {
+	priv := key(seed)
+	body := &Body{Account: priv.PubKey().Bytes(), Nonce: nonce, Operations: operations}
+	raw, err := body.Marshal()
+	require.NoError(t, err)
+	b, err := forgeRaw(priv, chain, raw)
+	require.NoError(t, err)
+	v := vector{Name: name, ChainID: chain, Seed: hex.EncodeToString(priv[:32]), Account: hex.EncodeToString(body.Account), Nonce: nonce,
+		SignBytes: hex.EncodeToString(SignBytes(chain, raw)), Tx: hex.EncodeToString(b), Code: codeOf(t, b, chain)}
+	for _, op := range body.Operations {
+		j, err := json.Marshal(toVectorOperation(op))
+		require.NoError(t, err)
+		v.Operations = append(v.Operations, j)
+	}
+	return v
 }
 
 func makeVectors(t *testing.T) []vector {
 	var all []vector
 	signed := func(name, seed, chain string, nonce uint64, operations string) {
-		priv := key(seed)
-		body := &Body{Account: priv.PubKey().Bytes(), Nonce: nonce, Operations: parseOperations(t, operations)}
-		raw, err := body.Marshal()
-		require.NoError(t, err)
-		b, err := forgeRaw(priv, chain, raw)
-		require.NoError(t, err)
-		v := vector{Name: name, ChainID: chain, Seed: hex.EncodeToString(priv[:32]), Account: hex.EncodeToString(body.Account), Nonce: nonce,
-			SignBytes: hex.EncodeToString(SignBytes(chain, raw)), Tx: hex.EncodeToString(b), Code: codeOf(t, b, chain)}
-		for _, op := range body.Operations {
-			j, err := json.Marshal(toVectorOperation(op))
-			require.NoError(t, err)
-			v.Operations = append(v.Operations, j)
-		}
-		all = append(all, v)
+		all = append(all, signedVector(t, name, seed, chain, nonce, parseOperations(t, operations)))
 	}
 	raw := func(name, chain string, b []byte) {
 		all = append(all, vector{Name: name, ChainID: chain, Tx: hex.EncodeToString(b), Code: codeOf(t, b, chain)})
@@ -138,7 +152,8 @@ func makeVectors(t *testing.T) []vector {
 	signed("upgrade, info too long that is not UTF-8", "alice", "starling-1", 2, "upgrade 2 1000 0xff*257")
 	signed("upgrade taken back, with an info", "alice", "starling-1", 2, "upgrade 2 0 i")
 	signed("upgrade taken back, with an info that is too long", "alice", "starling-1", 2, "upgrade 2 0 i*257")
-	return append(all, upgradeVectors(t)...)
+	all = append(all, upgradeVectors(t)...)
+	return append(all, txnVectors(t)...)
 }
 
 func codeOf(t *testing.T, b []byte, chain string) Code {

@@ -302,8 +302,8 @@ func upgradeVectors(t *testing.T) []vector {
 		require.Equal(t, c.code, codeOf(t, b, vectorChain), c.name)
 		all = append(all, vector{Name: "encoding of an upgrade: " + c.name, ChainID: vectorChain, Tx: hexruns.Encode(b), Code: c.code})
 	}
-	b := signedBody(t, rawBody(alice, nil, field(10, []byte{0x08, 2})))
-	return append(all, vector{Name: "encoding: kind 10, which is unknown", ChainID: vectorChain, Tx: hexruns.Encode(b), Code: codeOf(t, b, vectorChain)})
+	b := signedBody(t, rawBody(alice, nil, field(15, []byte{0x08, 2})))
+	return append(all, vector{Name: "encoding: kind 15, which is unknown", ChainID: vectorChain, Tx: hexruns.Encode(b), Code: codeOf(t, b, vectorChain)})
 }
 
 func repeat(operation []byte, n int) [][]byte {

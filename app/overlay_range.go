@@ -1,0 +1,114 @@
+package app
+
+import (
+	"bytes"
+
+	"github.com/starling-kv/starling/avlstar"
+)
+
+// Ranges are read from two ordered sets that exclude each other: the keys of base without an
+// entry, and the entries that are present. A block that deletes many keys must not pass them again
+// in every later range, so what was passed once is skipped:
+//
+//	base     a   b   c   d   e   f         entries  b: deleted   c: new value   d: deleted   cc: added
+//	              └───┴───┘──────┐         present  c, cc
+//	              beyond = e ◄───┘         range    a, c, cc, e, f
+//
+// Entries never leave an overlay, so a key of base that has one keeps it: what is remembered in
+// beyond is never outdated, whatever is set or undone.
+
+// perRangeKey is about how many bytes are asked for, for each key of a range that base lacks.
+const perRangeKey = 4 << 10
+
+// ascendRange yields the keys in [start, end) that are present and their values, in order, until
+// yield returns false; an empty bound is open. most is about how many keys the caller wants: it
+// limits what is asked for where base lacks nodes. Keys and values may be base's own memory.
+func (o *overlay) ascendRange(start, end []byte, most int, yield func(key, value []byte) bool) error {
+	if len(start) == 0 {
+		start = nil
+	}
+	if len(end) == 0 {
+		end = nil
+	}
+	o.listPresent()
+	at, inclusive := start, true // where the present entries that were not yielded yet begin
+	upTo := func(bound []byte) bool {
+		more := true
+		o.present.AscendGreaterOrEqual(&overlayEntry{key: at}, func(e *overlayEntry) bool {
+			if bound != nil && bytes.Compare(e.key, bound) >= 0 {
+				return false
+			}
+			if !inclusive && bytes.Equal(e.key, at) {
+				return true
+			}
+			at, inclusive = e.key, false
+			more = yield(e.key, e.value)
+			return more
+		})
+		return more
+	}
+	more := true
+	err := o.ascendUntouched(start, end, most, func(kv avlstar.KV) bool {
+		more = upTo(kv.Key) && yield(kv.Key, kv.Value)
+		return more
+	})
+	if err == nil && more {
+		upTo(end)
+	}
+	return err
+}
+
+// ascendUntouched yields the keys of base in [from, end) that have no entry, until yield returns
+// false.
+func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar.KV) bool) error {
+	var run []*overlayEntry // that were passed since the last key without an entry
+	pass := func(beyond []byte) {
+		for _, e := range run {
+			e.beyond, e.passed = beyond, true
+		}
+		run = run[:0]
+	}
+	for {
+		at, skip := from, false
+		for kv, err := range o.base.Ascend(from, end) {
+			if err != nil {
+				o.needs.addRange(o.base, at, end, min(rangeRound, uint64(most)*perRangeKey), err)
+				return err
+			}
+			at = kv.Key
+			e, touched := o.entry(kv.Key)
+			if !touched {
+				if pass(kv.Key); !yield(kv) {
+					return nil
+				}
+				continue
+			}
+			if run = append(run, e); e.passed {
+				from, skip = e.beyond, true
+				break
+			}
+		}
+		switch {
+		case !skip:
+			pass(end)
+			return nil
+		case from == nil || end != nil && bytes.Compare(from, end) >= 0:
+			pass(from)
+			return nil
+		}
+	}
+}
+
+// listPresent makes the set of entries that are present. put keeps it up to date from then on.
+func (o *overlay) listPresent() {
+	if o.present != nil {
+		return
+	}
+	o.present = newEntries()
+	o.entries.Ascend(func(e *overlayEntry) bool {
+		if e.value != nil {
+			o.present.ReplaceOrInsert(e)
+		}
+		return true
+	})
+}

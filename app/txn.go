@@ -1,0 +1,313 @@
+package app
+
+import (
+	"bytes"
+	"errors"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// Conditions, ranges and if / then / else, in one transaction:
+//
+//	txn ─► rights of all writes of both branches ─► compares ─┬─ all hold ──► success ─┐
+//	                                                          └─ otherwise ─► failure ─┴─► results of the one that ran
+//
+// What a range costs is its limit, which the sender names, so a block is priced without the state.
+
+// errLate: the deadline of a proposal came in the middle of an operation.
+var errLate = errors.New("the time of the proposal is over")
+
+// perform executes one operation of account.
+func (x *executor) perform(account []byte, operation *tx.Operation) (tx.OperationResult, []abci.Event, error) {
+	switch op := operation.Op.(type) {
+	case *tx.Operation_Compare:
+		result, err := x.compare(op.Compare)
+		return result, nil, err
+	case *tx.Operation_ReadRange:
+		result, err := x.readRange(op.ReadRange)
+		return result, nil, err
+	case *tx.Operation_DeleteRange:
+		return x.deleteRange(account, op.DeleteRange)
+	case *tx.Operation_Txn:
+		return x.txn(account, op.Txn)
+	}
+	found, value, event, err := x.operation(account, operation)
+	if event == nil {
+		return tx.OperationResult{Found: found, Value: value}, nil, err
+	}
+	return tx.OperationResult{Found: found, Value: value}, []abci.Event{*event}, err
+}
+
+// compare returns a *tx.Error if the condition does not hold.
+func (x *executor) compare(c *tx.Compare) (tx.OperationResult, error) {
+	value, err := x.get(c.Key)
+	switch {
+	case err != nil:
+		return tx.OperationResult{}, err
+	case c.Holds(value):
+		return tx.OperationResult{Found: value != nil}, nil
+	case value == nil:
+		return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q is absent", shorten(c.Key))
+	case len(c.Value) == 0:
+		return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q is there, it was expected to be absent", shorten(c.Key))
+	}
+	return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q has another value than expected", shorten(c.Key))
+}
+
+// txn executes a branch. It is a *tx.Error if the account lacks a right that a write of either
+// branch needs.
+func (x *executor) txn(account []byte, t *tx.Txn) (tx.OperationResult, []abci.Event, error) {
+	fail := func(err error) (tx.OperationResult, []abci.Event, error) { return tx.OperationResult{}, nil, err }
+	if err := x.rightsOfBranches(account, t); err != nil {
+		return fail(err)
+	}
+	result := tx.OperationResult{Succeeded: true}
+	for i := range t.Compares {
+		x.ahead.step(i)
+		value, err := x.get(t.Compares[i].Key)
+		if err != nil {
+			return fail(err)
+		}
+		result.Succeeded = result.Succeeded && t.Compares[i].Holds(value)
+	}
+	ran, first := 0, len(t.Compares)
+	if !result.Succeeded {
+		ran, first = 1, first+len(t.Success)
+	}
+	var events []abci.Event
+	for i := range t.Branches()[ran] {
+		if x.late() {
+			return fail(errLate)
+		}
+		x.ahead.step(first + i)
+		inner, more, err := x.perform(account, &t.Branches()[ran][i])
+		if err != nil {
+			return fail(inBranch(ran, i, err))
+		}
+		result.Results = append(result.Results, inner)
+		events = append(events, more...)
+	}
+	return result, events, nil
+}
+
+// inBranch names the place of a refusal.
+func inBranch(branch, i int, err error) error {
+	var refused *tx.Error
+	if errors.As(err, &refused) {
+		return tx.Errorf(refused.Code, "%s %d: %s", tx.BranchName(branch), i, refused.Reason)
+	}
+	return err
+}
+
+// rightsOfBranches returns a *tx.Error if the account may not do what one of the branches does, so
+// that no condition decides about that.
+func (x *executor) rightsOfBranches(account []byte, t *tx.Txn) error {
+	for b, branch := range t.Branches() {
+		for i := range branch {
+			if err := x.right(account, &branch[i]); err != nil {
+				return inBranch(b, i, err)
+			}
+		}
+	}
+	return nil
+}
+
+// mayDelete returns a *tx.Error unless one grant covers all keys that the range may hold.
+func (x *executor) mayDelete(account []byte, op *tx.DeleteRange) error {
+	prefix := commonOfRange(op.Start, op.End)
+	_, ok, err := x.grantFor(account, prefix)
+	if err == nil && !ok {
+		err = tx.Errorf(tx.CodeUnauthorized, "account %x has no single grant for all keys from %q to %q: delete the range of each grant alone", account, shorten(op.Start), shorten(op.End))
+	}
+	return err
+}
+
+// commonOfRange returns the longest prefix that all possible keys in [start, end) have; an empty
+// end is open.
+func commonOfRange(start, end []byte) []byte {
+	n := 0
+	if len(end) > 0 {
+		n = commonPrefix(start, end)
+		if n == len(start) {
+			return start // start is a prefix of end
+		}
+		if len(end) != n+1 || end[n] != start[n]+1 {
+			return start[:n]
+		}
+		n++ // end is the first key after those that start with start[:n+1]
+	}
+	for n < len(start) && start[n] == 0xff {
+		n++
+	}
+	return start[:n]
+}
+
+// readRange reads the first keys of a range, as long as they fit.
+func (x *executor) readRange(op *tx.ReadRange) (tx.OperationResult, error) {
+	var (
+		result tx.OperationResult
+		size   int
+	)
+	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key, value []byte) bool {
+		size += len(key) + len(value)
+		if len(result.Entries) == int(op.Limit) || len(result.Entries) > 0 && size > tx.MaxReadBytes {
+			result.More = true
+			return false
+		}
+		result.Entries = append(result.Entries, tx.KeyValue{Key: key, Value: value})
+		return true
+	})
+	if err != nil {
+		return tx.OperationResult{}, err
+	}
+	var length uint64
+	for _, kv := range result.Entries {
+		length += uint64(len(kv.Key) + len(kv.Value))
+	}
+	result.Found = len(result.Entries) > 0
+	return result, x.spendReads(length, max(1, uint64(len(result.Entries))))
+}
+
+// deleteRange removes a range, or the first part of it. The keys that it removes count as read: an
+// event names each of them, while the sender named none.
+func (x *executor) deleteRange(account []byte, op *tx.DeleteRange) (tx.OperationResult, []abci.Event, error) {
+	fail := func(err error) (tx.OperationResult, []abci.Event, error) { return tx.OperationResult{}, nil, err }
+	if err := x.mayDelete(account, op); err != nil {
+		return fail(err)
+	}
+	var (
+		keys         [][]byte
+		length, size uint64 // of keys, of records
+		more         bool
+	)
+	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key, value []byte) bool {
+		size += recordBytes(key, value)
+		if len(keys) == int(op.Limit) || len(keys) > 0 && size > tx.MaxDeleteBytes {
+			more = true
+			return false
+		}
+		length += uint64(len(key))
+		keys = append(keys, bytes.Clone(key)) // a block's changes keep no memory of its base
+		return true
+	})
+	switch {
+	case err != nil:
+		return fail(err)
+	case more && !op.Part:
+		return fail(tx.Errorf(tx.CodeRangeLimit, "the range from %q is above its limit (keys: %d, bytes: %d): name a higher limit, or delete it in parts", shorten(op.Start), op.Limit, tx.MaxDeleteBytes))
+	}
+	if err := x.spendReads(length, max(1, uint64(len(keys)))); err != nil {
+		return fail(err)
+	}
+	result := tx.OperationResult{Found: len(keys) > 0, More: more, Deleted: uint32(len(keys))}
+	var events []abci.Event
+	for _, key := range keys {
+		event, err := x.write(key, nil, KindDelete)
+		if err != nil {
+			return fail(err)
+		}
+		events = append(events, *event) // the key was there
+	}
+	if x.needs != nil {
+		x.removed = append(x.removed, keys...)
+	}
+	return result, events, nil
+}
+
+// spendReads takes what is read from the budget of the block, or returns a *tx.Error.
+func (x *executor) spendReads(length, number uint64) error {
+	after := reads{x.reads.bytes + length, x.reads.number + number}
+	switch {
+	case after.bytes > ReadBudgetBytes:
+		return tx.Errorf(tx.CodeReadBudget, "the reads of one block return %d bytes at most: read less at once, or by a query", ReadBudgetBytes)
+	case after.number > ReadBudget:
+		return tx.Errorf(tx.CodeReadBudget, "there are %d reads in a block at most: read less at once, or by a query", ReadBudget)
+	}
+	x.reads = after
+	return nil
+}
+
+// exploreRange finds what a range lacks whose rights could not be looked up.
+func (x *executor) exploreRange(op *tx.DeleteRange) {
+	n := 0 // and it notes what it lacks
+	_ = x.ascendRange(op.Start, op.End, int(op.Limit), func(_, _ []byte) bool {
+		n++
+		return n <= int(op.Limit)
+	})
+}
+
+// exploreTxn finds what a Txn lacks that came upon a missing node: each part alone, of both
+// branches, because its conditions may come out otherwise when they are known.
+func (x *executor) exploreTxn(account []byte, t *tx.Txn) {
+	for i := range t.Compares {
+		_, _ = x.get(t.Compares[i].Key) // notes what it lacks
+	}
+	for _, branch := range t.Branches() {
+		mark, before := x.mark(), x.reads
+		for i := range branch {
+			x.exploreOperation(account, &branch[i])
+		}
+		x.undo(mark)
+		x.reads = before
+	}
+}
+
+// wantsOf appends a want for each key of a client that the operation names, in both branches of a
+// Txn.
+func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
+	if t := operation.GetTxn(); t != nil {
+		for i := range t.Compares {
+			wants = append(wants, avlstar.Want{Key: t.Compares[i].Key})
+		}
+		for _, branch := range t.Branches() {
+			for i := range branch {
+				wants = wantsOf(wants, &branch[i])
+			}
+		}
+		return wants
+	}
+	if key := keyOf(operation); key != nil {
+		wants = append(wants, avlstar.Want{Key: key, Deleted: operation.GetDelete() != nil})
+	}
+	return wants
+}
+
+// keyAt returns the key that the operation names at a step: a Txn has one for each compare and for
+// each operation of its branches, every other operation has one. key is nil if it names none.
+func keyAt(operation *tx.Operation, step int) (key []byte, last bool) {
+	t := operation.GetTxn()
+	if t == nil {
+		return keyOf(operation), true
+	}
+	last = step+1 == len(t.Compares)+len(t.Success)+len(t.Failure)
+	if step < len(t.Compares) {
+		return t.Compares[step].Key, last
+	}
+	if step -= len(t.Compares); step < len(t.Success) {
+		return keyOf(&t.Success[step]), last
+	}
+	return keyOf(&t.Failure[step-len(t.Success)]), last
+}
+
+// governed appends what decides about the rights to the writes of the operation: keys that it
+// writes, and what all keys of a range have in common.
+func governed(keys [][]byte, operation *tx.Operation) [][]byte {
+	switch op := operation.Op.(type) {
+	case *tx.Operation_DeleteRange:
+		return append(keys, commonOfRange(op.DeleteRange.Start, op.DeleteRange.End))
+	case *tx.Operation_Txn:
+		for _, branch := range op.Txn.Branches() {
+			for i := range branch {
+				keys = governed(keys, &branch[i])
+			}
+		}
+		return keys
+	}
+	if key, writes := written(operation); writes {
+		keys = append(keys, key)
+	}
+	return keys
+}
