@@ -27,7 +27,10 @@ type Event struct {
 	Kind     string
 	Key      []byte
 	Value    []byte // nil: the key was deleted
-	Previous []byte // before the operation; nil: it was absent, or was not asked for
+	Previous []byte // before the operation; nil: it was absent, or not asked for, or Omitted
+	// Omitted: there was a previous value, but those of the block were too large together for the
+	// log. It is set whether or not previous values were asked for.
+	Omitted bool
 }
 
 // Token returns the token that continues after e.
@@ -125,9 +128,13 @@ type Block struct {
 	Changes []Change
 }
 
-// Change is an event before it is numbered. Its memory is lent by whoever hands over the block.
+// Change is an event before it is numbered. Nobody modifies its memory any more.
 type Change struct {
 	Tx                   int // in Block.Txs
 	Kind                 string
 	Key, Value, Previous []byte
+	Omitted              bool
 }
+
+// ErrBusy: so many requests wait at a node that it takes no more.
+var ErrBusy = errors.New("too many watchers wait at this node")

@@ -45,7 +45,9 @@ func TestMessagesComeBack(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, r, back)
 
-	a := Answer{Events: []Event{sample(5, 1, "a", "v", ""), sample(5, 4, "b", "", "v"), sample(9, 0, "a", "w", "v")}, Next: Token{10, 0}, Head: 9, Least: 2}
+	omitted := sample(5, 3, "a", "v", "")
+	omitted.Omitted = true
+	a := Answer{Events: []Event{sample(5, 1, "a", "v", ""), omitted, sample(5, 4, "b", "", "v"), sample(9, 0, "a", "w", "v")}, Next: Token{10, 0}, Head: 9, Least: 2}
 	got, err := DecodeAnswer(a.Encode(), &r)
 	require.NoError(t, err)
 	require.Equal(t, a, got)

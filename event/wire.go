@@ -17,7 +17,7 @@ const (
 
 // Fields of the messages, see docs/spec/events.md.
 const (
-	eventHeight, eventIndex, eventTx, eventKind, eventKey, eventValue, eventPrevious                       = 1, 2, 3, 4, 5, 6, 7
+	eventHeight, eventIndex, eventTx, eventKind, eventKey, eventValue, eventPrevious, eventOmitted                       = 1, 2, 3, 4, 5, 6, 7, 8
 	requestHeight, requestIndex, requestStart, requestEnd, requestPrevious, requestWaitMS, requestMaxBytes = 1, 2, 3, 4, 5, 6, 7
 	answerEvent, answerNextHeight, answerNextIndex, answerHead, answerLeast                                = 1, 2, 3, 4, 5
 )
@@ -105,6 +105,9 @@ func AppendEvent(b []byte, e *Event, previous bool) []byte {
 	if previous {
 		size += sizeBytes(len(e.Previous))
 	}
+	if e.Omitted {
+		size += sizeNumber(1)
+	}
 	b = protowire.AppendTag(b, answerEvent, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(size))
 	b = appendNumber(b, eventHeight, uint64(e.Height))
@@ -115,6 +118,9 @@ func AppendEvent(b []byte, e *Event, previous bool) []byte {
 	b = appendBytes(b, eventValue, e.Value)
 	if previous {
 		b = appendBytes(b, eventPrevious, e.Previous)
+	}
+	if e.Omitted {
+		b = appendNumber(b, eventOmitted, 1)
 	}
 	return b
 }
@@ -167,6 +173,8 @@ func decodeEvent(b []byte) (e Event, err error) {
 			e.Value = f.value
 		case eventPrevious:
 			e.Previous = f.value
+		case eventOmitted:
+			e.Omitted = f.n != 0
 		}
 		return err
 	})

@@ -16,9 +16,8 @@ type block struct {
 	height int64
 	bytes  int64 // about, of its events
 
-	once    sync.Once // of encode
-	lent    *event.Block
-	release func()
+	once sync.Once    // of encode
+	from *event.Block // until encode
 	// What encode makes. The fields of events lie in list.
 	events []event.Event
 	list   []byte // of event.AppendEvent, with previous values
@@ -36,11 +35,11 @@ func bytesOf(b *event.Block) int64 {
 	return n
 }
 
-// encode numbers the events and copies them out of what is lent. Whoever needs them first does
-// that, and never a block's execution.
+// encode numbers the events and makes records of them. Whoever needs them first does that, and
+// never a block's execution.
 func (n *block) encode() {
 	n.once.Do(func() {
-		b := n.lent
+		b := n.from
 		hashes := make([][]byte, len(b.Txs))
 		n.list = make([]byte, 0, n.bytes)
 		n.ends = make([]int, len(b.Changes))
@@ -51,7 +50,7 @@ func (n *block) encode() {
 				hashes[c.Tx] = hash[:]
 			}
 			n.list = event.AppendEvent(n.list, &event.Event{
-				Height: b.Height, Index: uint32(i), Tx: hashes[c.Tx], Kind: c.Kind, Key: c.Key, Value: c.Value, Previous: c.Previous,
+				Height: b.Height, Index: uint32(i), Tx: hashes[c.Tx], Kind: c.Kind, Key: c.Key, Value: c.Value, Previous: c.Previous, Omitted: c.Omitted,
 			}, true)
 			n.ends[i] = len(n.list)
 		}
@@ -70,8 +69,7 @@ func (n *block) encode() {
 		slices.SortFunc(n.byKey, func(i, j int) int {
 			return cmp.Or(bytes.Compare(n.events[i].Key, n.events[j].Key), cmp.Compare(i, j))
 		})
-		n.release()
-		n.lent, n.release = nil, nil
+		n.from = nil
 	})
 }
 

@@ -38,8 +38,8 @@ const (
 )
 
 var (
-	// ErrBusy: too many requests wait already.
-	ErrBusy = errors.New("too many watchers wait at this node")
+	// ErrBusy: as many requests wait as Options.MaxWaiting allows.
+	ErrBusy = event.ErrBusy
 	// ErrClosed: the log is closed.
 	ErrClosed = engine.ErrClosed
 )
@@ -287,16 +287,14 @@ func (l *Log) changed() {
 }
 
 // Commit hands over what a block has changed, before the block's state becomes durable or is
-// published. The log reads b until it calls release. Commit waits while too much waits for the
-// disk.
-func (l *Log) Commit(b event.Block, release func()) error {
-	n := &block{height: b.Height, lent: &b, release: release, bytes: bytesOf(&b)}
+// published. Nobody modifies b any more. Commit waits while too much waits for the disk.
+func (l *Log) Commit(b event.Block) error {
+	n := &block{height: b.Height, from: &b, bytes: bytesOf(&b)}
 	err := l.until(func(s *state) bool { return s.backlog == 0 || s.backlog+n.bytes <= maxBacklog })
 	if err == nil {
 		err = l.append(n)
 	}
 	if err != nil {
-		release()
 		return err
 	}
 	if l.o.SyncEach {
@@ -369,9 +367,6 @@ func (l *Log) Close() error {
 	signal(l.wake)
 	l.wg.Wait()
 	l.mu.Lock()
-	for _, n := range l.mu.tail {
-		n.encode() // releases what it reads
-	}
 	failure := l.mu.failure
 	l.mu.Unlock()
 	for range maxDiskReads { // those who read from disk

@@ -33,6 +33,8 @@ func blockOf(chain uint64, height int64) event.Block {
 			}
 			if rng.IntN(3) == 0 {
 				c.Previous = []byte("before")
+			} else {
+				c.Omitted = rng.IntN(9) == 0
 			}
 			if rng.IntN(4) == 0 {
 				c.Kind, c.Value = event.Delete, nil
@@ -48,7 +50,7 @@ func eventsOf(b event.Block, keys event.Keys, from event.Token, previous bool) [
 	var all []event.Event
 	for i, c := range b.Changes {
 		hash := sha256.Sum256(b.Txs[c.Tx])
-		e := event.Event{Height: b.Height, Index: uint32(i), Tx: hash[:], Kind: c.Kind, Key: c.Key, Value: c.Value}
+		e := event.Event{Height: b.Height, Index: uint32(i), Tx: hash[:], Kind: c.Kind, Key: c.Key, Value: c.Value, Omitted: c.Omitted}
 		if previous {
 			e.Previous = c.Previous
 		}
@@ -69,7 +71,7 @@ func open(t *testing.T, fs vfs.FS, o Options) *Log {
 
 func give(t *testing.T, l *Log, b event.Block) {
 	t.Helper()
-	require.NoError(t, l.Commit(b, func() {}))
+	require.NoError(t, l.Commit(b))
 	l.Committed(b.Height)
 }
 
@@ -225,7 +227,7 @@ func TestUnpublished(t *testing.T) {
 	t.Parallel()
 	l := open(t, vfs.NewMem(), Options{})
 	require.NoError(t, l.Begin(0))
-	require.NoError(t, l.Commit(blockOf(1, 1), func() {}))
+	require.NoError(t, l.Commit(blockOf(1, 1)))
 	require.NoError(t, l.Sync(1))
 	a, err := l.Answer(t.Context(), event.Request{From: event.Token{Height: 1}}, 0)
 	require.NoError(t, err)
@@ -399,7 +401,7 @@ func TestDiskFails(t *testing.T) {
 	require.NoError(t, l.Sync(1))
 	failing.Store(true)
 	go func() {
-		_ = l.Commit(blockOf(1, 2), func() {})
+		_ = l.Commit(blockOf(1, 2))
 		_ = l.Sync(2)
 	}()
 	require.ErrorIs(t, <-fatal, broken)
