@@ -17,7 +17,7 @@ const (
 
 // Fields of the messages, see docs/spec/events.md.
 const (
-	eventHeight, eventIndex, eventTx, eventKind, eventKey, eventValue, eventPrevious, eventOmitted                       = 1, 2, 3, 4, 5, 6, 7, 8
+	eventHeight, eventIndex, eventTx, eventKind, eventKey, eventValue, eventPrevious, eventOmitted         = 1, 2, 3, 4, 5, 6, 7, 8
 	requestHeight, requestIndex, requestStart, requestEnd, requestPrevious, requestWaitMS, requestMaxBytes = 1, 2, 3, 4, 5, 6, 7
 	answerEvent, answerNextHeight, answerNextIndex, answerHead, answerLeast                                = 1, 2, 3, 4, 5
 )
