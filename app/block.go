@@ -273,7 +273,7 @@ func changeRights(changes []avlstar.Change) bool {
 			return false
 		}
 		switch c.Key[1] {
-		case tagNonce, tagStrangers, tagValidator, tagUpgrade: // these grant no right
+		case tagNonce, tagStrangers, tagValidator, tagUpgrade, tagProposal: // these grant no right
 		default:
 			return true
 		}

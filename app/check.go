@@ -437,6 +437,16 @@ func (x *executor) right(account []byte, operation *tx.Operation) error {
 		return x.onlyAdmin(account, "change validators")
 	case *tx.Operation_ScheduleUpgrade:
 		return x.onlyAdmin(account, "schedule upgrades")
+	case *tx.Operation_SetThreshold:
+		if err := x.onlyAdmin(account, "change how many admins must approve"); err != nil {
+			return err
+		}
+		_, err := x.set(ThresholdKey(), encodeThreshold(op.SetThreshold.Admins))
+		return err
+	case *tx.Operation_Propose:
+		return x.anAdmin(account, "propose changes")
+	case *tx.Operation_Approve:
+		return x.anAdmin(account, "approve of changes")
 	}
 	return tx.Errorf(tx.CodeMalformed, "unknown operation")
 }

@@ -14,9 +14,9 @@ import (
 const maxCost = 1 << 16
 
 // cost returns the number of keys that t names and its sender chose, with the limits of its ranges
-// and both branches of a Txn: each may lie in a page of its own, which has to be read from the
-// disk. It depends on the transaction alone. The records of the
-// account count as one.
+// and both branches of a Txn, and what is proposed or approved, which may be executed at once: each
+// may lie in a page of its own, which has to be read from the disk. It depends on the transaction
+// alone. The records of the account count as one.
 func cost(t *tx.Tx) int {
 	if t.Text != nil {
 		return 1

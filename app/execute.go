@@ -32,6 +32,8 @@ const (
 	KindValidator = "validator"
 	KindAdmin     = "admin"
 	KindUpgrade   = "upgrade"
+	KindThreshold = "threshold"
+	KindProposal  = "proposal"
 )
 
 // executor runs the transactions of one block, one after another, on an overlay.
@@ -48,6 +50,7 @@ type executor struct {
 	signers    map[string]struct{} // the same, made when first needed
 	deadline   time.Time           // of a proposal: no operation begins after it; zero: none
 	ahead      lookahead
+	approved   bool // what is executed is a proposal that enough admins have approved
 }
 
 // reads counts what was read against the budget of a block.
@@ -233,6 +236,8 @@ func (x *executor) operation(account []byte, operation *tx.Operation) (found boo
 		found, event, err = x.setAdmin(account, op.SetAdmin)
 	case *tx.Operation_ScheduleUpgrade:
 		found, event, err = x.scheduleUpgrade(account, op.ScheduleUpgrade)
+	case *tx.Operation_SetThreshold:
+		found, event, err = x.setThreshold(account, op.SetThreshold)
 	default:
 		err = tx.Errorf(tx.CodeMalformed, "unknown operation")
 	}
@@ -348,18 +353,6 @@ func (x *executor) grant(account, grantee, prefix []byte, quota uint64, kind str
 	return old != nil, newEvent(GrantKey(grantee, prefix), kind), nil
 }
 
-// onlyAdmin returns a *tx.Error if account is no admin.
-func (x *executor) onlyAdmin(account []byte, what string) error {
-	admin, err := x.isAdmin(account)
-	if err != nil {
-		return err
-	}
-	if !admin {
-		return tx.Errorf(tx.CodeNotAdmin, "account %x is no admin: only an admin may %s", account, what)
-	}
-	return nil
-}
-
 func (x *executor) setAdmin(account []byte, op *tx.SetAdmin) (bool, *abci.Event, error) {
 	if err := x.onlyAdmin(account, "change admins"); err != nil {
 		return false, nil, err
@@ -371,33 +364,17 @@ func (x *executor) setAdmin(account []byte, op *tx.SetAdmin) (bool, *abci.Event,
 	value := adminValue
 	if op.Remove {
 		value = nil
-		last := false
 		if found {
-			if last, err = x.lastAdmin(); err != nil {
+			if err := x.mayRemoveAdmin(op.Account); err != nil {
 				return false, nil, err
 			}
-		}
-		if last {
-			return false, nil, tx.Errorf(tx.CodeInvalidChange, "account %x is the last admin: name another one first", op.Account)
+			if _, err := x.set(ProposalKey(op.Account), nil); err != nil {
+				return false, nil, err
+			}
 		}
 	}
 	event, err := x.write(AdminKey(op.Account), value, KindAdmin)
 	return found, event, err
-}
-
-// lastAdmin reports whether there is only one admin. All records of admins have the same length, so
-// their total length counts them.
-func (x *executor) lastAdmin() (bool, error) {
-	start := record(tagAdmin)
-	end := prefixEnd(start)
-	sum, err := x.baseBytes(start, end)
-	if err != nil {
-		return false, err
-	}
-	x.ascend(start, end, func(e *overlayEntry) {
-		sum += recordBytes(e.key, e.value) - recordBytes(e.key, e.before)
-	})
-	return sum <= recordBytes(AdminKey(everyone), adminValue), nil
 }
 
 // shorten limits a key to a length that is fit for a message.

@@ -31,6 +31,10 @@ func fuzzSeeds(f *testing.F) [][]byte {
 		sign(f, "root", 0, adminOp(account("root"), true)),
 		sign(f, "bob", 0, fuzzTxn, tx.NewDeletePart([]byte("a"), nil, 2), tx.NewReadRange(nil, nil, 9), tx.NewCompare([]byte("b"), nil)),
 		signFor(f, "other", "alice", 0, put("a", "1")),
+		sign(f, "root", 0, must(tx.NewPropose(1, adminOp(account("bob"), false), tx.NewSetThreshold(2)))),
+		sign(f, "root", 1, must(tx.NewPropose(9, grantOp(nil, "d", 10), validatorOp(account("v2"), 5)))),
+		sign(f, "bob", 0, tx.NewApprove(account("root"), [tx.DigestBytes]byte{})),
+		sign(f, "root", 2, tx.NewWithdraw()),
 	}
 }
 
@@ -113,6 +117,10 @@ func FuzzSignedOperations(f *testing.F) {
 		{validatorOp(account("v2"), 1<<58-10), validatorOp(account("v2"), 1<<64-1), validatorOp(account("v1"), 0)},
 		{fuzzTxn, fuzzTxn, tx.NewDeletePart([]byte("a"), nil, 2), tx.NewReadRange(nil, nil, 9), tx.NewComparePresent([]byte("b"))},
 		{adminOp(account("bob"), false), adminOp(account("root"), true), adminOp(account("bob"), true)},
+		{adminOp(account("bob"), false), tx.NewSetThreshold(2), adminOp(account("bob"), true), tx.NewSetThreshold(1)},
+		{must(tx.NewPropose(2, adminOp(account("bob"), false), tx.NewSetThreshold(2), adminOp(account("root"), true)))},
+		{must(tx.NewPropose(2, adminOp(account("bob"), false), adminOp(account("root"), true), grantOp(nil, "c", 10)))},
+		{tx.NewApprove(account("root"), [tx.DigestBytes]byte{})}, {tx.NewWithdraw()},
 	} {
 		body, err := (&tx.Body{Operations: operations}).Marshal()
 		require.NoError(f, err)
@@ -133,6 +141,7 @@ func FuzzSignedOperations(f *testing.F) {
 		require.Equal(t, runBlock(t, other, txs...), runBlock(t, newTestApp(t, store), txs...))
 		x := newExecutor(newOverlay(other.block.version), other.block.params, 3)
 		require.True(t, must(x.anyUnder(record(tagAdmin))))
+		require.LessOrEqual(t, must(x.threshold()), must(x.countAdmins()))
 		counted := must(x.countValidators())
 		require.Positive(t, counted.count)
 		require.LessOrEqual(t, counted.power.Total, uint64(MaxTotalPower))

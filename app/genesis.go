@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
 )
 
 // DefaultSnapshotInterval is the snapshot_interval of a genesis file that sets none.
@@ -27,6 +28,8 @@ type Genesis struct {
 	// Ed25519 public keys, hex or base64.
 	Admins []string       `json:"admins"`
 	Grants []GenesisGrant `json:"grants"`
+	// How many admins must approve of what admins do; 1, the default, to the number of admins.
+	AdminThreshold uint64 `json:"admin_threshold,omitempty"`
 }
 
 // GenesisGrant lets Grantee write under a prefix, given as text or in hex.
@@ -80,7 +83,7 @@ func ParseGenesis(appState json.RawMessage) (Genesis, error) {
 }
 
 func parseGenesis(appState []byte) (genesis, error) {
-	g := genesis{Genesis: Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval}}
+	g := genesis{Genesis: Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval, AdminThreshold: 1}}
 	if len(appState) == 0 || string(appState) == "null" {
 		return genesis{}, fmt.Errorf(`%w is missing: put {"chunk_bytes": %d, "snapshot_interval": %d, "open": true, "admins": [], "grants": []} `+
 			"into the genesis file, with who may write (`starlingd genesis adopt FILE` does; a CometBFT that was started with the file before has stored it: "+
@@ -92,6 +95,7 @@ func parseGenesis(appState []byte) (genesis, error) {
 		"open":              into(&g.Open, "true or false"),
 		"admins":            intoList(g.addAdmin),
 		"grants":            intoList(g.addGrant),
+		"admin_threshold":   intoNumber(&g.AdminThreshold),
 	})
 	if err != nil {
 		return genesis{}, fmt.Errorf("%w: %w", ErrGenesis, err)
@@ -101,6 +105,9 @@ func parseGenesis(appState []byte) (genesis, error) {
 	}
 	if g.SnapshotInterval < 1 {
 		return genesis{}, fmt.Errorf("%w: snapshot_interval is %d, it must be 1 or more", ErrGenesis, g.SnapshotInterval)
+	}
+	if most := max(min(len(g.admins), tx.MaxThreshold), 1); g.AdminThreshold < 1 || g.AdminThreshold > uint64(most) {
+		return genesis{}, fmt.Errorf("%w: admin_threshold is %d, it must be from 1 to the number of admins, %d at most", ErrGenesis, g.AdminThreshold, most)
 	}
 	return g, nil
 }

@@ -31,7 +31,7 @@ func TestParseGenesis(t *testing.T) {
 	// What is left out has its default, and what is written can be read again.
 	g, err = parseGenesis([]byte(`{}`))
 	require.NoError(t, err)
-	require.Equal(t, Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval}, g.Genesis)
+	require.Equal(t, Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval, AdminThreshold: 1}, g.Genesis)
 	written, err := json.Marshal(Genesis{Open: true, Grants: []GenesisGrant{{Grantee: Everyone, Prefix: "x"}}})
 	require.NoError(t, err)
 	read, err := ParseGenesis(written)
@@ -49,7 +49,7 @@ func TestParseGenesisRefuses(t *testing.T) {
 		{`[]`, "must be an object"},
 		{`{`, "is not JSON"},
 		{`{} {}`, "is followed by more"},
-		{`{"chunk_byte": 1}`, "unknown field chunk_byte (known: admins, chunk_bytes, grants, open, snapshot_interval)"},
+		{`{"chunk_byte": 1}`, "unknown field chunk_byte (known: admin_threshold, admins, chunk_bytes, grants, open, snapshot_interval)"},
 		{`{"Open": true}`, "unknown field Open"},
 		{`{"open": true, "open": false}`, "field open is there twice"},
 		{`{"open": 1}`, "open must be true or false, it is 1"},
@@ -64,6 +64,10 @@ func TestParseGenesisRefuses(t *testing.T) {
 		{`{"snapshot_interval": 9223372036854775808}`, "snapshot_interval must be a whole number that fits int64"},
 		{grant(`{"grantee": "*", "prefix": "\ud800"}`), "grants[0].prefix is not proper Unicode"},
 		{grant(`{"grantee": "*", "prefix": "\ufffd"}`), "grants[0].prefix is not proper Unicode"},
+		{`{"admin_threshold": 0}`, "admin_threshold is 0, it must be from 1"},
+		{`{"admin_threshold": 2}`, "admin_threshold is 2, it must be from 1 to the number of admins, 1 at most"},
+		{`{"admin_threshold": 2, "admins": ["` + alice + `"]}`, "admin_threshold is 2"},
+		{`{"admin_threshold": "1"}`, "admin_threshold must be a whole number"},
 		{`{"admins": "x"}`, `admins must be a list, it is "x"`},
 		{`{"admins": [7]}`, "admins[0] must be a public key as text, it is 7"},
 		{`{"admins": ["abcd"]}`, `admins[0]: "abcd" is not an ed25519 public key (32 bytes in hex or base64)`},

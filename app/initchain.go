@@ -119,10 +119,15 @@ func genesisState(req *abci.RequestInitChain) (*Params, *avlstar.Version, error)
 	return params, v, nil
 }
 
-// record writes the records of admins and grants.
+// record writes the records of admins, their threshold, and grants.
 func (g *genesis) record(o *overlay) error {
 	for _, account := range g.admins {
 		if _, err := o.set(AdminKey(account), adminValue); err != nil {
+			return err
+		}
+	}
+	if value := encodeThreshold(g.AdminThreshold); value != nil {
+		if _, err := o.set(ThresholdKey(), value); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package app
 import (
 	"bytes"
 	"errors"
+	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
@@ -142,6 +143,9 @@ func (x *executor) exploreRights(t *tx.Tx) error {
 		func() error { _, err := x.anyUnder(record(tagGrant, everyone)); return err },
 		func() error { _, err := x.nonce(account); return err },
 	}
+	if slices.ContainsFunc(t.Body.Operations, func(o tx.Operation) bool { return o.AdminsOnly() }) {
+		looks = append(looks, func() error { _, err := x.threshold(); return err })
+	}
 	for i := range t.Body.Operations {
 		for _, key := range governed(nil, &t.Body.Operations[i]) {
 			for _, who := range [][]byte{account, everyone} {
@@ -171,6 +175,8 @@ func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
 		x.exploreRange(op.DeleteRange)
 	case *tx.Operation_Txn:
 		x.exploreTxn(account, op.Txn)
+	case *tx.Operation_Propose, *tx.Operation_Approve:
+		x.exploreProposal(account, operation)
 	}
 	key, writes := written(operation)
 	if !writes || !isMissing(err) {

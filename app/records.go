@@ -21,6 +21,8 @@ const (
 	tagCover     byte = 'c'
 	tagUpgrade   byte = 'u'
 	tagStrangers byte = 's'
+	tagThreshold byte = 'k'
+	tagProposal  byte = 'o'
 )
 
 const (
@@ -85,6 +87,13 @@ func UpgradeKey() []byte { return record(tagUpgrade) }
 // StrangersKey returns the key of the number of nonce records that accounts without a right of
 // their own have made (u64be).
 func StrangersKey() []byte { return record(tagStrangers) }
+
+// ThresholdKey returns the key of the number of admins that must approve of a change by admins
+// (u64be ≥ 2); absent: 1.
+func ThresholdKey() []byte { return record(tagThreshold) }
+
+// ProposalKey returns the key of what an admin proposes (a tx.Proposal).
+func ProposalKey(proposer []byte) []byte { return record(tagProposal, proposer) }
 
 var adminValue = []byte{1}
 

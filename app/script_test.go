@@ -32,16 +32,18 @@ import (
 // NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER [confirmed], admin NAME,
 // unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION, compare K V|-|present, list START
 // END LIMIT, clear START END LIMIT, clear-part START END LIMIT, and "if K V|-|present and … then
-// OPERATION & … else OPERATION & …". "" is empty, w*n is w with its last letter n times, \xNN a
-// byte. Without #nonce it is the account's committed nonce plus its earlier lines in the same
-// command. What "[label] " stands before is sent once more by "again: label".
+// OPERATION & … else OPERATION & …"; and threshold N, propose EXPIRES / OPERATION / OPERATION…,
+// withdraw, approve NAME (what that account proposes in the last state), approve-other NAME. "" is
+// empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce it is the account's
+// committed nonce plus its earlier lines in the same command. What "[label] " stands before is sent
+// once more by "again: label".
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".txt") {
 			return
 		}
 		s := &script{t: t, store: &memoryStore{}, names: map[string]string{}, sent: map[string][]byte{}}
-		for _, name := range []string{"alice", "bob", "carol", "root", "root2", "v1", "v2", "v3", "v4", "v5"} {
+		for _, name := range []string{"alice", "bob", "carol", "ann", "dave", "root", "root2", "v1", "v2", "v3", "v4", "v5"} {
 			s.names[hexOf(name)] = "@" + name
 		}
 		datadriven.RunTest(t, path, s.run)
@@ -391,6 +393,19 @@ func (s *script) records() string {
 				s.t.Error(err)
 			}
 			fmt.Fprintf(&out, "0x00 'p' = %s\n", p.String())
+			continue
+		}
+		if k[1] == tagProposal {
+			p, err := tx.DecodeProposal(value)
+			if err != nil {
+				s.t.Error(err)
+				continue
+			}
+			fmt.Fprintf(&out, "%s = nonce %d, %d operations, expires %d, approved by", printable(k), p.Nonce, len(p.Propose.Operations), p.Propose.Expires)
+			for _, a := range p.Approvals {
+				fmt.Fprintf(&out, " %x", a)
+			}
+			fmt.Fprintln(&out)
 			continue
 		}
 		if k[1] == tagUpgrade {

@@ -153,6 +153,26 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 		return tx.NewScheduleUpgrade(number(1), number(2), info)
 	case "cancel":
 		return tx.NewCancelUpgrade(number(1))
+	case "threshold":
+		return tx.NewSetThreshold(number(1))
+	case "withdraw":
+		return tx.NewWithdraw()
+	case "propose": // EXPIRES / operation / operation
+		var operations []tx.Operation
+		for text := range strings.SplitSeq(strings.Join(words[2:], " "), "/") {
+			if fields := strings.Fields(text); len(fields) > 0 {
+				operations = append(operations, s.operation(d, fields))
+			}
+		}
+		o, err := tx.NewPropose(number(1), operations...)
+		if err != nil {
+			d.Fatalf(s.t, "%v", err)
+		}
+		return o
+	case "approve": // what the account proposes in the last state
+		return tx.NewApprove(who(1), s.digest(who(1)))
+	case "approve-other":
+		return tx.NewApprove(who(1), [tx.DigestBytes]byte{1})
 	case "admin", "unadmin":
 		return adminOp(who(1), words[0] == "unadmin")
 	}
@@ -192,6 +212,24 @@ func splitWords(words []string, at string) (parts [][]string) {
 		parts, words = append(parts, words[:i]), words[i+1:]
 	}
 	return parts
+}
+
+// digest returns that of what the account proposes in the last state; of nothing: zero.
+func (s *script) digest(proposer []byte) (digest [tx.DigestBytes]byte) {
+	_, v := s.app.Latest()
+	defer v.Release()
+	record, ok, err := v.Get(ProposalKey(proposer))
+	if err != nil || !ok {
+		return digest
+	}
+	p, err := tx.DecodeProposal(record)
+	if err == nil {
+		digest, err = p.Digest(testChain, proposer)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return digest
 }
 
 func (s *script) word(text string) []byte {

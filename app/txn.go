@@ -33,6 +33,10 @@ func (x *executor) perform(account []byte, operation *tx.Operation) (tx.Operatio
 		return x.deleteRange(account, op.DeleteRange)
 	case *tx.Operation_Txn:
 		return x.txn(account, op.Txn)
+	case *tx.Operation_Propose:
+		return x.propose(account, op.Propose)
+	case *tx.Operation_Approve:
+		return x.approve(account, op.Approve)
 	}
 	found, value, event, err := x.operation(account, operation)
 	if event == nil {

@@ -85,6 +85,8 @@ func moreChains(t *testing.T) []*vectorFile {
 		chain("Who signs the blocks.", "signers-1", roomForThree, `{"chunk_bytes": 100, "admins": ["@root"]}`, signersChain),
 		chain("Conditions, ranges, if / then / else.", "txns-1", -1, `{"chunk_bytes": 100, "admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": ""},
 			{"grantee": "@bob", "prefix": "b", "quota": 60}, {"grantee": "@bob", "prefix_hex": "62ff"}, {"grantee": "*", "prefix": "c"}]}`, txnsChain),
+		chain("Several admins together.", "together-1", roomForThree, `{"chunk_bytes": 100, "admins": ["@root", "@ann", "@carol"], "admin_threshold": 2,
+			"grants": [{"grantee": "@alice", "prefix": "a"}]}`, togetherChain),
 	}
 }
 

@@ -18,6 +18,9 @@ func (b *Body) check() error {
 		if err := b.Operations[i].check(); err != nil {
 			return Errorf(err.Code, "operation %d: %s", i, err.Reason)
 		}
+		if b.Operations[i].alone() && len(b.Operations) > 1 {
+			return Errorf(CodeMalformed, "operation %d: a proposal, or an approval of one, must be the only operation of its transaction", i)
+		}
 		if keys += b.Operations[i].Keys(); keys > MaxOperations {
 			return Errorf(CodeTooLarge, "operation %d: the transaction names %d keys up to here, with the limits of its ranges, at most %d are allowed: split it", i, keys, MaxOperations)
 		}
@@ -76,6 +79,8 @@ func (o *Operation) check() *Error {
 		return op.ScheduleUpgrade.check()
 	case *Operation_Compare, *Operation_ReadRange, *Operation_DeleteRange, *Operation_Txn:
 		return o.checkTxn()
+	default:
+		return o.checkTogether()
 	}
 	return Errorf(CodeMalformed, "empty, or of a kind that this version does not know")
 }

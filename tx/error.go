@@ -25,6 +25,7 @@ const (
 	CodeReadBudget    Code = 12 // the block's budget of read values is used up
 	CodeUnconfirmed   Code = 13 // a third of the power would lie with unknown validators
 	CodeRangeLimit    Code = 14 // a range that is deleted has more keys or bytes than its limit
+	CodeThreshold     Code = 15 // one admin alone sends what several must approve of
 
 	// Of CheckTx and queries: nothing is wrong with the request.
 	CodeBusy Code = 24 // too many wait for parts of the state that this node lacks
@@ -52,6 +53,7 @@ var codeNames = map[Code]string{
 	CodeReadBudget:    "read budget exceeded",
 	CodeUnconfirmed:   "unconfirmed validators",
 	CodeRangeLimit:    "range above its limit",
+	CodeThreshold:     "more admins must approve",
 	CodeUnknownPath:   "unknown query path",
 	CodeUnknownHeight: "unknown height",
 	CodeBadRequest:    "bad request",

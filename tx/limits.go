@@ -18,9 +18,11 @@ var (
 		protowalk.Repeated(3, "operations", &operationTable, MaxOperations, 0),
 	}}
 
-	operationTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: append(plainKinds(), protowalk.Sub(13, "txn", &txnTable))}
+	operationTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: append(plainKinds(), protowalk.Sub(13, "txn", &txnTable),
+		protowalk.Sub(20, "propose", &proposeTable), opaque(21, "approve"), opaque(22, "set_threshold"))}
 
-	// The lists of all of a Body's Txns together are limited by MaxOperations: see nested.
+	// The lists of all of a Body's Txns and proposals together are limited by MaxOperations: see
+	// nested.
 	txnTable = protowalk.Message{Name: "Txn", Fields: []protowalk.Field{
 		protowalk.Repeated(1, "compares", &compareTable, MaxBytes, 0),
 		protowalk.Repeated(2, "success", &branchTable, MaxBytes, 0),
@@ -78,10 +80,11 @@ func none(b []byte, number int, what string) error {
 	return nil
 }
 
-// nested returns how many messages the Txns of a Body hold, which Walk has accepted.
+// nested returns how many messages the Txns and proposals of a Body hold, which Walk has accepted.
 func nested(body []byte) int {
-	const operations, txn = 3, 13
-	return protowalk.Count(body, operations, txn, 1) + protowalk.Count(body, operations, txn, 2) + protowalk.Count(body, operations, txn, 3)
+	const operations, txn, propose = 3, 13, 20
+	return protowalk.Count(body, operations, txn, 1) + protowalk.Count(body, operations, txn, 2) + protowalk.Count(body, operations, txn, 3) +
+		protowalk.Count(body, operations, propose, 1)
 }
 
 // DecodeResult decodes the data of a successful transaction's result, of which the sender need not

@@ -118,6 +118,9 @@ type Operation struct {
 	//	*Operation_ReadRange
 	//	*Operation_DeleteRange
 	//	*Operation_Txn
+	//	*Operation_Propose
+	//	*Operation_Approve
+	//	*Operation_SetThreshold
 	Op isOperation_Op `protobuf_oneof:"op"`
 }
 
@@ -199,6 +202,15 @@ type Operation_DeleteRange struct {
 type Operation_Txn struct {
 	Txn *Txn `protobuf:"bytes,13,opt,name=txn,proto3,oneof" json:"txn,omitempty"`
 }
+type Operation_Propose struct {
+	Propose *Propose `protobuf:"bytes,20,opt,name=propose,proto3,oneof" json:"propose,omitempty"`
+}
+type Operation_Approve struct {
+	Approve *Approve `protobuf:"bytes,21,opt,name=approve,proto3,oneof" json:"approve,omitempty"`
+}
+type Operation_SetThreshold struct {
+	SetThreshold *SetThreshold `protobuf:"bytes,22,opt,name=set_threshold,json=setThreshold,proto3,oneof" json:"set_threshold,omitempty"`
+}
 
 func (*Operation_Put) isOperation_Op()             {}
 func (*Operation_Delete) isOperation_Op()          {}
@@ -213,6 +225,9 @@ func (*Operation_Compare) isOperation_Op()         {}
 func (*Operation_ReadRange) isOperation_Op()       {}
 func (*Operation_DeleteRange) isOperation_Op()     {}
 func (*Operation_Txn) isOperation_Op()             {}
+func (*Operation_Propose) isOperation_Op()         {}
+func (*Operation_Approve) isOperation_Op()         {}
+func (*Operation_SetThreshold) isOperation_Op()    {}
 
 func (m *Operation) GetOp() isOperation_Op {
 	if m != nil {
@@ -312,6 +327,27 @@ func (m *Operation) GetTxn() *Txn {
 	return nil
 }
 
+func (m *Operation) GetPropose() *Propose {
+	if x, ok := m.GetOp().(*Operation_Propose); ok {
+		return x.Propose
+	}
+	return nil
+}
+
+func (m *Operation) GetApprove() *Approve {
+	if x, ok := m.GetOp().(*Operation_Approve); ok {
+		return x.Approve
+	}
+	return nil
+}
+
+func (m *Operation) GetSetThreshold() *SetThreshold {
+	if x, ok := m.GetOp().(*Operation_SetThreshold); ok {
+		return x.SetThreshold
+	}
+	return nil
+}
+
 // XXX_OneofWrappers is for the internal use of the proto package.
 func (*Operation) XXX_OneofWrappers() []interface{} {
 	return []interface{}{
@@ -328,6 +364,9 @@ func (*Operation) XXX_OneofWrappers() []interface{} {
 		(*Operation_ReadRange)(nil),
 		(*Operation_DeleteRange)(nil),
 		(*Operation_Txn)(nil),
+		(*Operation_Propose)(nil),
+		(*Operation_Approve)(nil),
+		(*Operation_SetThreshold)(nil),
 	}
 }
 
@@ -849,6 +888,302 @@ func (m *Txn) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Txn proto.InternalMessageInfo
 
+// SetThreshold sets how many admins must approve of a change by admins: from 1 to the number of admins. An admin's operation.
+type SetThreshold struct {
+	Admins uint64 `protobuf:"varint,1,opt,name=admins,proto3" json:"admins,omitempty"`
+}
+
+func (m *SetThreshold) Reset()         { *m = SetThreshold{} }
+func (m *SetThreshold) String() string { return proto.CompactTextString(m) }
+func (*SetThreshold) ProtoMessage()    {}
+func (*SetThreshold) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{16}
+}
+func (m *SetThreshold) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *SetThreshold) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_SetThreshold.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *SetThreshold) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_SetThreshold.Merge(m, src)
+}
+func (m *SetThreshold) XXX_Size() int {
+	return m.Size()
+}
+func (m *SetThreshold) XXX_DiscardUnknown() {
+	xxx_messageInfo_SetThreshold.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_SetThreshold proto.InternalMessageInfo
+
+// AdminOperation is an Operation that only admins may send.
+type AdminOperation struct {
+	// Types that are valid to be assigned to Op:
+	//
+	//	*AdminOperation_Grant
+	//	*AdminOperation_Revoke
+	//	*AdminOperation_SetValidator
+	//	*AdminOperation_SetAdmin
+	//	*AdminOperation_ScheduleUpgrade
+	//	*AdminOperation_SetThreshold
+	Op isAdminOperation_Op `protobuf_oneof:"op"`
+}
+
+func (m *AdminOperation) Reset()         { *m = AdminOperation{} }
+func (m *AdminOperation) String() string { return proto.CompactTextString(m) }
+func (*AdminOperation) ProtoMessage()    {}
+func (*AdminOperation) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{17}
+}
+func (m *AdminOperation) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *AdminOperation) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_AdminOperation.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *AdminOperation) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_AdminOperation.Merge(m, src)
+}
+func (m *AdminOperation) XXX_Size() int {
+	return m.Size()
+}
+func (m *AdminOperation) XXX_DiscardUnknown() {
+	xxx_messageInfo_AdminOperation.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_AdminOperation proto.InternalMessageInfo
+
+type isAdminOperation_Op interface {
+	isAdminOperation_Op()
+	MarshalTo([]byte) (int, error)
+	Size() int
+}
+
+type AdminOperation_Grant struct {
+	Grant *Grant `protobuf:"bytes,5,opt,name=grant,proto3,oneof" json:"grant,omitempty"`
+}
+type AdminOperation_Revoke struct {
+	Revoke *Revoke `protobuf:"bytes,6,opt,name=revoke,proto3,oneof" json:"revoke,omitempty"`
+}
+type AdminOperation_SetValidator struct {
+	SetValidator *SetValidator `protobuf:"bytes,7,opt,name=set_validator,json=setValidator,proto3,oneof" json:"set_validator,omitempty"`
+}
+type AdminOperation_SetAdmin struct {
+	SetAdmin *SetAdmin `protobuf:"bytes,8,opt,name=set_admin,json=setAdmin,proto3,oneof" json:"set_admin,omitempty"`
+}
+type AdminOperation_ScheduleUpgrade struct {
+	ScheduleUpgrade *ScheduleUpgrade `protobuf:"bytes,9,opt,name=schedule_upgrade,json=scheduleUpgrade,proto3,oneof" json:"schedule_upgrade,omitempty"`
+}
+type AdminOperation_SetThreshold struct {
+	SetThreshold *SetThreshold `protobuf:"bytes,22,opt,name=set_threshold,json=setThreshold,proto3,oneof" json:"set_threshold,omitempty"`
+}
+
+func (*AdminOperation_Grant) isAdminOperation_Op()           {}
+func (*AdminOperation_Revoke) isAdminOperation_Op()          {}
+func (*AdminOperation_SetValidator) isAdminOperation_Op()    {}
+func (*AdminOperation_SetAdmin) isAdminOperation_Op()        {}
+func (*AdminOperation_ScheduleUpgrade) isAdminOperation_Op() {}
+func (*AdminOperation_SetThreshold) isAdminOperation_Op()    {}
+
+func (m *AdminOperation) GetOp() isAdminOperation_Op {
+	if m != nil {
+		return m.Op
+	}
+	return nil
+}
+
+func (m *AdminOperation) GetGrant() *Grant {
+	if x, ok := m.GetOp().(*AdminOperation_Grant); ok {
+		return x.Grant
+	}
+	return nil
+}
+
+func (m *AdminOperation) GetRevoke() *Revoke {
+	if x, ok := m.GetOp().(*AdminOperation_Revoke); ok {
+		return x.Revoke
+	}
+	return nil
+}
+
+func (m *AdminOperation) GetSetValidator() *SetValidator {
+	if x, ok := m.GetOp().(*AdminOperation_SetValidator); ok {
+		return x.SetValidator
+	}
+	return nil
+}
+
+func (m *AdminOperation) GetSetAdmin() *SetAdmin {
+	if x, ok := m.GetOp().(*AdminOperation_SetAdmin); ok {
+		return x.SetAdmin
+	}
+	return nil
+}
+
+func (m *AdminOperation) GetScheduleUpgrade() *ScheduleUpgrade {
+	if x, ok := m.GetOp().(*AdminOperation_ScheduleUpgrade); ok {
+		return x.ScheduleUpgrade
+	}
+	return nil
+}
+
+func (m *AdminOperation) GetSetThreshold() *SetThreshold {
+	if x, ok := m.GetOp().(*AdminOperation_SetThreshold); ok {
+		return x.SetThreshold
+	}
+	return nil
+}
+
+// XXX_OneofWrappers is for the internal use of the proto package.
+func (*AdminOperation) XXX_OneofWrappers() []interface{} {
+	return []interface{}{
+		(*AdminOperation_Grant)(nil),
+		(*AdminOperation_Revoke)(nil),
+		(*AdminOperation_SetValidator)(nil),
+		(*AdminOperation_SetAdmin)(nil),
+		(*AdminOperation_ScheduleUpgrade)(nil),
+		(*AdminOperation_SetThreshold)(nil),
+	}
+}
+
+// Propose proposes operations, and approves of them. They are executed with the approval that reaches the threshold. It replaces what
+// the account proposed before; without operations, it only withdraws that. It is the only operation of its transaction.
+type Propose struct {
+	Operations []AdminOperation `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations"`
+	Expires    uint64           `protobuf:"varint,2,opt,name=expires,proto3" json:"expires,omitempty"`
+}
+
+func (m *Propose) Reset()         { *m = Propose{} }
+func (m *Propose) String() string { return proto.CompactTextString(m) }
+func (*Propose) ProtoMessage()    {}
+func (*Propose) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{18}
+}
+func (m *Propose) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Propose) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Propose.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Propose) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Propose.Merge(m, src)
+}
+func (m *Propose) XXX_Size() int {
+	return m.Size()
+}
+func (m *Propose) XXX_DiscardUnknown() {
+	xxx_messageInfo_Propose.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Propose proto.InternalMessageInfo
+
+// Approve approves of what an admin proposes. It is the only operation of its transaction.
+type Approve struct {
+	Proposer []byte `protobuf:"bytes,1,opt,name=proposer,proto3" json:"proposer,omitempty"`
+	Digest   []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+}
+
+func (m *Approve) Reset()         { *m = Approve{} }
+func (m *Approve) String() string { return proto.CompactTextString(m) }
+func (*Approve) ProtoMessage()    {}
+func (*Approve) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{19}
+}
+func (m *Approve) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Approve) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Approve.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Approve) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Approve.Merge(m, src)
+}
+func (m *Approve) XXX_Size() int {
+	return m.Size()
+}
+func (m *Approve) XXX_DiscardUnknown() {
+	xxx_messageInfo_Approve.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Approve proto.InternalMessageInfo
+
+// Proposal is the record of what an admin proposes.
+type Proposal struct {
+	Nonce     uint64   `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	Propose   Propose  `protobuf:"bytes,2,opt,name=propose,proto3" json:"propose"`
+	Approvals [][]byte `protobuf:"bytes,3,rep,name=approvals,proto3" json:"approvals,omitempty"`
+}
+
+func (m *Proposal) Reset()         { *m = Proposal{} }
+func (m *Proposal) String() string { return proto.CompactTextString(m) }
+func (*Proposal) ProtoMessage()    {}
+func (*Proposal) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{20}
+}
+func (m *Proposal) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Proposal) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Proposal.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Proposal) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Proposal.Merge(m, src)
+}
+func (m *Proposal) XXX_Size() int {
+	return m.Size()
+}
+func (m *Proposal) XXX_DiscardUnknown() {
+	xxx_messageInfo_Proposal.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Proposal proto.InternalMessageInfo
+
 // Result is the data of a successful transaction's ExecTxResult: one OperationResult per operation, in order.
 type Result struct {
 	Results []OperationResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results"`
@@ -858,7 +1193,7 @@ func (m *Result) Reset()         { *m = Result{} }
 func (m *Result) String() string { return proto.CompactTextString(m) }
 func (*Result) ProtoMessage()    {}
 func (*Result) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{16}
+	return fileDescriptor_e183a91fcbd1d58b, []int{21}
 }
 func (m *Result) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -901,7 +1236,7 @@ func (m *OperationResult) Reset()         { *m = OperationResult{} }
 func (m *OperationResult) String() string { return proto.CompactTextString(m) }
 func (*OperationResult) ProtoMessage()    {}
 func (*OperationResult) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{17}
+	return fileDescriptor_e183a91fcbd1d58b, []int{22}
 }
 func (m *OperationResult) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -939,7 +1274,7 @@ func (m *KeyValue) Reset()         { *m = KeyValue{} }
 func (m *KeyValue) String() string { return proto.CompactTextString(m) }
 func (*KeyValue) ProtoMessage()    {}
 func (*KeyValue) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{18}
+	return fileDescriptor_e183a91fcbd1d58b, []int{23}
 }
 func (m *KeyValue) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -985,6 +1320,11 @@ func init() {
 	proto.RegisterType((*ReadRange)(nil), "starling.tx.v1.ReadRange")
 	proto.RegisterType((*DeleteRange)(nil), "starling.tx.v1.DeleteRange")
 	proto.RegisterType((*Txn)(nil), "starling.tx.v1.Txn")
+	proto.RegisterType((*SetThreshold)(nil), "starling.tx.v1.SetThreshold")
+	proto.RegisterType((*AdminOperation)(nil), "starling.tx.v1.AdminOperation")
+	proto.RegisterType((*Propose)(nil), "starling.tx.v1.Propose")
+	proto.RegisterType((*Approve)(nil), "starling.tx.v1.Approve")
+	proto.RegisterType((*Proposal)(nil), "starling.tx.v1.Proposal")
 	proto.RegisterType((*Result)(nil), "starling.tx.v1.Result")
 	proto.RegisterType((*OperationResult)(nil), "starling.tx.v1.OperationResult")
 	proto.RegisterType((*KeyValue)(nil), "starling.tx.v1.KeyValue")
@@ -993,70 +1333,82 @@ func init() {
 func init() { proto.RegisterFile("starling/tx/v1/tx.proto", fileDescriptor_e183a91fcbd1d58b) }
 
 var fileDescriptor_e183a91fcbd1d58b = []byte{
-	// 1001 bytes of a gzipped FileDescriptorProto
-	0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0xa4, 0x56, 0xc1, 0x6e, 0xdb, 0x46,
-	0x13, 0xa6, 0x2c, 0x4a, 0xa2, 0x46, 0xd2, 0xef, 0x60, 0x7f, 0xd7, 0x61, 0xdc, 0x44, 0x0e, 0x78,
-	0x69, 0x50, 0xc0, 0x52, 0xe3, 0x1c, 0xda, 0x04, 0x05, 0x92, 0x38, 0x05, 0xa2, 0xc0, 0x05, 0x52,
-	0xac, 0xdd, 0x14, 0xe8, 0x45, 0xa0, 0xc9, 0x15, 0x4d, 0x58, 0xda, 0x65, 0x97, 0x4b, 0x45, 0xb9,
-	0xf7, 0x01, 0xfa, 0x34, 0x7d, 0x06, 0x1f, 0x73, 0xec, 0xa9, 0x68, 0xed, 0x5b, 0x9f, 0xa2, 0x98,
-	0x5d, 0xae, 0x25, 0xcb, 0x12, 0xe0, 0xb6, 0xb7, 0xf9, 0xb8, 0xdf, 0x37, 0x33, 0x3b, 0x3b, 0x3b,
-	0x4b, 0xb8, 0x9b, 0xab, 0x50, 0x8e, 0x53, 0x9e, 0xf4, 0xd5, 0xac, 0x3f, 0x7d, 0xdc, 0x57, 0xb3,
-	0x5e, 0x26, 0x85, 0x12, 0xe4, 0x7f, 0x76, 0xa1, 0xa7, 0x66, 0xbd, 0xe9, 0xe3, 0x9d, 0xad, 0x44,
-	0x24, 0x42, 0x2f, 0xf5, 0xd1, 0x32, 0xac, 0xe0, 0x6b, 0xf0, 0x8e, 0xd2, 0x84, 0xb3, 0xf8, 0x78,
-	0x46, 0x08, 0xb8, 0x27, 0x22, 0xfe, 0xe0, 0x57, 0x1e, 0x56, 0x1e, 0xb5, 0xa9, 0xb6, 0xc9, 0x7d,
-	0x68, 0xe6, 0x69, 0xc2, 0x43, 0x55, 0x48, 0xe6, 0x6f, 0xe8, 0x85, 0xf9, 0x87, 0xe0, 0x3d, 0xb8,
-	0x07, 0xc8, 0xf2, 0xa1, 0x11, 0x46, 0x91, 0x28, 0xb8, 0x2a, 0xc5, 0x16, 0x92, 0x2d, 0xa8, 0x71,
-	0xc1, 0x23, 0xa3, 0x75, 0xa9, 0x01, 0xe4, 0x39, 0x80, 0xc8, 0x98, 0x0c, 0x55, 0x2a, 0x78, 0xee,
-	0x57, 0x1f, 0x56, 0x1f, 0xb5, 0xf6, 0xef, 0xf5, 0xae, 0x27, 0xdc, 0x7b, 0x6b, 0x19, 0x07, 0xee,
-	0xf9, 0xef, 0xbb, 0x0e, 0x5d, 0x90, 0x04, 0x7f, 0xd5, 0xa0, 0x79, 0xb5, 0x4e, 0x3e, 0x83, 0x6a,
-	0x56, 0x98, 0xd0, 0xad, 0xfd, 0xff, 0x2f, 0xfb, 0xf9, 0xae, 0x50, 0x03, 0x87, 0x22, 0x83, 0x7c,
-	0x01, 0xf5, 0x98, 0x8d, 0x99, 0x32, 0xe9, 0xb4, 0xf6, 0xb7, 0x97, 0xb9, 0xdf, 0xe8, 0xd5, 0x81,
-	0x43, 0x4b, 0x1e, 0x79, 0x0d, 0x9b, 0x91, 0x98, 0x64, 0xa1, 0x64, 0xc3, 0x90, 0xc7, 0x43, 0x0c,
-	0x53, 0xd5, 0xd2, 0x07, 0xcb, 0xd2, 0x57, 0x86, 0xf6, 0x92, 0xc7, 0x26, 0x60, 0x27, 0x5a, 0xfc,
-	0x40, 0x3e, 0x07, 0x57, 0xb2, 0x30, 0xf6, 0x5d, 0xad, 0xde, 0x5a, 0x56, 0x53, 0x16, 0xc6, 0x03,
-	0x87, 0x6a, 0x0e, 0xd9, 0x83, 0x5a, 0x22, 0x43, 0xae, 0xfc, 0x9a, 0x26, 0x7f, 0xb2, 0x4c, 0x7e,
-	0x8d, 0x8b, 0x03, 0x87, 0x1a, 0x16, 0xee, 0x4a, 0xb2, 0xa9, 0x38, 0x63, 0x7e, 0x7d, 0xf5, 0xae,
-	0xa8, 0x5e, 0xc5, 0x5d, 0x19, 0x1e, 0x79, 0x05, 0x9d, 0x9c, 0xa9, 0xe1, 0x34, 0x1c, 0xa7, 0x71,
-	0xa8, 0x84, 0xf4, 0x1b, 0x5a, 0x78, 0x7f, 0x59, 0x78, 0xc4, 0xd4, 0x3b, 0xcb, 0x19, 0x38, 0xb4,
-	0x9d, 0x2f, 0x60, 0xf2, 0x25, 0x34, 0xd1, 0x49, 0x18, 0x4f, 0x52, 0xee, 0x7b, 0xda, 0x81, 0xbf,
-	0xc2, 0xc1, 0x4b, 0x5c, 0x1f, 0x38, 0xd4, 0xcb, 0x4b, 0x9b, 0x7c, 0x0b, 0x77, 0xf2, 0xe8, 0x94,
-	0xc5, 0xc5, 0x98, 0x0d, 0x8b, 0x2c, 0x91, 0x61, 0xcc, 0xfc, 0xa6, 0xd6, 0xef, 0xde, 0xd0, 0x97,
-	0xbc, 0xef, 0x0d, 0x6d, 0xe0, 0xd0, 0xcd, 0xfc, 0xfa, 0x27, 0xf2, 0x04, 0x1a, 0x65, 0xa5, 0x7d,
-	0xd0, 0x4e, 0xee, 0xae, 0x39, 0x99, 0x81, 0x43, 0x2d, 0x93, 0x3c, 0x03, 0xc0, 0x4a, 0x0f, 0x65,
-	0xc8, 0x13, 0xe6, 0xb7, 0xb4, 0xee, 0xde, 0xaa, 0x33, 0xa1, 0x48, 0x18, 0x38, 0xb4, 0x29, 0x2d,
-	0x20, 0x2f, 0xa0, 0x6d, 0x9a, 0xa3, 0x54, 0xb7, 0xb5, 0xfa, 0xd3, 0xd5, 0xad, 0x64, 0xf5, 0xad,
-	0x78, 0x0e, 0xb1, 0x5f, 0xd5, 0x8c, 0xfb, 0x9d, 0xd5, 0xfd, 0x7a, 0x3c, 0xc3, 0x72, 0x21, 0xe3,
-	0xc0, 0x85, 0x0d, 0x91, 0x05, 0x7b, 0x50, 0xc5, 0x0e, 0xba, 0x03, 0xd5, 0x33, 0x66, 0x6f, 0x27,
-	0x9a, 0x78, 0xb9, 0xa6, 0xe1, 0xb8, 0xb0, 0x17, 0xd3, 0x80, 0x60, 0x07, 0xea, 0x26, 0xf6, 0x4d,
-	0x45, 0x70, 0x04, 0x9d, 0x6b, 0x7d, 0xba, 0xc2, 0xe9, 0x0e, 0x78, 0x6c, 0x96, 0xb1, 0x48, 0xb1,
-	0xb8, 0xf4, 0x7b, 0x85, 0xe7, 0x01, 0xab, 0x8b, 0x01, 0x7d, 0x70, 0xb1, 0x54, 0x2b, 0xc2, 0xbd,
-	0x85, 0x9a, 0xee, 0x55, 0x1c, 0x10, 0xba, 0x57, 0x19, 0xb3, 0x03, 0xa2, 0x84, 0x64, 0x1b, 0xea,
-	0x99, 0x64, 0xa3, 0x74, 0x56, 0x06, 0x2b, 0x11, 0x86, 0xfa, 0xa9, 0x10, 0x2a, 0xd4, 0xa1, 0x5c,
-	0x6a, 0x40, 0xf0, 0x0c, 0xea, 0xa6, 0x99, 0xff, 0xb9, 0xc7, 0x20, 0x84, 0xf6, 0x62, 0x3f, 0x93,
-	0x07, 0x00, 0x59, 0x71, 0x32, 0x4e, 0xa3, 0xe1, 0x3c, 0xeb, 0xa6, 0xf9, 0x72, 0x68, 0x8a, 0x9b,
-	0x89, 0xf7, 0x4c, 0xda, 0xc9, 0xa5, 0x01, 0xce, 0xc3, 0x48, 0xf0, 0x51, 0x2a, 0x27, 0x2c, 0xd6,
-	0xa9, 0x79, 0x74, 0xfe, 0x41, 0x4f, 0x53, 0xdb, 0xe5, 0xeb, 0x67, 0xe2, 0x36, 0xde, 0xd7, 0x89,
-	0x98, 0x9a, 0x73, 0xf3, 0x68, 0x89, 0x82, 0x1f, 0x60, 0x73, 0xa9, 0xdf, 0xd1, 0xc9, 0x94, 0xc9,
-	0x3c, 0x15, 0x5c, 0x3b, 0x71, 0xa9, 0x85, 0xe8, 0xe4, 0x94, 0xa5, 0xc9, 0xa9, 0x2a, 0xf3, 0x2b,
-	0x11, 0x0e, 0xf1, 0x94, 0x8f, 0x84, 0xce, 0xad, 0x49, 0xb5, 0x1d, 0x1c, 0x42, 0xa3, 0x3c, 0xf5,
-	0xdb, 0x36, 0x11, 0x06, 0xce, 0x24, 0xcb, 0x19, 0x57, 0xe5, 0x2e, 0x2d, 0x0c, 0xde, 0x40, 0xf3,
-	0xea, 0x62, 0xa0, 0x18, 0xbb, 0xd7, 0x6e, 0xd1, 0x00, 0x0c, 0xc2, 0xb8, 0xed, 0x1e, 0x34, 0x91,
-	0x37, 0x4e, 0x27, 0xa9, 0x71, 0xd6, 0xa1, 0x06, 0x04, 0x43, 0x68, 0x2d, 0xdc, 0x92, 0xff, 0xe6,
-	0x0c, 0x37, 0x9e, 0xa1, 0xd8, 0xd5, 0xe9, 0x6a, 0x3b, 0xf8, 0xb5, 0x02, 0xd5, 0xe3, 0x19, 0x27,
-	0x4f, 0xc1, 0x2b, 0x6f, 0x7e, 0xee, 0x57, 0xf4, 0x6b, 0xb3, 0x6e, 0x48, 0x94, 0x6f, 0xcd, 0x15,
-	0x9d, 0x3c, 0x85, 0x46, 0x5e, 0x44, 0x11, 0xcb, 0x73, 0x7f, 0xe3, 0x76, 0xef, 0x94, 0xe5, 0xa3,
-	0x74, 0x14, 0xa6, 0x63, 0x7c, 0x39, 0x6f, 0xf9, 0xc4, 0x59, 0x7e, 0xf0, 0x06, 0xfb, 0x3c, 0x2f,
-	0xc6, 0x8a, 0x3c, 0x87, 0x86, 0xd4, 0x96, 0xcd, 0x7c, 0x77, 0xad, 0x13, 0xa3, 0xb0, 0xae, 0x4a,
-	0x55, 0xf0, 0xf3, 0x06, 0x6c, 0x2e, 0x51, 0xb0, 0x82, 0x23, 0x51, 0xf0, 0x58, 0x57, 0xda, 0xa3,
-	0x06, 0xac, 0xe9, 0x84, 0xaf, 0xa0, 0xc1, 0xb8, 0x92, 0x29, 0xb3, 0x0f, 0xf5, 0x8d, 0x21, 0x7f,
-	0xc8, 0x3e, 0xbc, 0x43, 0xaa, 0x8d, 0x5c, 0xd2, 0xf1, 0x44, 0x26, 0x42, 0x32, 0x7b, 0x22, 0x68,
-	0x63, 0x5f, 0x99, 0x49, 0x18, 0xeb, 0xc7, 0xad, 0x43, 0x2d, 0xd4, 0x7f, 0x1a, 0x58, 0x38, 0x16,
-	0xb3, 0x58, 0x3f, 0x64, 0x1e, 0x9d, 0x7f, 0x58, 0x2c, 0x43, 0xe3, 0x5f, 0x95, 0x61, 0x1f, 0x3c,
-	0x9b, 0xe7, 0x6d, 0x2f, 0xc1, 0xc1, 0x8b, 0xf3, 0x3f, 0xbb, 0xce, 0xf9, 0x45, 0xb7, 0xf2, 0xf1,
-	0xa2, 0x5b, 0xf9, 0xe3, 0xa2, 0x5b, 0xf9, 0xe5, 0xb2, 0xeb, 0x7c, 0xbc, 0xec, 0x3a, 0xbf, 0x5d,
-	0x76, 0x9d, 0x1f, 0x83, 0x24, 0x55, 0xa7, 0xc5, 0x49, 0x2f, 0x12, 0x93, 0xbe, 0xcd, 0x65, 0xef,
-	0x6c, 0xda, 0x5f, 0xf8, 0x21, 0x3b, 0xa9, 0xeb, 0xbf, 0xac, 0x27, 0x7f, 0x07, 0x00, 0x00, 0xff,
-	0xff, 0xea, 0x71, 0x1c, 0xb0, 0xa6, 0x09, 0x00, 0x00,
+	// 1185 bytes of a gzipped FileDescriptorProto
+	0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0xec, 0x57, 0xcb, 0x6e, 0xdb, 0x46,
+	0x17, 0xa6, 0x2e, 0xd6, 0xe5, 0x48, 0x8a, 0x83, 0xf9, 0x1d, 0x87, 0xc9, 0x9f, 0x28, 0x01, 0x17,
+	0x6d, 0x50, 0xc0, 0x52, 0xe3, 0x2c, 0xd2, 0x04, 0x2d, 0x12, 0x3b, 0x01, 0xa2, 0xc0, 0x05, 0x12,
+	0x8c, 0xdd, 0x14, 0xe8, 0x46, 0xa0, 0xc9, 0xb1, 0x44, 0x98, 0xe2, 0xb0, 0xc3, 0xa1, 0xac, 0xec,
+	0xbb, 0xe8, 0xb2, 0xdb, 0xbe, 0x48, 0x9f, 0xc1, 0xcb, 0x2c, 0xbb, 0x2a, 0x5a, 0xfb, 0x45, 0x8a,
+	0x33, 0x17, 0x49, 0x96, 0xa5, 0xc2, 0x69, 0xbb, 0xec, 0x6e, 0x3e, 0xce, 0xf7, 0x9d, 0x33, 0x97,
+	0x73, 0x19, 0xc2, 0xcd, 0x4c, 0xfa, 0x22, 0x8e, 0x92, 0x41, 0x57, 0x4e, 0xba, 0xe3, 0x87, 0x5d,
+	0x39, 0xe9, 0xa4, 0x82, 0x4b, 0x4e, 0xae, 0xd9, 0x89, 0x8e, 0x9c, 0x74, 0xc6, 0x0f, 0x6f, 0x6f,
+	0x0c, 0xf8, 0x80, 0xab, 0xa9, 0x2e, 0x8e, 0x34, 0xcb, 0xfb, 0x12, 0x6a, 0xfb, 0xd1, 0x20, 0x61,
+	0xe1, 0xc1, 0x84, 0x10, 0x28, 0x1f, 0xf2, 0xf0, 0xbd, 0x5b, 0xb8, 0x5f, 0x78, 0xd0, 0xa4, 0x6a,
+	0x4c, 0xee, 0x40, 0x3d, 0x8b, 0x06, 0x89, 0x2f, 0x73, 0xc1, 0xdc, 0xa2, 0x9a, 0x98, 0x7d, 0xf0,
+	0x4e, 0xa0, 0xbc, 0x8b, 0x2c, 0x17, 0xaa, 0x7e, 0x10, 0xf0, 0x3c, 0x91, 0x46, 0x6c, 0x21, 0xd9,
+	0x80, 0xb5, 0x84, 0x27, 0x81, 0xd6, 0x96, 0xa9, 0x06, 0xe4, 0x19, 0x00, 0x4f, 0x99, 0xf0, 0x65,
+	0xc4, 0x93, 0xcc, 0x2d, 0xdd, 0x2f, 0x3d, 0x68, 0x6c, 0xdf, 0xea, 0x5c, 0x5c, 0x70, 0xe7, 0x8d,
+	0x65, 0xec, 0x96, 0x4f, 0x7f, 0xbb, 0xe7, 0xd0, 0x39, 0x89, 0xf7, 0x73, 0x15, 0xea, 0xd3, 0x79,
+	0xf2, 0x29, 0x94, 0xd2, 0x5c, 0xbb, 0x6e, 0x6c, 0xff, 0x6f, 0xd1, 0xce, 0xdb, 0x5c, 0xf6, 0x1c,
+	0x8a, 0x0c, 0xf2, 0x39, 0x54, 0x42, 0x16, 0x33, 0xa9, 0x97, 0xd3, 0xd8, 0xde, 0x5c, 0xe4, 0xbe,
+	0x54, 0xb3, 0x3d, 0x87, 0x1a, 0x1e, 0x79, 0x05, 0xeb, 0x01, 0x1f, 0xa5, 0xbe, 0x60, 0x7d, 0x3f,
+	0x09, 0xfb, 0xe8, 0xa6, 0xa4, 0xa4, 0x77, 0x17, 0xa5, 0x2f, 0x34, 0x6d, 0x27, 0x09, 0xb5, 0xc3,
+	0x56, 0x30, 0xff, 0x81, 0x7c, 0x06, 0x65, 0xc1, 0xfc, 0xd0, 0x2d, 0x2b, 0xf5, 0xc6, 0xa2, 0x9a,
+	0x32, 0x3f, 0xec, 0x39, 0x54, 0x71, 0xc8, 0x16, 0xac, 0x0d, 0x84, 0x9f, 0x48, 0x77, 0x4d, 0x91,
+	0x6f, 0x2c, 0x92, 0x5f, 0xe1, 0x64, 0xcf, 0xa1, 0x9a, 0x85, 0xbb, 0x12, 0x6c, 0xcc, 0x8f, 0x99,
+	0x5b, 0x59, 0xbe, 0x2b, 0xaa, 0x66, 0x71, 0x57, 0x9a, 0x47, 0x5e, 0x40, 0x2b, 0x63, 0xb2, 0x3f,
+	0xf6, 0xe3, 0x28, 0xf4, 0x25, 0x17, 0x6e, 0x55, 0x09, 0xef, 0x2c, 0x0a, 0xf7, 0x99, 0x7c, 0x67,
+	0x39, 0x3d, 0x87, 0x36, 0xb3, 0x39, 0x4c, 0x1e, 0x43, 0x1d, 0x8d, 0xf8, 0xe1, 0x28, 0x4a, 0xdc,
+	0x9a, 0x32, 0xe0, 0x2e, 0x31, 0xb0, 0x83, 0xf3, 0x3d, 0x87, 0xd6, 0x32, 0x33, 0x26, 0x5f, 0xc3,
+	0xf5, 0x2c, 0x18, 0xb2, 0x30, 0x8f, 0x59, 0x3f, 0x4f, 0x07, 0xc2, 0x0f, 0x99, 0x5b, 0x57, 0xfa,
+	0x7b, 0x97, 0xf4, 0x86, 0xf7, 0x8d, 0xa6, 0xf5, 0x1c, 0xba, 0x9e, 0x5d, 0xfc, 0x44, 0x1e, 0x41,
+	0xd5, 0x9c, 0xb4, 0x0b, 0xca, 0xc8, 0xcd, 0x15, 0x37, 0xd3, 0x73, 0xa8, 0x65, 0x92, 0xa7, 0x00,
+	0x78, 0xd2, 0x7d, 0xe1, 0x27, 0x03, 0xe6, 0x36, 0x94, 0xee, 0xd6, 0xb2, 0x3b, 0xa1, 0x48, 0xe8,
+	0x39, 0xb4, 0x2e, 0x2c, 0x20, 0xcf, 0xa1, 0xa9, 0x83, 0xc3, 0xa8, 0x9b, 0x4a, 0xfd, 0xff, 0xe5,
+	0xa1, 0x64, 0xf5, 0x8d, 0x70, 0x06, 0x31, 0x5e, 0xe5, 0x24, 0x71, 0x5b, 0xcb, 0xe3, 0xf5, 0x60,
+	0x82, 0xc7, 0x85, 0x0c, 0xdc, 0x5b, 0x2a, 0x78, 0xca, 0x33, 0xe6, 0x6e, 0x2c, 0xdf, 0xdb, 0x5b,
+	0x3d, 0x8d, 0x7b, 0x33, 0x4c, 0x14, 0xf9, 0x69, 0x2a, 0xf8, 0x98, 0xb9, 0x37, 0x96, 0x8b, 0x76,
+	0xf4, 0x34, 0x8a, 0x0c, 0xd3, 0x46, 0x84, 0x1c, 0x0a, 0x96, 0x0d, 0x79, 0x1c, 0xba, 0x9b, 0x2b,
+	0x23, 0xe2, 0xc0, 0x72, 0x4c, 0x44, 0x4c, 0xf1, 0x6e, 0x19, 0x8a, 0x3c, 0xf5, 0xb6, 0xa0, 0x84,
+	0x01, 0x7f, 0x1d, 0x4a, 0xc7, 0xcc, 0x16, 0x13, 0x1c, 0x62, 0x2d, 0x18, 0xfb, 0x71, 0x6e, 0xeb,
+	0x88, 0x06, 0xde, 0x6d, 0xa8, 0xe8, 0xa3, 0xba, 0xac, 0xf0, 0xf6, 0xa1, 0x75, 0x21, 0xad, 0x96,
+	0x18, 0xbd, 0x0d, 0x35, 0x36, 0x49, 0x59, 0x20, 0x59, 0x68, 0xec, 0x4e, 0xf1, 0xcc, 0x61, 0x69,
+	0xde, 0xa1, 0x0b, 0x65, 0xbc, 0xd9, 0x25, 0xee, 0xde, 0xc0, 0x9a, 0x4a, 0x2d, 0xac, 0x67, 0x2a,
+	0xb5, 0x18, 0xb3, 0xf5, 0xcc, 0x40, 0xb2, 0x09, 0x95, 0x54, 0xb0, 0xa3, 0x68, 0x62, 0x9c, 0x19,
+	0x84, 0xae, 0xbe, 0xcf, 0xb9, 0xf4, 0x95, 0xab, 0x32, 0xd5, 0xc0, 0x7b, 0x0a, 0x15, 0x9d, 0x7b,
+	0x1f, 0x6f, 0xd1, 0xf3, 0xa1, 0x39, 0x9f, 0x7e, 0xe4, 0x2e, 0x40, 0x9a, 0x1f, 0xc6, 0x51, 0xd0,
+	0x9f, 0xad, 0xba, 0xae, 0xbf, 0xec, 0xe9, 0xc3, 0x4d, 0xf9, 0x09, 0x13, 0xb6, 0xd0, 0x2a, 0x80,
+	0xe5, 0x3b, 0xe0, 0xc9, 0x51, 0x24, 0x46, 0x2c, 0x54, 0x4b, 0xab, 0xd1, 0xd9, 0x07, 0x55, 0xfc,
+	0x6d, 0x52, 0xae, 0x2e, 0xe1, 0x9b, 0x58, 0x5e, 0x46, 0x18, 0x4e, 0x45, 0x65, 0xc0, 0x20, 0xef,
+	0x5b, 0x58, 0x5f, 0x48, 0x4f, 0x34, 0x32, 0x66, 0x22, 0x8b, 0x78, 0xa2, 0x8c, 0x94, 0xa9, 0x85,
+	0x68, 0x64, 0xc8, 0xa2, 0xc1, 0x50, 0x9a, 0xf5, 0x19, 0x84, 0x3d, 0x27, 0x4a, 0x8e, 0xb8, 0x5a,
+	0x5b, 0x9d, 0xaa, 0xb1, 0xb7, 0x07, 0x55, 0x73, 0xeb, 0x57, 0x0d, 0x22, 0x74, 0x9c, 0x0a, 0x96,
+	0xb1, 0x44, 0x9a, 0x5d, 0x5a, 0xe8, 0xbd, 0x86, 0xfa, 0x34, 0x8f, 0x51, 0x8c, 0xf1, 0x6c, 0xb7,
+	0xa8, 0x01, 0x3a, 0x61, 0x89, 0x8d, 0x1e, 0x1c, 0x22, 0x2f, 0x8e, 0x46, 0x91, 0x36, 0xd6, 0xa2,
+	0x1a, 0x78, 0x7d, 0x68, 0xcc, 0x25, 0xf5, 0x3f, 0x33, 0x86, 0x1b, 0x4f, 0x51, 0x5c, 0x56, 0xcb,
+	0x55, 0x63, 0xef, 0x97, 0x02, 0x94, 0x0e, 0x26, 0x09, 0x79, 0x02, 0x35, 0x53, 0xa8, 0x32, 0xb7,
+	0xa0, 0x9a, 0xe3, 0xaa, 0x9a, 0x66, 0x5a, 0xe3, 0x94, 0x4e, 0x9e, 0x40, 0x35, 0xcb, 0x83, 0x80,
+	0x65, 0x99, 0x5b, 0xbc, 0x5a, 0x5b, 0xb5, 0x7c, 0x94, 0x1e, 0xf9, 0x51, 0x8c, 0x8d, 0xfe, 0x8a,
+	0x1d, 0xd9, 0xf2, 0xbd, 0x4f, 0x54, 0xac, 0x4e, 0x0b, 0x01, 0xde, 0xb6, 0x6a, 0x0b, 0x99, 0x09,
+	0x03, 0x83, 0xbc, 0x1f, 0x4b, 0x70, 0x4d, 0x85, 0xdb, 0xac, 0x77, 0xff, 0xd7, 0xeb, 0x3e, 0xa2,
+	0xd7, 0xfd, 0x8b, 0x55, 0x3a, 0x82, 0xaa, 0xe9, 0x1d, 0xe4, 0xe5, 0x85, 0xd7, 0x98, 0x0e, 0xb8,
+	0xf6, 0xa5, 0x9e, 0x71, 0xe1, 0xda, 0x2e, 0x3f, 0xc9, 0x30, 0x05, 0xd9, 0x24, 0x8d, 0x30, 0x66,
+	0x75, 0x8a, 0x5b, 0xe8, 0x7d, 0x05, 0x55, 0xd3, 0x71, 0xb0, 0x5a, 0x9b, 0x36, 0x25, 0x4c, 0xda,
+	0x4c, 0x31, 0x06, 0x4d, 0x18, 0x0d, 0x58, 0x26, 0x6d, 0x21, 0xd4, 0xc8, 0x3b, 0x81, 0x9a, 0x5e,
+	0xa9, 0x1f, 0xcf, 0x9e, 0x93, 0x85, 0xf9, 0xe7, 0xe4, 0xe3, 0x59, 0x9b, 0x2c, 0xfe, 0x65, 0x9b,
+	0xb4, 0x71, 0x6b, 0x5b, 0xe5, 0x1d, 0xa8, 0xeb, 0x06, 0xe8, 0xc7, 0xfa, 0x19, 0xda, 0xa4, 0xb3,
+	0x0f, 0xde, 0x6b, 0xac, 0xde, 0x59, 0x1e, 0x4b, 0xf2, 0x0c, 0xaa, 0x42, 0x8d, 0xec, 0xf1, 0xdc,
+	0x5b, 0x99, 0x1a, 0x5a, 0x61, 0x1d, 0x19, 0x95, 0xf7, 0x43, 0x11, 0xd6, 0x17, 0x28, 0xb8, 0x97,
+	0x23, 0x9e, 0x27, 0xa1, 0xda, 0x4b, 0x8d, 0x6a, 0xb0, 0xa2, 0xbe, 0x7d, 0x01, 0x55, 0x96, 0x48,
+	0x11, 0x31, 0xfb, 0x5a, 0xbe, 0x14, 0x7d, 0x7b, 0xec, 0xfd, 0x3b, 0xa4, 0x5a, 0xcf, 0x86, 0x8e,
+	0x75, 0x66, 0xc4, 0x05, 0xb3, 0x75, 0x06, 0xc7, 0x78, 0x55, 0xfa, 0x39, 0x12, 0xaa, 0xac, 0x6b,
+	0x51, 0x0b, 0xd5, 0x73, 0x1f, 0xcb, 0x01, 0x0b, 0x59, 0xa8, 0x32, 0xac, 0x46, 0x67, 0x1f, 0xe6,
+	0x8f, 0xa1, 0xfa, 0xb7, 0x8e, 0x61, 0x1b, 0x6a, 0x76, 0x9d, 0x57, 0x2d, 0xed, 0xbb, 0xcf, 0x4f,
+	0xff, 0x68, 0x3b, 0xa7, 0x67, 0xed, 0xc2, 0x87, 0xb3, 0x76, 0xe1, 0xf7, 0xb3, 0x76, 0xe1, 0xa7,
+	0xf3, 0xb6, 0xf3, 0xe1, 0xbc, 0xed, 0xfc, 0x7a, 0xde, 0x76, 0xbe, 0xf3, 0x06, 0x91, 0x1c, 0xe6,
+	0x87, 0x9d, 0x80, 0x8f, 0xba, 0x76, 0x2d, 0x5b, 0xc7, 0xe3, 0xee, 0xdc, 0x5f, 0xd1, 0x61, 0x45,
+	0xfd, 0xea, 0x3c, 0xfa, 0x33, 0x00, 0x00, 0xff, 0xff, 0xf1, 0xcc, 0x10, 0xf6, 0x2b, 0x0d, 0x00,
+	0x00,
 }
 
 func (m *SignedTx) Marshal() (dAtA []byte, err error) {
@@ -1447,6 +1799,75 @@ func (m *Operation_Txn) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 		}
 		i--
 		dAtA[i] = 0x6a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_Propose) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_Propose) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Propose != nil {
+		{
+			size, err := m.Propose.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xa2
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_Approve) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_Approve) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Approve != nil {
+		{
+			size, err := m.Approve.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xaa
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_SetThreshold) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_SetThreshold) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.SetThreshold != nil {
+		{
+			size, err := m.SetThreshold.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xb2
 	}
 	return len(dAtA) - i, nil
 }
@@ -2001,6 +2422,320 @@ func (m *Txn) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
+func (m *SetThreshold) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *SetThreshold) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *SetThreshold) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Admins != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Admins))
+		i--
+		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *AdminOperation) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *AdminOperation) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *AdminOperation) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Op != nil {
+		{
+			size := m.Op.Size()
+			i -= size
+			if _, err := m.Op.MarshalTo(dAtA[i:]); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *AdminOperation_Grant) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *AdminOperation_Grant) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Grant != nil {
+		{
+			size, err := m.Grant.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x2a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *AdminOperation_Revoke) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *AdminOperation_Revoke) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Revoke != nil {
+		{
+			size, err := m.Revoke.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x32
+	}
+	return len(dAtA) - i, nil
+}
+func (m *AdminOperation_SetValidator) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *AdminOperation_SetValidator) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.SetValidator != nil {
+		{
+			size, err := m.SetValidator.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x3a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *AdminOperation_SetAdmin) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *AdminOperation_SetAdmin) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.SetAdmin != nil {
+		{
+			size, err := m.SetAdmin.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x42
+	}
+	return len(dAtA) - i, nil
+}
+func (m *AdminOperation_ScheduleUpgrade) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *AdminOperation_ScheduleUpgrade) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.ScheduleUpgrade != nil {
+		{
+			size, err := m.ScheduleUpgrade.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x4a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *AdminOperation_SetThreshold) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *AdminOperation_SetThreshold) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.SetThreshold != nil {
+		{
+			size, err := m.SetThreshold.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xb2
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Propose) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Propose) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Propose) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Expires != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Expires))
+		i--
+		dAtA[i] = 0x10
+	}
+	if len(m.Operations) > 0 {
+		for iNdEx := len(m.Operations) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Operations[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0xa
+		}
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *Approve) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Approve) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Approve) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Digest) > 0 {
+		i -= len(m.Digest)
+		copy(dAtA[i:], m.Digest)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Digest)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if len(m.Proposer) > 0 {
+		i -= len(m.Proposer)
+		copy(dAtA[i:], m.Proposer)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Proposer)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *Proposal) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Proposal) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Proposal) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Approvals) > 0 {
+		for iNdEx := len(m.Approvals) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Approvals[iNdEx])
+			copy(dAtA[i:], m.Approvals[iNdEx])
+			i = encodeVarintTx(dAtA, i, uint64(len(m.Approvals[iNdEx])))
+			i--
+			dAtA[i] = 0x1a
+		}
+	}
+	{
+		size, err := m.Propose.MarshalToSizedBuffer(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = encodeVarintTx(dAtA, i, uint64(size))
+	}
+	i--
+	dAtA[i] = 0x12
+	if m.Nonce != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Nonce))
+		i--
+		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
 func (m *Result) Marshal() (dAtA []byte, err error) {
 	size := m.Size()
 	dAtA = make([]byte, size)
@@ -2386,6 +3121,42 @@ func (m *Operation_Txn) Size() (n int) {
 	}
 	return n
 }
+func (m *Operation_Propose) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Propose != nil {
+		l = m.Propose.Size()
+		n += 2 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_Approve) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Approve != nil {
+		l = m.Approve.Size()
+		n += 2 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_SetThreshold) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.SetThreshold != nil {
+		l = m.SetThreshold.Size()
+		n += 2 + l + sovTx(uint64(l))
+	}
+	return n
+}
 func (m *Put) Size() (n int) {
 	if m == nil {
 		return 0
@@ -2625,6 +3396,157 @@ func (m *Txn) Size() (n int) {
 	if len(m.Failure) > 0 {
 		for _, e := range m.Failure {
 			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	return n
+}
+
+func (m *SetThreshold) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Admins != 0 {
+		n += 1 + sovTx(uint64(m.Admins))
+	}
+	return n
+}
+
+func (m *AdminOperation) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Op != nil {
+		n += m.Op.Size()
+	}
+	return n
+}
+
+func (m *AdminOperation_Grant) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Grant != nil {
+		l = m.Grant.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *AdminOperation_Revoke) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Revoke != nil {
+		l = m.Revoke.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *AdminOperation_SetValidator) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.SetValidator != nil {
+		l = m.SetValidator.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *AdminOperation_SetAdmin) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.SetAdmin != nil {
+		l = m.SetAdmin.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *AdminOperation_ScheduleUpgrade) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.ScheduleUpgrade != nil {
+		l = m.ScheduleUpgrade.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *AdminOperation_SetThreshold) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.SetThreshold != nil {
+		l = m.SetThreshold.Size()
+		n += 2 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Propose) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if len(m.Operations) > 0 {
+		for _, e := range m.Operations {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	if m.Expires != 0 {
+		n += 1 + sovTx(uint64(m.Expires))
+	}
+	return n
+}
+
+func (m *Approve) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Proposer)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	l = len(m.Digest)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+
+func (m *Proposal) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Nonce != 0 {
+		n += 1 + sovTx(uint64(m.Nonce))
+	}
+	l = m.Propose.Size()
+	n += 1 + l + sovTx(uint64(l))
+	if len(m.Approvals) > 0 {
+		for _, b := range m.Approvals {
+			l = len(b)
 			n += 1 + l + sovTx(uint64(l))
 		}
 	}
@@ -3444,6 +4366,111 @@ func (m *Operation) Unmarshal(dAtA []byte) error {
 				return err
 			}
 			m.Op = &Operation_Txn{v}
+			iNdEx = postIndex
+		case 20:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Propose", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Propose{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_Propose{v}
+			iNdEx = postIndex
+		case 21:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Approve", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Approve{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_Approve{v}
+			iNdEx = postIndex
+		case 22:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SetThreshold", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &SetThreshold{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_SetThreshold{v}
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
@@ -5068,6 +6095,690 @@ func (m *Txn) Unmarshal(dAtA []byte) error {
 			if err := m.Failure[len(m.Failure)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *SetThreshold) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: SetThreshold: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: SetThreshold: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Admins", wireType)
+			}
+			m.Admins = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Admins |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *AdminOperation) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: AdminOperation: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: AdminOperation: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 5:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Grant", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Grant{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &AdminOperation_Grant{v}
+			iNdEx = postIndex
+		case 6:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Revoke", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Revoke{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &AdminOperation_Revoke{v}
+			iNdEx = postIndex
+		case 7:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SetValidator", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &SetValidator{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &AdminOperation_SetValidator{v}
+			iNdEx = postIndex
+		case 8:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SetAdmin", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &SetAdmin{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &AdminOperation_SetAdmin{v}
+			iNdEx = postIndex
+		case 9:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ScheduleUpgrade", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &ScheduleUpgrade{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &AdminOperation_ScheduleUpgrade{v}
+			iNdEx = postIndex
+		case 22:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SetThreshold", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &SetThreshold{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &AdminOperation_SetThreshold{v}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Propose) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Propose: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Propose: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Operations", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Operations = append(m.Operations, AdminOperation{})
+			if err := m.Operations[len(m.Operations)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Expires", wireType)
+			}
+			m.Expires = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Expires |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Approve) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Approve: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Approve: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Proposer", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Proposer = append(m.Proposer[:0], dAtA[iNdEx:postIndex]...)
+			if m.Proposer == nil {
+				m.Proposer = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Digest", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Digest = append(m.Digest[:0], dAtA[iNdEx:postIndex]...)
+			if m.Digest == nil {
+				m.Digest = []byte{}
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Proposal) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Proposal: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Proposal: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Nonce", wireType)
+			}
+			m.Nonce = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Nonce |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Propose", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if err := m.Propose.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Approvals", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Approvals = append(m.Approvals, make([]byte, postIndex-iNdEx))
+			copy(m.Approvals[len(m.Approvals)-1], dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

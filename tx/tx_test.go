@@ -153,7 +153,8 @@ func makeVectors(t *testing.T) []vector {
 	signed("upgrade taken back, with an info", "alice", "starling-1", 2, "upgrade 2 0 i")
 	signed("upgrade taken back, with an info that is too long", "alice", "starling-1", 2, "upgrade 2 0 i*257")
 	all = append(all, upgradeVectors(t)...)
-	return append(all, txnVectors(t)...)
+	all = append(all, txnVectors(t)...)
+	return append(all, proposalVectors(t)...)
 }
 
 func codeOf(t *testing.T, b []byte, chain string) Code {

@@ -63,6 +63,10 @@ func (o *Operation) Keys() int {
 			}
 		}
 		return n
+	case *Operation_Propose:
+		return 1 + len(op.Propose.Operations)
+	case *Operation_Approve:
+		return 1 + MaxProposalOperations // what it may execute
 	}
 	return 1
 }

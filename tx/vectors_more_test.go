@@ -19,7 +19,8 @@ func parseRuns(t testing.TB, text string) []byte {
 // field returns a protobuf field of bytes, which may be empty.
 func field(number int, parts ...[]byte) []byte {
 	b := bytes.Join(parts, nil)
-	return append(binary.AppendUvarint([]byte{byte(number<<3 | 2)}, uint64(len(b))), b...)
+	tag := binary.AppendUvarint(nil, uint64(number)<<3|2)
+	return append(binary.AppendUvarint(tag, uint64(len(b))), b...)
 }
 
 const vectorChain = "starling-1"

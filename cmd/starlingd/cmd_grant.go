@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/tx"
@@ -65,37 +63,4 @@ func granteeArgs(env *cliEnv, args []string) (grantee, prefix []byte, err error)
 	}
 	prefix, err = parseBytes(env, "PREFIX", args[1])
 	return grantee, prefix, err
-}
-
-func newAdminCmd(env *cliEnv) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "admin",
-		RunE:  group,
-		Short: "Change who is an admin (for admins)",
-	}
-	for _, c := range []struct {
-		name, short string
-		remove      bool
-	}{
-		{"add", "Make an account an admin", false},
-		{"remove", "Make an admin an ordinary account; the last one stays", true},
-	} {
-		sub := &cobra.Command{
-			Use:     c.name + " ACCOUNT",
-			Short:   c.short,
-			Long:    c.short + ". An admin must sign; " + accountHelp + ".",
-			Example: fmt.Sprintf("  starlingd admin %s alice --from root", c.name),
-			Args:    cobra.ExactArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				account, err := parseAccount(env, "ACCOUNT", args[0])
-				if err != nil {
-					return err
-				}
-				return submitAdmin(cmd, env, tx.NewSetAdmin(account, c.remove))
-			},
-		}
-		addAdminFlags(sub.Flags())
-		cmd.AddCommand(sub)
-	}
-	return cmd
 }

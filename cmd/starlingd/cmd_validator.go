@@ -39,6 +39,7 @@ sign the last block. A key that is confirmed by mistake can stop the chain for e
 	addSignFlags(set.Flags())
 	set.Flags().Bool("confirm", false, "a node runs with PUBKEY and will sign")
 	set.Flags().StringSlice("confirm-also", nil, "so does one with this validator's key (may be repeated)")
+	addProposeFlags(set.Flags())
 	set.Flags().Bool("dry-run", false, "show what the change does to the power that signs, and send nothing")
 	set.Flags().Bool("yes", false, "do not ask")
 	cmd.AddCommand(set)
@@ -94,7 +95,7 @@ func setValidator(cmd *cobra.Command, env *cliEnv, args []string) error {
 			return err
 		}
 	}
-	return submit(cmd, env, change.operations...)
+	return send(cmd, env, change.height, change.operations...)
 }
 
 // validatorChange is what a change does to the power that signs.

@@ -152,6 +152,8 @@ func explain(err error) error {
 		return fmt.Errorf("%w (--chain-id names another chain, --home another home folder)", err)
 	case errors.Is(err, &tx.Error{Code: tx.CodeNotAdmin}):
 		hint = "sign with an admin's key (--from); genesis.json names the first admins"
+	case errors.Is(err, &tx.Error{Code: tx.CodeThreshold}):
+		hint = "add --propose, and others run starlingd admin approve"
 	case errors.Is(err, &tx.Error{Code: tx.CodeUnauthorized}):
 		hint = "an admin can permit it: starlingd grant ACCOUNT PREFIX --from ADMIN"
 	case errors.Is(err, client.ErrUnproved), errors.Is(err, client.ErrUntrusted), errors.Is(err, client.ErrConflict):
