@@ -102,8 +102,10 @@ type Node struct {
 	instance    *comet.Instance
 	application *Application
 
-	serving          serving
-	others           *fastsync.Peers   // in sharded mode, nodes that may hold witnesses; nil: none
+	serving serving
+	others  *fastsync.Peers // in sharded mode, nodes that may hold witnesses; nil: none
+	// storageNodes is set in sharded mode, once they were read.
+	storageNodes     atomic.Pointer[config.StorageNodes]
 	transportMetrics *transportMetrics // nil: none
 	// joinView is the progress of a join over the transport; it does its own locking.
 	joinView    fastsync.View
@@ -183,7 +185,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Metrics: n.application.metrics, View: &n.joinView, Progress: o.progress, Times: o.joinTimes,
 	}
 	if n.application.sharded != nil {
-		n.joinOptions.Sharded = joinSharded{n.application}
+		n.joinOptions.Sharded, n.joinOptions.Skip = joinSharded{n.application}, n.isStorageNode
 	}
 	if n.way, err = join.Decide(n.joinOptions); err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
@@ -87,11 +88,13 @@ func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validat
 	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID})
 	n.others = fastsync.NewPeers(fastsync.PeersOptions{
 		Logger: n.log.With("module", "other-nodes"), Dialer: dialer, Addresses: addresses, Self: transport.ID(n.ID()), Strict: n.config.CometBFT.P2P.AddrBookStrict,
+		Skip: n.isStorageNode,
 	})
 	o.Sharded = &ShardedOptions{
 		Home: n.config.Home, Dialer: dialer, Others: n.others.Conns, Own: own, Life: n.life,
 		Joins: have.None() && join.Allowed(n.config, isOnlyValidator(validator, n.genesis)),
 		Opened: func(s *sharded) error {
+			n.storageNodes.Store(s.nodes)
 			if own.newest == 0 || n.config.App.Status.ListenAddress == "" {
 				return nil
 			}
@@ -108,6 +111,17 @@ func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validat
 	}
 	o.Sharded.Self = public.Address()
 	return nil
+}
+
+// isStorageNode reports whether a node keeps a part of the state: package dsm/source is connected
+// to these already, and they have neither blocks nor headers.
+func (n *Node) isStorageNode(id transport.ID) bool {
+	nodes := n.storageNodes.Load()
+	if nodes == nil {
+		return false
+	}
+	_, is := nodes.Addresses[dsm.Node(id)]
+	return is
 }
 
 // waitingSource is what the status page shows before there is an application, since it waits for

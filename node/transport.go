@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 
 	"github.com/cometbft/cometbft/libs/log"
 	cometnode "github.com/cometbft/cometbft/node"
@@ -100,7 +101,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	logger := n.log.With("module", "transport")
 	mux := new(transport.Mux)
 	fastsync.NewServer(fastsync.ServerOptions{
-		Snapshots: n.application.snapshots, Blocks: n.blockRange, Peers: n.serving.reactor.Known, Genesis: genesis, Making: n.serving.making,
+		Snapshots: n.application.snapshots, Blocks: n.blockRange, Peers: n.known, Genesis: genesis, Making: n.serving.making,
 	}).Register(mux)
 	n.serving.light.Register(mux)
 	serve.New(serve.Options{Versions: n.application, Making: n.serving.making}).Register(mux)
@@ -123,6 +124,30 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	n.serving.server = server
 	logger.Info("Serving joining nodes", "address", server.Addr())
 	return nil
+}
+
+// known returns the nodes that joining nodes are told of. Where storage nodes keep the state, they
+// are among them: they have the chunks that a node in local mode needs. It is a hint.
+func (n *Node) known() []transport.Address {
+	peers := n.serving.reactor.Known()
+	if n.application.sharded == nil {
+		return peers
+	}
+	var storage []transport.Address
+	for _, node := range n.application.sharded.nodes.Ranges.Nodes() {
+		if !slices.Contains(config.PrivatePeers(n.config), string(node)) {
+			storage = append(storage, n.application.sharded.nodes.Addresses[node])
+		}
+	}
+	rand.Shuffle(len(storage), func(i, j int) { storage[i], storage[j] = storage[j], storage[i] })
+	return shareAnswer(storage, peers)
+}
+
+// shareAnswer puts two lists into one, of which an answer takes the first fastsync.MaxPeers: each
+// gets half of these, and what the other does not need.
+func shareAnswer(a, b []transport.Address) []transport.Address {
+	first := min(len(a), fastsync.MaxPeers/2)
+	return slices.Concat(a[:first], b, a[first:])
 }
 
 // blockRange returns the first and the last height of CometBFT's blocks; 0, 0: there are none to

@@ -16,6 +16,8 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/statuspage"
 )
 
 // statusTimeout bounds the requests to one node.
@@ -38,6 +40,8 @@ type status struct {
 	Peers       int               `json:"peers"`
 	VotingPower int64             `json:"voting_power"` // of this node
 	Validators  []statusValidator `json:"validators"`
+	// Storage is where the storage nodes stand that keep the state; nil: the node has it itself.
+	Storage *statuspage.Sharded `json:"storage,omitempty"`
 }
 
 type statusValidator struct {
@@ -105,6 +109,9 @@ func askStatus(ctx context.Context, address string) (status, error) {
 	if s.OldestState, err = oldestState(ctx, rpc); err != nil {
 		return failed(err)
 	}
+	if s.Storage, err = storageStatus(ctx, rpc); err != nil {
+		return failed(err)
+	}
 	if s.Height == 0 {
 		return s, nil // no validator set is stored before the first block
 	}
@@ -140,6 +147,20 @@ func oldestState(ctx context.Context, rpc *rpchttp.HTTP) (int64, error) {
 	return heights.Oldest, nil
 }
 
+// storageStatus returns where the storage nodes stand of a node whose state they keep; nil: it has
+// the state itself, or does not say.
+func storageStatus(ctx context.Context, rpc *rpchttp.HTTP) (*statuspage.Sharded, error) {
+	answer, err := rpc.ABCIQuery(ctx, node.PathStorage, nil)
+	if err != nil {
+		return nil, err
+	}
+	storage := new(statuspage.Sharded)
+	if answer.Response.Code != 0 || json.Unmarshal(answer.Response.Value, storage) != nil {
+		return nil, nil
+	}
+	return storage, nil
+}
+
 func (s status) write(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	line := func(name string, value any) { fmt.Fprintf(table, "%s\t%v\n", name, value) }
@@ -158,6 +179,9 @@ func (s status) write(w io.Writer) error {
 	line("catching up", map[bool]string{true: "yes", false: "no"}[s.CatchingUp])
 	line("peers", s.Peers)
 	line("voting power", s.VotingPower)
+	if s.Storage != nil {
+		writeStorage(line, *s.Storage)
+	}
 	for i, v := range s.Validators {
 		name := ""
 		if i == 0 {

@@ -27,7 +27,7 @@ with [state] mode = "sharded" ask them for what they need.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newStorageInitCmd(env), newStorageStartCmd(env), newStorageRangesCmd(env))
+	cmd.AddCommand(newStorageInitCmd(env), newStorageStartCmd(env), newStorageStatusCmd(env), newStorageRangesCmd(env))
 	return cmd
 }
 

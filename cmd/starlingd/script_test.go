@@ -56,6 +56,8 @@ func TestScripts(t *testing.T) {
 			"storagefile": storageFileCmd,
 			"waitcheck":   waitCheckCmd,
 			"firsthash":   firstHashCmd,
+
+			"storagehalves": storageHalvesCmd,
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", env.WorkDir)
@@ -115,6 +117,20 @@ func storageFileCmd(ts *testscript.TestScript, _ bool, args []string) {
 	text := fmt.Sprintf("[[range]]\nfirst = \"\"\nnodes = [\"%s@127.0.0.1:%s\"]\n", key.ID(), args[1])
 	for _, home := range append([]string{args[0]}, args[2:]...) {
 		ts.Check(os.WriteFile(ts.MkAbs(home+"/config/storage_nodes.toml"), []byte(text), 0o600))
+	}
+}
+
+// storagehalves KEY HOME1 PORT1 HOME2 PORT2 [OTHER…] names the storage nodes of two homes, at these
+// ports of loopback: the first has the keys below KEY, the second the others.
+func storageHalvesCmd(ts *testscript.TestScript, _ bool, args []string) {
+	var text strings.Builder
+	for i, first := range []string{"", args[0]} {
+		key, err := p2p.LoadNodeKey(ts.MkAbs(args[1+2*i] + "/config/node_key.json"))
+		ts.Check(err)
+		fmt.Fprintf(&text, "[[range]]\nfirst = %q\nnodes = [\"%s@127.0.0.1:%s\"]\n", first, key.ID(), args[2+2*i])
+	}
+	for _, home := range append([]string{args[1], args[3]}, args[5:]...) {
+		ts.Check(os.WriteFile(ts.MkAbs(home+"/config/storage_nodes.toml"), []byte(text.String()), 0o600))
 	}
 }
 

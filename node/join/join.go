@@ -121,7 +121,8 @@ type Options struct {
 	// Replace of State are not called. nil: the state is in the home.
 	Sharded Sharded
 	Chain   Chain
-	Have    comet.Heights // of CometBFT, when the home was opened
+	Skip    func(transport.ID) bool // that of NetworkOptions
+	Have    comet.Heights           // of CometBFT, when the home was opened
 
 	Metrics  *statesync.Metrics // nil: none
 	View     *fastsync.View     // what others see of it
@@ -199,7 +200,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join")}
 	network := NetworkOptions{
 		Config: o.Config, Logger: j.log, Genesis: o.Genesis, NodeKey: o.NodeKey, Addresses: addresses, View: o.View,
-		Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
+		Skip: o.Skip, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
 	}
 	if way != New {
 		network.Own = o.Chain

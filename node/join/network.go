@@ -46,6 +46,8 @@ type NetworkOptions struct {
 	NodeKey *p2p.NodeKey
 	// Addresses are the transports to begin with. Those that they name are dialled, too.
 	Addresses []transport.Address
+	// Skip is that of fastsync.PeersOptions.
+	Skip func(transport.ID) bool
 	// Trust is the header to begin with; nil: as Own says.
 	Trust *lightblocks.Options
 	// Own blocks provide headers as if the node were a peer of itself, and the last header is
@@ -87,7 +89,7 @@ func Connect(o NetworkOptions) (_ *Network, err error) {
 	}
 	n.peers = fastsync.NewPeers(fastsync.PeersOptions{
 		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID}), Addresses: o.Addresses, Self: n.id(),
-		Banned: o.Banned, Strict: o.Config.CometBFT.P2P.AddrBookStrict,
+		Banned: o.Banned, Skip: o.Skip, Strict: o.Config.CometBFT.P2P.AddrBookStrict,
 	})
 	if o.View != nil {
 		o.View.Connecting(n.peers)

@@ -72,13 +72,11 @@ func (n *Node) serve() error {
 	return nil
 }
 
-// listenPages serves /livez and /readyz at status.laddr, and metrics at
+// listenPages serves the status page at status.laddr, and metrics at
 // instrumentation.prometheus_listen_addr, where these are set.
 func (n *Node) listenPages(ctx context.Context) error {
-	if address := n.config.App.Status.ListenAddress; address != "" {
-		mux := http.NewServeMux()
-		health.Register(mux, n.Health)
-		if err := n.listenPage(ctx, "status.laddr", address, mux); err != nil {
+	if n.config.App.Status.ListenAddress != "" {
+		if err := n.listenStatus(ctx); err != nil {
 			return err
 		}
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statuspage"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -66,7 +67,8 @@ type Node struct {
 
 	handler  atomic.Pointer[transport.Mux] // of the replicas that are there
 	server   *tcp.Server                   // nil: it does not listen yet
-	pages    []*http.Server                // health and metrics
+	status   *statuspage.Server            // nil: none
+	pages    []*http.Server                // metrics
 	listened []net.Listener                // of pages
 
 	mu struct {
@@ -180,6 +182,13 @@ func (n *Node) lockRanges() error {
 	return nil
 }
 
+// isStorageNode reports whether a node is named in the file of ranges: validators tell of these,
+// and they have no headers.
+func (n *Node) isStorageNode(id transport.ID) bool {
+	_, is := n.nodes.Addresses[dsm.Node(id)]
+	return is
+}
+
 // ID names the node among others.
 func (n *Node) ID() transport.ID { return transport.ID(n.nodeKey.ID()) }
 
@@ -247,6 +256,9 @@ func (n *Node) close() error {
 		if err := n.server.Close(); !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, err)
 		}
+	}
+	if n.status != nil {
+		errs = append(errs, n.status.Close())
 	}
 	for _, s := range n.pages {
 		errs = append(errs, s.Close())
@@ -341,6 +353,7 @@ func (n *Node) join(ctx context.Context) (*join.Network, error) {
 	}
 	network, err := join.Connect(join.NetworkOptions{
 		Config: n.config, Logger: n.log.With("module", "headers"), Genesis: n.genesis, NodeKey: n.nodeKey, Addresses: addresses, Trust: &trust,
+		Skip: n.isStorageNode,
 	})
 	if err != nil {
 		return nil, err

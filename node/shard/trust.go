@@ -101,7 +101,8 @@ func (n *Node) genesisHeader(ctx context.Context, addresses []transport.Address)
 	want := state.AppHash()
 	state.Release()
 	peers := fastsync.NewPeers(fastsync.PeersOptions{
-		Logger: n.log.With("module", "headers"), Dialer: n.dialer, Addresses: addresses, Self: n.ID(), Strict: n.config.CometBFT.P2P.AddrBookStrict,
+		Logger: n.log.With("module", "headers"), Dialer: n.dialer, Addresses: addresses, Self: n.ID(), Skip: n.isStorageNode,
+		Strict: n.config.CometBFT.P2P.AddrBookStrict,
 	})
 	defer peers.Close()
 	set := genesisValidators(n.genesis)

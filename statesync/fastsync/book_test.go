@@ -284,7 +284,7 @@ func TestDeadAddresses(t *testing.T) {
 func TestDrawsDoNotFollowNumbers(t *testing.T) {
 	s := newShelf(t)
 	near, far := idOf(500_000), idOf(500_001)
-	for i := range maxPeers - 1 {
+	for i := range MaxPeers - 1 {
 		s.told(operators(0), i, hostAt(1, i))
 	}
 	s.told(operators(0), 500_000, hostAt(2, 1))

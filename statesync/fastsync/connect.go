@@ -71,6 +71,9 @@ func (p *Peers) refused(id transport.ID) bool {
 	return banned || id == p.o.Self || p.mu.up[id] != nil
 }
 
+// skips reports whether a told node is of no use.
+func (p *Peers) skips(id transport.ID) bool { return p.o.Skip != nil && p.o.Skip(id) }
+
 // visit dials a told node, and returns when it is not connected any more.
 func (p *Peers) visit(a transport.Address) {
 	conn, err := p.dial(a)
@@ -252,7 +255,7 @@ func (p *Peers) told(by transport.ID, own bool, list []transport.Address) {
 	t, ok := p.mu.book.as(by, own)
 	refused := func(id transport.ID) bool {
 		_, banned := p.mu.banned[id]
-		return banned || id == p.o.Self
+		return banned || id == p.o.Self || p.skips(id)
 	}
 	if ok && p.mu.book.tell(time.Now(), t, list, refused) {
 		p.look()

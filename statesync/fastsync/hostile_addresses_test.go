@@ -114,7 +114,7 @@ func TestHostileLowIDs(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.state(200, 10_000, 10)
 		var list []transport.Address
-		for i := range maxPeers - 1 {
+		for i := range MaxPeers - 1 {
 			list = append(list, transport.Address{ID: transporttest.ID(1000 + i), HostPort: fmt.Sprintf("sybil-%d:1", i)})
 		}
 		relay := w.add(tells(append(slices.Clone(list), addressOf(1))...))

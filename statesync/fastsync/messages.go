@@ -25,14 +25,14 @@ const (
 // Limits of the messages.
 const (
 	maxStatusHeights = 256
-	maxPeers         = 64
+	MaxPeers         = 64 // addresses that a node tells
 	maxAddressBytes  = 128
 	// entryBytes bounds a manifest (docs/spec/chunks.md#manifest): it is shorter than 70 bytes per
 	// chunk, and at most 16 bytes long without chunks.
 	entryBytes = 70
 
 	maxStatusBytes = 2 + 8 + 8 + 2 + 8*maxStatusHeights
-	maxPeersBytes  = 2 + maxPeers*(2+maxAddressBytes)
+	maxPeersBytes  = 2 + MaxPeers*(2+maxAddressBytes)
 
 	statusVersion = 1
 )
@@ -169,13 +169,13 @@ func decodeSubManifestRequest(b []byte) (r subManifestRequest, err error) {
 	return r, nil
 }
 
-// encodePeers encodes addresses, up to maxPeers; those without an ID are left out.
+// encodePeers encodes addresses, up to MaxPeers; those without an ID are left out.
 //
 //	n:u16be ‖ (length:u16be ‖ address, as id@host:port) × n
 func encodePeers(addresses []transport.Address) []byte {
 	var list []string
 	for _, a := range addresses {
-		if s := a.String(); a.ID != "" && len(s) <= maxAddressBytes && len(list) < maxPeers {
+		if s := a.String(); a.ID != "" && len(s) <= maxAddressBytes && len(list) < MaxPeers {
 			list = append(list, s)
 		}
 	}
@@ -191,7 +191,7 @@ func decodePeers(b []byte) ([]transport.Address, error) {
 		return nil, fmt.Errorf("peers: %w", errMessage)
 	}
 	n := int(binary.BigEndian.Uint16(b))
-	if n > maxPeers {
+	if n > MaxPeers {
 		return nil, fmt.Errorf("peers: %d of them: %w", n, errMessage)
 	}
 	b = b[2:]

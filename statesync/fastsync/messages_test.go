@@ -50,7 +50,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 	peers, err := decodePeers(encodePeers(list))
 	require.NoError(t, err)
-	require.Equal(t, list[:maxPeers], peers)
+	require.Equal(t, list[:MaxPeers], peers)
 	require.LessOrEqual(t, len(encodePeers(list)), maxPeersBytes)
 	peers, err = decodePeers(encodePeers([]transport.Address{{HostPort: "nobody:1"}}))
 	require.NoError(t, err)

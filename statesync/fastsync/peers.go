@@ -22,6 +22,9 @@ type PeersOptions struct {
 	Addresses []transport.Address                     // the operator's
 	Self      transport.ID                            // the node's own: not dialled
 	Banned    func(transport.ID, statesync.BanReason) // called once per peer; may be nil
+	// Skip reports whether a node that peers tell of is of no use, and not dialled; nil: none is.
+	// It is called under a lock.
+	Skip func(transport.ID) bool
 	// Strict refuses addresses that peers tell unless they are public: names, and loopback, private
 	// and other addresses that are not of the Internet. It is CometBFT's p2p.addr_book_strict.
 	Strict bool
