@@ -8,6 +8,7 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -24,7 +25,7 @@ func TestSkippedPeersAreNotDialled(t *testing.T) {
 			Skip: func(id transport.ID) bool { return id == addressOf(2).ID },
 		})
 		w.joiner = append(w.joiner, p)
-		time.Sleep(time.Minute) // in the bubble
+		bubble.Sleep(time.Minute)
 		synctest.Wait()
 		var connected []transport.ID
 		for _, c := range p.conns() {
