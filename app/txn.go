@@ -3,6 +3,7 @@ package app
 import (
 	"bytes"
 	"errors"
+	"fmt"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
@@ -124,7 +125,11 @@ func (x *executor) mayDelete(account []byte, op *tx.DeleteRange) error {
 	prefix := commonOfRange(op.Start, op.End)
 	_, ok, err := x.grantFor(account, prefix)
 	if err == nil && !ok {
-		err = tx.Errorf(tx.CodeUnauthorized, "account %x has no single grant for all keys from %q to %q: delete the range of each grant alone", account, shorten(op.Start), shorten(op.End))
+		end := "the end"
+		if len(op.End) > 0 {
+			end = fmt.Sprintf("%q", shorten(op.End))
+		}
+		err = tx.Errorf(tx.CodeUnauthorized, "account %x has no single grant for all keys from %q to %s: delete the range of each grant alone", account, shorten(op.Start), end)
 	}
 	return err
 }

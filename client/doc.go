@@ -1,7 +1,7 @@
 // Package client lets Go programs use a Starling network: signed writes, proved reads, and a watch
 // on changes.
 //
-//	            Put, Submit …                          Get, Range, Scan                     Watch
+//	         Put, Txn, Submit …                        Get, Range, Scan                     Watch
 //	                 │                                        │                               │
 //	nonce ─► sign ─► broadcast ─► wait for the block    query at H, with proof         events of transactions
 //	                 │                                        │                               │

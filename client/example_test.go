@@ -86,6 +86,35 @@ func ExampleClient_Submit() {
 	// Output: cherry
 }
 
+// If, then, else: in one transaction, between which no other comes.
+func ExampleClient_Txn() {
+	ctx := context.Background()
+	address, _ := demo()
+	c, err := client.Dial(ctx, []string{address}, client.WithKey(admin))
+	if err != nil {
+		log.Fatal(err)
+	}
+	leader, term := []byte("fruit/leader"), []byte("fruit/term")
+	for _, me := range []string{"alice", "bob"} {
+		done, err := c.Txn(ctx).
+			If(client.Absent(leader)).
+			Then(tx.NewPut(leader, []byte(me)), tx.NewPut(term, []byte("1"))).
+			Else(tx.NewRead(leader)).
+			Commit()
+		if err != nil {
+			log.Fatal(err)
+		}
+		if done.Succeeded {
+			fmt.Println(me, "leads")
+		} else {
+			fmt.Printf("%s follows %s\n", me, done.Results[0].Value)
+		}
+	}
+	// Output:
+	// alice leads
+	// bob follows alice
+}
+
 func ExampleClient_Scan() {
 	ctx := context.Background()
 	address, genesis := demo()

@@ -164,29 +164,12 @@ func (c *fakeChain) execute(raw []byte) *tx.Error {
 			return tx.Errorf(tx.CodeBadNonce, "nonce %d, next is %d", decoded.Body.Nonce, next)
 		}
 		c.nonces[string(decoded.Body.Account)]++
-		for _, op := range decoded.Body.Operations {
-			switch o := op.Op.(type) {
-			case *tx.Operation_Put:
-				result.Results = append(result.Results, tx.OperationResult{Found: has(c.t, state, o.Put.Key)})
-				changes = append(changes, avlstar.Change{Key: o.Put.Key, Value: o.Put.Value})
-			case *tx.Operation_Delete:
-				result.Results = append(result.Results, tx.OperationResult{Found: has(c.t, state, o.Delete.Key)})
-				changes = append(changes, avlstar.Change{Key: o.Delete.Key})
-			case *tx.Operation_Read:
-				value, ok, err := state.Get(o.Read.Key)
-				require.NoError(c.t, err)
-				result.Results = append(result.Results, tx.OperationResult{Found: ok, Value: value})
-			case *tx.Operation_CompareAndPut:
-				value, ok, err := state.Get(o.CompareAndPut.Key)
-				require.NoError(c.t, err)
-				if !slices.Equal(value, o.CompareAndPut.Expected) {
-					failed = tx.Errorf(tx.CodeCompareFailed, "other value")
-				}
-				result.Results = append(result.Results, tx.OperationResult{Found: ok})
-				changes = append(changes, avlstar.Change{Key: o.CompareAndPut.Key, Value: o.CompareAndPut.Value})
-			default:
-				failed = tx.Errorf(tx.CodeNotAdmin, "nobody is")
+		for i := range decoded.Body.Operations {
+			done, refused := c.operation(state, &decoded.Body.Operations[i], &changes)
+			if refused != nil {
+				failed = refused
 			}
+			result.Results = append(result.Results, done)
 		}
 	}
 	done := abci.ExecTxResult{}
@@ -208,6 +191,53 @@ func (c *fakeChain) execute(raw []byte) *tx.Error {
 		s.events <- ctypes.ResultEvent{Data: types.EventDataTx{TxResult: abci.TxResult{Height: height, Tx: raw, Result: done}}}
 	}
 	return nil
+}
+
+// operation executes an operation. It reads the state before the transaction.
+func (c *fakeChain) operation(state *avlstar.Version, op *tx.Operation, changes *[]avlstar.Change) (tx.OperationResult, *tx.Error) {
+	get := func(key []byte) []byte {
+		value, _, err := state.Get(key)
+		require.NoError(c.t, err)
+		return value
+	}
+	switch o := op.Op.(type) {
+	case *tx.Operation_Put:
+		*changes = append(*changes, avlstar.Change{Key: o.Put.Key, Value: o.Put.Value})
+		return tx.OperationResult{Found: has(c.t, state, o.Put.Key)}, nil
+	case *tx.Operation_Delete:
+		*changes = append(*changes, avlstar.Change{Key: o.Delete.Key})
+		return tx.OperationResult{Found: has(c.t, state, o.Delete.Key)}, nil
+	case *tx.Operation_Read:
+		value := get(o.Read.Key)
+		return tx.OperationResult{Found: value != nil, Value: value}, nil
+	case *tx.Operation_ReadRange:
+		var result tx.OperationResult
+		for kv, err := range state.Ascend(o.ReadRange.Start, o.ReadRange.End) {
+			require.NoError(c.t, err)
+			result.Found, result.Entries = true, append(result.Entries, tx.KeyValue{Key: kv.Key, Value: kv.Value})
+		}
+		return result, nil
+	case *tx.Operation_CompareAndPut:
+		value := get(o.CompareAndPut.Key)
+		*changes = append(*changes, avlstar.Change{Key: o.CompareAndPut.Key, Value: o.CompareAndPut.Value})
+		if !slices.Equal(value, o.CompareAndPut.Expected) {
+			return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "other value")
+		}
+		return tx.OperationResult{Found: value != nil}, nil
+	case *tx.Operation_Txn:
+		result, ran := tx.OperationResult{Succeeded: true}, 0
+		for i := range o.Txn.Compares {
+			if !o.Txn.Compares[i].Holds(get(o.Txn.Compares[i].Key)) {
+				result.Succeeded, ran = false, 1
+			}
+		}
+		for i := range o.Txn.Branches()[ran] {
+			inner, _ := c.operation(state, &o.Txn.Branches()[ran][i], changes)
+			result.Results = append(result.Results, inner)
+		}
+		return result, nil
+	}
+	return tx.OperationResult{}, tx.Errorf(tx.CodeNotAdmin, "nobody is")
 }
 
 // subscriber is a subscription at one of the nodes.

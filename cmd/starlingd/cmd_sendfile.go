@@ -81,12 +81,7 @@ func parseFileOperation(env *cliEnv, line []byte) (tx.Operation, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return tx.Operation{}, errors.New("more than one JSON value")
 	}
-	field := func(name string, s *string) (b []byte, err error) {
-		if s == nil {
-			return nil, fmt.Errorf("no %q", name)
-		}
-		return parseBytes(env, name, *s)
-	}
+	field := func(name string, s *string) ([]byte, error) { return jsonField(env, name, s) }
 	switch {
 	case o.Put != nil && o.Del == nil && o.Cas == nil:
 		key, err1 := field("key", o.Put.Key)

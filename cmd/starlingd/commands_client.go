@@ -29,7 +29,7 @@ import (
 // clientCommands are the commands that talk to a running network through package client.
 func clientCommands(env *cliEnv) []*cobra.Command {
 	return []*cobra.Command{
-		newTxCmd(env), newGetCmd(env), newRangeCmd(env), newWatchCmd(env), newKeysCmd(env),
+		newTxCmd(env), newTxnCmd(env), newGetCmd(env), newRangeCmd(env), newWatchCmd(env), newKeysCmd(env),
 		newGrantCmd(env), newRevokeCmd(env), newValidatorCmd(env), newAdminCmd(env), newUpgradeCmd(env), newSnapshotsCmd(env),
 	}
 }
@@ -253,6 +253,28 @@ type operationResultJSON struct {
 	Found    bool    `json:"found"`
 	Value    *string `json:"value,omitempty"`
 	ValueHex string  `json:"value_hex,omitempty"`
+
+	Entries []entryJSON           `json:"entries,omitempty"`
+	More    bool                  `json:"more,omitempty"`
+	Deleted *uint32               `json:"deleted,omitempty"`
+	Results []operationResultJSON `json:"results,omitempty"`
+}
+
+func toResultJSON(r *tx.OperationResult) operationResultJSON {
+	out := operationResultJSON{Found: r.Found, ValueHex: hex.EncodeToString(r.Value), More: r.More}
+	if len(r.Value) > 0 {
+		out.Value = jsonText(r.Value)
+	}
+	if r.Deleted > 0 {
+		out.Deleted = &r.Deleted
+	}
+	for _, e := range r.Entries {
+		out.Entries = append(out.Entries, toEntryJSON(e.Key, e.Value))
+	}
+	for i := range r.Results {
+		out.Results = append(out.Results, toResultJSON(&r.Results[i]))
+	}
+	return out
 }
 
 func printResult(env *cliEnv, result *client.TxResult) error {
@@ -261,12 +283,8 @@ func printResult(env *cliEnv, result *client.TxResult) error {
 		return err
 	}
 	out := resultJSON{Height: result.Height, Hash: fmt.Sprintf("%X", result.Hash)}
-	for _, r := range result.Results {
-		one := operationResultJSON{Found: r.Found, ValueHex: hex.EncodeToString(r.Value)}
-		if len(r.Value) > 0 {
-			one.Value = jsonText(r.Value)
-		}
-		out.Results = append(out.Results, one)
+	for i := range result.Results {
+		out.Results = append(out.Results, toResultJSON(&result.Results[i]))
 	}
 	return writeJSON(env.Out, out)
 }

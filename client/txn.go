@@ -1,0 +1,105 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/starling-kv/starling/tx"
+)
+
+// Txn is a transaction with conditions, which Client.Txn begins. It is executed at one place among
+// all transactions: no other comes between its conditions and what it does.
+//
+//	done, err := c.Txn(ctx).
+//		If(client.Equal(lock, alice), client.Absent(job)).
+//		Then(tx.NewPut(job, work), tx.NewRead(next)).
+//		Else(tx.NewRead(lock)).
+//		Commit()
+type Txn struct {
+	client *Client
+	ctx    context.Context // as etcd's clients have it: it is used by Commit alone
+	txn    tx.Txn
+	err    error
+}
+
+// Condition is what If takes: see Equal, Absent and Present.
+type Condition struct {
+	compare tx.Compare
+	err     error
+}
+
+// Equal holds if key has this value.
+func Equal(key, value []byte) Condition {
+	c := Condition{compare: tx.Compare{Key: key, Value: value}}
+	if len(value) == 0 {
+		c.err = fmt.Errorf("client: key %q is compared with an empty value, which no key has: use Absent", shorten(key))
+	}
+	return c
+}
+
+// Absent holds if there is no key.
+func Absent(key []byte) Condition { return Condition{compare: tx.Compare{Key: key}} }
+
+// Present holds if key has any value.
+func Present(key []byte) Condition {
+	return Condition{compare: tx.Compare{Key: key, Present: true}}
+}
+
+// Txn begins a transaction with conditions. Nothing is sent before Commit.
+func (c *Client) Txn(ctx context.Context) *Txn { return &Txn{client: c, ctx: ctx} }
+
+// If adds conditions, all of which must hold. Without any, Then is executed.
+func (t *Txn) If(conditions ...Condition) *Txn {
+	for _, c := range conditions {
+		t.txn.Compares = append(t.txn.Compares, c.compare)
+		t.err = errors.Join(t.err, c.err)
+	}
+	return t
+}
+
+// Then adds operations for the case that all conditions hold: tx.NewPut, tx.NewDelete, tx.NewRead,
+// tx.NewReadRange, tx.NewDeleteRange or tx.NewDeletePart.
+func (t *Txn) Then(operations ...tx.Operation) *Txn {
+	t.txn.Success = append(t.txn.Success, operations...)
+	return t
+}
+
+// Else adds operations for the case that a condition does not hold, of the same kinds.
+func (t *Txn) Else(operations ...tx.Operation) *Txn {
+	t.txn.Failure = append(t.txn.Failure, operations...)
+	return t
+}
+
+// TxnResult is a Txn in a block, executed.
+type TxnResult struct {
+	Hash      []byte
+	Height    int64
+	Succeeded bool                 // all conditions held
+	Results   []tx.OperationResult // of Then or Else: one for each operation
+}
+
+// Commit signs the transaction, sends it and waits until it is executed. That a condition does not
+// hold is no error. The errors are those of Submit; the account needs the right to all writes of
+// Then and of Else, whichever is executed.
+func (t *Txn) Commit() (*TxnResult, error) {
+	if t.err != nil {
+		return nil, t.err
+	}
+	result, err := t.client.Submit(t.ctx, tx.NewTxn(t.txn.Compares, t.txn.Success, t.txn.Failure))
+	if err != nil {
+		return nil, err
+	}
+	if len(result.Results) != 1 {
+		return nil, fmt.Errorf("client: transaction %X has %d results, want 1", result.Hash, len(result.Results))
+	}
+	done := &TxnResult{Hash: result.Hash, Height: result.Height, Succeeded: result.Results[0].Succeeded, Results: result.Results[0].Results}
+	want := t.txn.Failure
+	if done.Succeeded {
+		want = t.txn.Success
+	}
+	if len(done.Results) != len(want) {
+		return nil, fmt.Errorf("client: transaction %X has the results of %d operations, want %d", done.Hash, len(done.Results), len(want))
+	}
+	return done, nil
+}
