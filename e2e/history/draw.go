@@ -40,6 +40,9 @@ func (d *drawer) transaction(process int, seen func(key string) string) []Operat
 	if d.Group < 2 || d.random.IntN(groupShare) > 0 {
 		return []Operation{d.operation(process, d.key(d.random.IntN(d.Keys)), seen)}
 	}
+	if d.random.IntN(2) == 0 {
+		return []Operation{d.txn(process, seen)}
+	}
 	var operations []Operation
 	for _, i := range d.random.Perm(d.Group)[:2+d.random.IntN(d.Group-1)] {
 		operations = append(operations, d.operation(process, d.groupKey(i), seen))
@@ -49,14 +52,52 @@ func (d *drawer) transaction(process int, seen func(key string) string) []Operat
 
 func (d *drawer) operation(process int, key string, seen func(key string) string) Operation {
 	switch n := d.random.IntN(20); {
-	case n < 7:
+	case n < 6:
 		return Operation{Kind: Read, Key: key}
+	case n < 7:
+		return Operation{Kind: Compare, Key: key, Expected: seen(key)}
 	case n < 12:
 		return Operation{Kind: Put, Key: key, Value: d.value(process)}
 	case n < 18:
 		return Operation{Kind: CompareAndPut, Key: key, Expected: seen(key), Value: d.value(process)}
 	default:
 		return Operation{Kind: Delete, Key: key}
+	}
+}
+
+// txn draws one over the group: conditions that often hold, and up to two operations on either
+// side.
+func (d *drawer) txn(process int, seen func(key string) string) Operation {
+	o := Operation{Kind: Txn}
+	for range 1 + d.random.IntN(2) {
+		key := d.groupKey(d.random.IntN(d.Group))
+		c := Condition{Key: key, Value: seen(key)}
+		if d.random.IntN(4) == 0 {
+			c = Condition{Key: key, Present: true}
+		}
+		o.If = append(o.If, c)
+	}
+	for _, to := range []*[]Operation{&o.Then, &o.Else} {
+		for range 1 + d.random.IntN(2) {
+			*to = append(*to, d.inTxn(process))
+		}
+	}
+	return o
+}
+
+func (d *drawer) inTxn(process int) Operation {
+	key, all := d.groupKey(d.random.IntN(d.Group)), d.Prefix+groupPart
+	switch n := d.random.IntN(10); {
+	case n < 5:
+		return Operation{Kind: Put, Key: key, Value: d.value(process)}
+	case n < 6:
+		return Operation{Kind: Delete, Key: key}
+	case n < 7:
+		return Operation{Kind: Read, Key: key}
+	case n < 9:
+		return Operation{Kind: ReadRange, Key: all, End: all + ":", Limit: 1 + d.random.IntN(d.Group)}
+	default:
+		return Operation{Kind: DeleteRange, Key: key, End: all + ":", Limit: 1}
 	}
 }
 

@@ -35,6 +35,8 @@ const (
 	// twice executes a transaction now and then once more, a while later, as a retry without nonces
 	// would.
 	twice fault = "executed twice"
+	// looseTxn does other transactions between the conditions of a txn and what it executes.
+	looseTxn fault = "txn that is not atomic"
 	// torn writes the keys of one transaction one after the other.
 	torn fault = "torn transaction"
 )
@@ -141,7 +143,7 @@ func (s *fakeStore) faulty(operations []Operation) answer {
 		defer s.mu.Unlock()
 		s.renew(cacheTime)
 		value, found := s.older[first.Key]
-		return answer{outcome: OK, results: []Result{{found, value}}, hash: []byte("none"), height: s.height()}
+		return answer{outcome: OK, results: []Result{{Found: found, Value: value}}, hash: []byte("none"), height: s.height()}
 	case s.fault == looseCompare && len(operations) == 1 && first.Kind == CompareAndPut:
 		s.mu.Lock()
 		equal := s.state[first.Key] == first.Expected
@@ -153,6 +155,18 @@ func (s *fakeStore) faulty(operations []Operation) answer {
 			a.results = []Result{{Found: first.Expected != ""}}
 			return a
 		}
+	case s.fault == looseTxn && first.Kind == Txn:
+		s.mu.Lock()
+		_, before, _ := s.state.execute(operations)
+		s.mu.Unlock()
+		for range 20 { // few txns of a run meet others
+			s.wait()
+		}
+		ran := Operation{Kind: Txn, Then: first.branch(true)}
+		if !before[0].Holds {
+			ran = Operation{Kind: Txn, If: []Condition{{Key: "nobody writes it", Present: true}}, Else: first.branch(false)}
+		}
+		return s.commit([]Operation{ran}, s.sign(operations))
 	case s.fault == torn && len(operations) > 1:
 		all := answer{outcome: OK}
 		for i := range operations {
@@ -227,13 +241,25 @@ func (c *fakeChain) append(height int64, operations []Operation, raw []byte) ans
 func encodeResults(results []Result) []byte {
 	var message tx.Result
 	for _, r := range results {
-		message.Results = append(message.Results, tx.OperationResult{Found: r.Found, Value: []byte(r.Value)})
+		message.Results = append(message.Results, r.encode())
 	}
 	data, err := message.Marshal()
 	if err != nil {
 		panic(err)
 	}
 	return data
+}
+
+// encode is the inverse of resultOf.
+func (r Result) encode() tx.OperationResult {
+	o := tx.OperationResult{Found: r.Found, Value: []byte(r.Value), Deleted: uint32(r.Deleted), More: r.More, Succeeded: r.Holds}
+	for _, e := range r.Entries {
+		o.Entries = append(o.Entries, tx.KeyValue{Key: []byte(e.Key), Value: []byte(e.Value)})
+	}
+	for _, inner := range r.Results {
+		o.Results = append(o.Results, inner.encode())
+	}
+	return o
 }
 
 // fill makes the blocks up to a height. c.mu is held.
@@ -311,7 +337,7 @@ func TestHonestChain(t *testing.T) {
 
 // Whatever a store does wrong, clients that know nothing of it must show, with every seed.
 func TestFaultyChains(t *testing.T) {
-	for _, fault := range []fault{staleCache, lostWrite, looseCompare, twice, torn} {
+	for _, fault := range []fault{staleCache, lostWrite, looseCompare, looseTxn, twice, torn} {
 		for seed := range uint64(6) {
 			t.Run(fmt.Sprintf("%s/%d", fault, seed), func(t *testing.T) {
 				h, blocks := fakeRun(t, fault, seed, 6*time.Second)

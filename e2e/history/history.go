@@ -21,6 +21,10 @@ const (
 	CompareAndPut Kind = "compare-and-put"
 	Delete        Kind = "delete"
 	Read          Kind = "read"
+	Compare       Kind = "compare"      // as CompareAndPut, without the put
+	ReadRange     Kind = "read-range"   // of the first keys in [Key, End)
+	DeleteRange   Kind = "delete-range" // of the first keys in [Key, End)
+	Txn           Kind = "txn"          // Then or Else, after If
 )
 
 // Operation is one of a transaction.
@@ -29,13 +33,38 @@ type Operation struct {
 	Key      string `json:"key"`
 	Expected string `json:"expected,omitempty"` // of a compare-and-put; empty: the key is absent
 	Value    string `json:"value,omitempty"`    // that is written
+
+	End   string `json:"end,omitempty"`   // of a range
+	Limit int    `json:"limit,omitempty"` // of a range: the most keys
+
+	// Of a txn.
+	If   []Condition `json:"if,omitempty"`
+	Then []Operation `json:"then,omitempty"`
+	Else []Operation `json:"else,omitempty"`
+}
+
+// Condition is one of a txn. Where Value is empty, the key is absent or, if Present is set, has any
+// value.
+type Condition struct {
+	Key     string `json:"key"`
+	Value   string `json:"value,omitempty"`
+	Present bool   `json:"present,omitempty"`
 }
 
 // Result is what an operation returned.
 type Result struct {
-	Found bool   `json:"found,omitempty"` // the key was there before this operation
-	Value string `json:"value,omitempty"` // of a read
+	// The key, or one of the range, was there before this operation.
+	Found   bool     `json:"found,omitempty"`
+	Value   string   `json:"value,omitempty"`   // of a read
+	Entries []Entry  `json:"entries,omitempty"` // of a range that was read
+	Deleted int      `json:"deleted,omitempty"` // of a range that was deleted
+	More    bool     `json:"more,omitempty"`    // of a range: there are keys beyond these
+	Holds   bool     `json:"holds,omitempty"`   // of a txn: all its conditions
+	Results []Result `json:"results,omitempty"` // of a txn: one for each operation that ran
 }
+
+// Entry is a key with its value.
+type Entry struct{ Key, Value string }
 
 // Outcome is what a client knows of a transaction's fate.
 type Outcome string
@@ -143,19 +172,30 @@ func (o Operation) String() string {
 		return fmt.Sprintf("put(%s, %s)", o.Key, short(o.Value))
 	case CompareAndPut:
 		return fmt.Sprintf("compare-and-put(%s, %s, %s)", o.Key, short(o.Expected), short(o.Value))
+	case Compare:
+		return fmt.Sprintf("compare(%s, %s)", o.Key, short(o.Expected))
+	case ReadRange, DeleteRange:
+		return fmt.Sprintf("%s(%s, %s, %d)", o.Kind, o.Key, o.End, o.Limit)
+	case Txn:
+		return fmt.Sprintf("if %v then %v else %v", o.If, o.Then, o.Else)
 	default:
 		return fmt.Sprintf("%s(%s)", o.Kind, o.Key)
 	}
 }
 
-func (t *Transaction) String() string {
-	parts := make([]string, len(t.Operations))
-	for i, o := range t.Operations {
-		parts[i] = o.String()
-		if t.Outcome == OK && i < len(t.Results) {
-			parts[i] += " = " + t.Results[i].of(o)
-		}
+func (c Condition) String() string {
+	if c.Present {
+		return c.Key + " is there"
 	}
+	return c.Key + " = " + short(c.Value)
+}
+
+func (t *Transaction) String() string {
+	results := t.Results
+	if t.Outcome != OK {
+		results = nil
+	}
+	what := resultsOf(t.Operations, results)
 	where := ""
 	if t.Height > 0 {
 		where = fmt.Sprintf(", block %d", t.Height)
@@ -164,11 +204,32 @@ func (t *Transaction) String() string {
 	if t.Outcome == Maybe {
 		until = "open"
 	}
-	return fmt.Sprintf("process %d at %s [%v, %s]: %s: %s%s", t.Process, t.Node, t.Call, until, strings.Join(parts, "; "), t.Outcome, where)
+	return fmt.Sprintf("process %d at %s [%v, %s]: %s: %s%s", t.Process, t.Node, t.Call, until, what, t.Outcome, where)
+}
+
+// resultsOf lists operations with as many results as there are.
+func resultsOf(operations []Operation, results []Result) string {
+	parts := make([]string, len(operations))
+	for i, o := range operations {
+		if parts[i] = o.String(); i < len(results) {
+			parts[i] += " = " + results[i].of(o)
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 func (r Result) of(o Operation) string {
 	switch {
+	case o.Kind == Txn:
+		return fmt.Sprintf("%t: %s", r.Holds, resultsOf(o.branch(r.Holds), r.Results))
+	case o.Kind == ReadRange:
+		var parts []string
+		for _, e := range r.Entries {
+			parts = append(parts, e.Key+" = "+short(e.Value))
+		}
+		return fmt.Sprintf("%v, more: %t", parts, r.More)
+	case o.Kind == DeleteRange:
+		return fmt.Sprintf("%d, more: %t", r.Deleted, r.More)
 	case o.Kind == Read && r.Found:
 		return short(r.Value)
 	case r.Found:

@@ -57,7 +57,7 @@ func (h *History) objects() map[string][]*Transaction {
 			continue // it had no effect, and nobody was told anything
 		}
 		name := t.Operations[0].Key
-		if len(t.Operations) > 1 {
+		if kind := t.Operations[0].Kind; len(t.Operations) > 1 || kind == Txn || kind == ReadRange || kind == DeleteRange {
 			name = h.Prefix + strings.TrimSuffix(groupPart, "/")
 		}
 		objects[name] = append(objects[name], t)
@@ -66,7 +66,7 @@ func (h *History) objects() map[string][]*Transaction {
 }
 
 func (t *Transaction) writes() bool {
-	return slices.ContainsFunc(t.Operations, func(o Operation) bool { return o.Kind != Read })
+	return slices.ContainsFunc(t.Operations, Operation.writes)
 }
 
 func operations(list []*Transaction) []porcupine.Operation {
@@ -89,7 +89,7 @@ var model = porcupine.Model{
 		next, results, err := s.execute(t.Operations)
 		switch t.Outcome {
 		case OK:
-			return err == nil && slices.Equal(results, t.Results), next
+			return err == nil && slices.EqualFunc(results, t.Results, Result.equal), next
 		case CompareFailed:
 			return err != nil, s
 		default: // a Maybe that fails changes nothing

@@ -30,6 +30,8 @@ const (
 	refusedB
 	putB
 	readB
+	txnHolds
+	txnFails
 )
 
 // handmade is a short history that is as it should be: one transaction after the other, the first
@@ -62,6 +64,11 @@ func handmade(t *testing.T) (*History, []Block) {
 			refusedB:     {Refused, false, []Operation{{Kind: Put, Key: "load/b", Value: "w2"}}},
 			putB:         {OK, true, []Operation{{Kind: Put, Key: "load/b", Value: "w3"}}},
 			readB:        {OK, true, []Operation{{Kind: Read, Key: "load/b"}}},
+			txnHolds: {OK, true, []Operation{{Kind: Txn, If: []Condition{{Key: "load/group/0", Value: "x1"}, {Key: "load/group/2"}},
+				Then: []Operation{{Kind: Put, Key: "load/group/2", Value: "z1"}, {Kind: DeleteRange, Key: "load/group/1", End: "load/group/2", Limit: 2}},
+				Else: []Operation{{Kind: Put, Key: "load/group/0", Value: "x2"}}}}},
+			txnFails: {OK, true, []Operation{{Kind: Txn, If: []Condition{{Key: "load/group/0", Value: "x2"}},
+				Else: []Operation{{Kind: ReadRange, Key: "load/group/", End: "load/group/:", Limit: 5}}}}},
 		} {
 			height := int64(i + 1)
 			raw := chain.sign(step.operations)
@@ -118,13 +125,13 @@ func TestCheckersFind(t *testing.T) {
 		found  int
 	}{
 		"nothing":                  {func(*History, []Block) {}, 0},
-		"stale read":               {inHistory(func(l []Transaction) { l[readA2].Results = []Result{{true, "v1"}} }), linear | inBlocks},
-		"read from the future":     {inHistory(func(l []Transaction) { l[readA1].Results = []Result{{true, "v2"}} }), linear | inBlocks},
-		"read of what was deleted": {inHistory(func(l []Transaction) { l[readNoA].Results = []Result{{true, "v2"}} }), linear | inBlocks},
-		"phantom value":            {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{true, "nobody"}} }), linear | inBlocks},
-		"read of what was refused": {inHistory(func(l []Transaction) { l[readB].Results = []Result{{true, "w2"}} }), linear | inBlocks},
+		"stale read":               {inHistory(func(l []Transaction) { l[readA2].Results = []Result{{Found: true, Value: "v1"}} }), linear | inBlocks},
+		"read from the future":     {inHistory(func(l []Transaction) { l[readA1].Results = []Result{{Found: true, Value: "v2"}} }), linear | inBlocks},
+		"read of what was deleted": {inHistory(func(l []Transaction) { l[readNoA].Results = []Result{{Found: true, Value: "v2"}} }), linear | inBlocks},
+		"phantom value":            {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{Found: true, Value: "nobody"}} }), linear | inBlocks},
+		"read of what was refused": {inHistory(func(l []Transaction) { l[readB].Results = []Result{{Found: true, Value: "w2"}} }), linear | inBlocks},
 		"lost update: both compares succeed": {inHistory(func(l []Transaction) {
-			l[compareFails].Outcome, l[compareFails].Results = OK, []Result{{true, ""}}
+			l[compareFails].Outcome, l[compareFails].Results = OK, []Result{{Found: true, Value: ""}}
 		}), linear | inBlocks | held},
 		"compare that should have succeeded": {inHistory(func(l []Transaction) {
 			l[compareA].Outcome, l[compareA].Results = CompareFailed, nil
@@ -136,9 +143,24 @@ func TestCheckersFind(t *testing.T) {
 		"results of two reads exchanged": {inHistory(func(l []Transaction) {
 			l[readA2].Results, l[readA4].Results = l[readA4].Results, l[readA2].Results
 		}), linear | inBlocks},
+		"the other branch": {inHistory(func(l []Transaction) {
+			l[txnHolds].Results = []Result{{Results: []Result{{Found: true}}}}
+		}), linear | inBlocks},
+		"a branch's result is missing": {inHistory(func(l []Transaction) { l[txnHolds].Results[0].Results = l[txnHolds].Results[0].Results[:1] }), linear | inBlocks},
+		"a range deleted less":         {inHistory(func(l []Transaction) { l[txnHolds].Results[0].Results[1].Deleted = 0 }), linear | inBlocks},
+		"a range lacks a key": {inHistory(func(l []Transaction) {
+			l[txnFails].Results[0].Results[0].Entries = l[txnFails].Results[0].Results[0].Entries[1:]
+		}), linear | inBlocks},
+		"a range has what was deleted": {inHistory(func(l []Transaction) {
+			r := &l[txnFails].Results[0].Results[0]
+			r.Entries = slices.Insert(r.Entries, 1, Entry{"load/group/1", "y1"})
+		}), linear | inBlocks},
+		"conditions that held did not": {inHistory(func(l []Transaction) {
+			l[txnFails].Results[0] = Result{Holds: true}
+		}), linear | inBlocks},
 		// possible, but not so
 		"a maybe that had no effect":         {inHistory(func(l []Transaction) { l[readA4].Results = []Result{{}} }), inBlocks},
-		"a maybe that had":                   {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{true, "w1"}} }), linear | inBlocks},
+		"a maybe that had":                   {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{Found: true, Value: "w1"}} }), linear | inBlocks},
 		"in another block than acknowledged": {inHistory(func(l []Transaction) { l[putA].Height = 2 }), inBlocks | held},
 		"acknowledged and lost":              {inBlock(func(b []Block) { b[readA1].Transactions = nil }), inBlocks | held},
 		"a write acknowledged and lost":      {inBlock(func(b []Block) { b[putB].Transactions = nil }), inBlocks | held},
@@ -148,7 +170,7 @@ func TestCheckersFind(t *testing.T) {
 		"refused and executed": {func(h *History, _ []Block) { h.Transactions[readB].Outcome = Refused }, inBlocks},
 		"by nobody":            {func(h *History, _ []Block) { h.Transactions[maybeA].Hash = nil }, inBlocks},
 		"another result in the block": {inBlock(func(b []Block) {
-			b[readA4].Transactions[0].Data = encodeResults([]Result{{true, "v1"}})
+			b[readA4].Transactions[0].Data = encodeResults([]Result{{Found: true, Value: "v1"}})
 		}), inBlocks},
 		"no result in the block":            {inBlock(func(b []Block) { b[readA4].Transactions[0].Data = []byte("?") }), inBlocks},
 		"a compare that failed is executed": {inBlock(func(b []Block) { b[compareFails].Transactions[0].Code = 0 }), inBlocks | held},
@@ -193,7 +215,7 @@ func TestNodesThatJoinedHoldTheRest(t *testing.T) {
 	h, blocks := handmade(t)
 	k, err := kept(h.Acknowledged(), "joined", 6, blocks[5:])
 	require.NoError(t, err)
-	require.Equal(t, Kept{Held: 8, Earlier: 5}, k)
+	require.Equal(t, Kept{Held: 10, Earlier: 5}, k)
 }
 
 func TestDisturbedNodesMayBeOld(t *testing.T) {
@@ -229,7 +251,7 @@ func TestStaleness(t *testing.T) {
 // explained, nor the reads before that agree.
 func TestExplanation(t *testing.T) {
 	h, _ := handmade(t)
-	h.Transactions[readA2].Results = []Result{{true, "v1"}}
+	h.Transactions[readA2].Results = []Result{{Found: true, Value: "v1"}}
 	err := h.CheckLinearizable(checkPatience, "")
 	require.ErrorContains(t, err, "no order of the 9 transactions on load/a explains their results (seed 1)")
 	lines := strings.Split(err.Error(), "\n")[1:]

@@ -104,7 +104,7 @@ func (p *replay) ours(e *Executed) (operations []Operation, ours bool) {
 	for i := range decoded.Body.Operations {
 		if o, known := decodeOperation(&decoded.Body.Operations[i]); known {
 			operations = append(operations, o)
-			ours = ours || strings.HasPrefix(o.Key, p.history.Prefix)
+			ours = ours || slices.ContainsFunc(o.keys(), func(key string) bool { return strings.HasPrefix(key, p.history.Prefix) })
 		}
 	}
 	return operations, ours
@@ -143,19 +143,24 @@ func (p *replay) execute(at position, e *Executed) {
 	if err := recorded.Unmarshal(e.Data); err != nil {
 		p.wrong("transaction %d of block %d: its result does not decode: %w", at.index, at.height, err)
 	} else if !slices.EqualFunc(recorded.Results, results, func(a tx.OperationResult, b Result) bool {
-		return a.Found == b.Found && string(a.Value) == b.Value
+		return resultOf(&a).equal(b)
 	}) {
 		p.wrong("transaction %d of block %d, %v: the block's result is %v, that of a sequential execution %v", at.index, at.height, operations, recorded.Results, results)
 	}
-	if t != nil && t.Outcome == OK && !slices.Equal(t.Results, results) {
+	if t != nil && t.Outcome == OK && !slices.EqualFunc(t.Results, results, Result.equal) {
 		p.wrong("%v: its client was told %v, a sequential execution gives %v", t, t.Results, results)
 	}
-	p.state = next
-	for _, o := range operations {
-		if o.Kind != Read {
-			p.versions[o.Key] = append(p.versions[o.Key], version{at.height, p.state[o.Key]})
+	for key, value := range next {
+		if p.state[key] != value {
+			p.versions[key] = append(p.versions[key], version{at.height, value})
 		}
 	}
+	for key := range p.state {
+		if _, there := next[key]; !there {
+			p.versions[key] = append(p.versions[key], version{at.height, ""})
+		}
+	}
+	p.state = next
 }
 
 func outcomeOf(err error) Outcome {

@@ -194,11 +194,23 @@ func (r *Run) record(t Transaction) {
 	if t.Outcome != OK {
 		return
 	}
-	for i, o := range t.Operations {
+	r.see(t.Operations, t.Results)
+}
+
+// see remembers what operations have read or written. r.mu is held.
+func (r *Run) see(operations []Operation, results []Result) {
+	for i, o := range operations {
 		switch {
-		case o.Kind == Read && i < len(t.Results):
-			r.mu.seen[o.Key] = t.Results[i].Value
-		case o.Kind != Read:
+		case i >= len(results) || o.Kind == Compare || o.Kind == DeleteRange:
+		case o.Kind == Read:
+			r.mu.seen[o.Key] = results[i].Value
+		case o.Kind == ReadRange:
+			for _, e := range results[i].Entries {
+				r.mu.seen[e.Key] = e.Value
+			}
+		case o.Kind == Txn:
+			r.see(o.branch(results[i].Holds), results[i].Results)
+		default:
 			r.mu.seen[o.Key] = o.Value
 		}
 	}

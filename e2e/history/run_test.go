@@ -49,7 +49,7 @@ func TestOutcomes(t *testing.T) {
 			require.Equal(t, c.hash, string(a.hash))
 			require.Equal(t, c.height, a.height)
 			if c.err == nil {
-				require.Equal(t, []Result{{true, "v"}, {}}, a.results)
+				require.Equal(t, []Result{{Found: true, Value: "v"}, {}}, a.results)
 			}
 		})
 	}
@@ -59,14 +59,21 @@ func TestOperationsEncode(t *testing.T) {
 	for _, o := range []Operation{
 		{Kind: Put, Key: "key", Value: "value"}, {Kind: CompareAndPut, Key: "key", Expected: "old", Value: "new"},
 		{Kind: CompareAndPut, Key: "key", Value: "new"}, {Kind: Delete, Key: "key"}, {Kind: Read, Key: "key"},
+		{Kind: Compare, Key: "key", Expected: "old"}, {Kind: Compare, Key: "key"},
+		{Kind: ReadRange, Key: "key", End: "l", Limit: 3}, {Kind: DeleteRange, Key: "key", End: "l", Limit: 3},
+		{Kind: Txn, If: []Condition{{Key: "key", Value: "old"}, {Key: "other"}, {Key: "third", Present: true}},
+			Then: []Operation{{Kind: Put, Key: "key", Value: "new"}, {Kind: ReadRange, Key: "key", End: "l", Limit: 3}}, Else: []Operation{{Kind: Read, Key: "key"}}},
 	} {
 		encoded := o.encode()
 		decoded, known := decodeOperation(&encoded)
 		require.True(t, known)
 		require.Equal(t, o, decoded)
 	}
+	nested := tx.NewTxn(nil, []tx.Operation{tx.NewRead([]byte("k")), tx.NewGrant(nil, nil, 0)}, nil)
+	_, known := decodeOperation(&nested)
+	require.False(t, known)
 	grant := tx.NewGrant(nil, []byte("load/"), 0)
-	_, known := decodeOperation(&grant)
+	_, known = decodeOperation(&grant)
 	require.False(t, known)
 }
 
@@ -195,7 +202,11 @@ func TestValuesAreUnique(t *testing.T) {
 	h, _ := fakeRun(t, none, 99, 10*time.Second)
 	seen := map[string]bool{}
 	for _, tr := range h.Transactions {
+		operations := slices.Clone(tr.Operations)
 		for _, o := range tr.Operations {
+			operations = append(append(operations, o.Then...), o.Else...)
+		}
+		for _, o := range operations {
 			if o.Value != "" {
 				require.False(t, seen[o.Value], o.Value)
 				require.GreaterOrEqual(t, len(o.Value), 64)

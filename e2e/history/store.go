@@ -56,7 +56,7 @@ func answerOf(result *client.TxResult, err error) answer {
 	case err == nil:
 		a := answer{outcome: OK, hash: result.Hash, height: result.Height, results: make([]Result, len(result.Results))}
 		for i, r := range result.Results {
-			a.results[i] = Result{Found: r.Found, Value: string(r.Value)}
+			a.results[i] = resultOf(&r)
 		}
 		return a
 	case errors.As(err, &unknown): // first: it may hold a refusal, of the same bytes sent again
@@ -83,9 +83,28 @@ func (o Operation) encode() tx.Operation {
 		return tx.NewCompareAndPut(key, []byte(o.Expected), []byte(o.Value))
 	case Delete:
 		return tx.NewDelete(key)
+	case Compare:
+		return tx.NewCompare(key, []byte(o.Expected))
+	case ReadRange:
+		return tx.NewReadRange(key, []byte(o.End), uint32(o.Limit))
+	case DeleteRange:
+		return tx.NewDeletePart(key, []byte(o.End), uint32(o.Limit))
+	case Txn:
+		var compares []tx.Compare
+		for _, c := range o.If {
+			compares = append(compares, tx.Compare{Key: []byte(c.Key), Value: []byte(c.Value), Present: c.Present})
+		}
+		return tx.NewTxn(compares, encodeAll(o.Then), encodeAll(o.Else))
 	default:
 		return tx.NewRead(key)
 	}
+}
+
+func encodeAll(operations []Operation) (list []tx.Operation) {
+	for _, o := range operations {
+		list = append(list, o.encode())
+	}
+	return list
 }
 
 // decodeOperation is the inverse of encode; false for kinds that no client here uses.
@@ -100,7 +119,48 @@ func decodeOperation(o *tx.Operation) (Operation, bool) {
 		return Operation{Kind: Delete, Key: string(op.Delete.Key)}, true
 	case *tx.Operation_Read:
 		return Operation{Kind: Read, Key: string(op.Read.Key)}, true
+	case *tx.Operation_Compare:
+		c := op.Compare
+		return Operation{Kind: Compare, Key: string(c.Key), Expected: string(c.Value)}, !c.Present
+	case *tx.Operation_ReadRange:
+		r := op.ReadRange
+		return Operation{Kind: ReadRange, Key: string(r.Start), End: string(r.End), Limit: int(r.Limit)}, len(r.End) > 0
+	case *tx.Operation_DeleteRange:
+		r := op.DeleteRange
+		return Operation{Kind: DeleteRange, Key: string(r.Start), End: string(r.End), Limit: int(r.Limit)}, r.Part && len(r.End) > 0
+	case *tx.Operation_Txn:
+		return decodeTxn(op.Txn)
 	default:
 		return Operation{}, false
 	}
+}
+
+func decodeTxn(t *tx.Txn) (Operation, bool) {
+	o := Operation{Kind: Txn}
+	for _, c := range t.Compares {
+		o.If = append(o.If, Condition{Key: string(c.Key), Value: string(c.Value), Present: c.Present})
+	}
+	for b, to := range []*[]Operation{&o.Then, &o.Else} {
+		branch := t.Branches()[b]
+		for i := range branch {
+			inner, known := decodeOperation(&branch[i])
+			if !known {
+				return Operation{}, false
+			}
+			*to = append(*to, inner)
+		}
+	}
+	return o, true
+}
+
+// resultOf returns what an operation was told to have done.
+func resultOf(r *tx.OperationResult) Result {
+	result := Result{Found: r.Found, Value: string(r.Value), Deleted: int(r.Deleted), More: r.More, Holds: r.Succeeded}
+	for _, e := range r.Entries {
+		result.Entries = append(result.Entries, Entry{string(e.Key), string(e.Value)})
+	}
+	for i := range r.Results {
+		result.Results = append(result.Results, resultOf(&r.Results[i]))
+	}
+	return result
 }
