@@ -1,11 +1,12 @@
 // Package cosmos only holds tests: the packages of this module bring Starling's verified chunks to
 // chains of the Cosmos SDK.
 //
-//	iavlsync             the formats: a manifest and chunks of IAVL stores, proved by the chain's app hash
+//	iavlsync             the formats: manifest and chunks of IAVL stores, proved by the app hash
 //	nodedb               the records of an application's database: reads a state, installs one
-//	iavlsync/oracle      compares both with cosmos/iavl v1.3
-//	iavlsync/oracle/sdk  compares both with cosmos/iavl v1.2 and the SDK's multi-store
+//	serve, join          answer from such a state, and fetch it, over Starling's transport
+//	iavlsync/oracle      compares formats and records with cosmos/iavl v1.3
+//	iavlsync/oracle/sdk  compares them with cosmos/iavl v1.2 and the SDK's multi-store
 //
-// It is a module of its own, as the oracles are, so that neither IAVL nor the SDK becomes part of
-// Starling's node. Nothing of Starling imports it.
+// It is a module of its own, as serve, join and the oracles are, so that neither IAVL nor the SDK
+// becomes part of Starling's node. Nothing of Starling imports it.
 package cosmos

@@ -85,6 +85,21 @@ func NewInstaller(db DB, m *iavlsync.Manifest) (*Installer, error) {
 	return in, in.resume()
 }
 
+// Unfinished returns the format and the encoded manifest of an installation that is not finished;
+// nil: there is none.
+func Unfinished(db DB) (f iavlsync.Format, manifest []byte, err error) {
+	b, err := db.Get([]byte(joinKey))
+	switch {
+	case err != nil:
+		return 0, nil, fmt.Errorf("look for a join: %w", err)
+	case b == nil:
+		return 0, nil, nil
+	case len(b) < 4:
+		return 0, nil, fmt.Errorf("an unfinished join: %w", ErrInvalidRecord)
+	}
+	return iavlsync.Format(binary.BigEndian.Uint32(b)), b[4:], nil
+}
+
 func (in *Installer) begin(described []byte) error {
 	it, err := in.db.Iterator(nil, nil)
 	if err != nil {

@@ -1,0 +1,309 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/statesync/scheduler"
+	"github.com/starling-kv/starling/transport"
+)
+
+var (
+	// ErrNothing reports that no peer had a state that could be proved.
+	ErrNothing = errors.New("no peer has a state that can be proved")
+	// ErrStale reports that no peer has the state of an unfinished join any more. Its database has
+	// to be removed before another state can be fetched.
+	ErrStale = errors.New("no peer has the state of the unfinished join")
+	// ErrStalled reports that nothing has arrived for Options.Stall.
+	ErrStalled = errors.New("no peer sends anything")
+)
+
+// Headers knows the app hashes of the chain.
+type Headers interface {
+	// AppHash returns the proved app hash of the state after the block of a height, which the next
+	// header holds.
+	AppHash(ctx context.Context, height int64) ([]byte, error)
+}
+
+// Options of a Join. Those without a default are needed.
+type Options struct {
+	DB        nodedb.DB // empty, or with an unfinished join
+	Headers   Headers
+	Dialer    transport.Dialer
+	Addresses []transport.Address // of peers; they are dialled until they answer
+	// Height of the state; 0: the newest that is offered and proved.
+	Height int64
+	// ChooseTimeout is how long to look for a state; 0: 1 minute.
+	ChooseTimeout time.Duration
+	// Stall is how long nothing may arrive before the join fails; 0: 10 minutes.
+	Stall time.Duration
+	// MemoryBytes limits the bytes of answers that are under way or being verified; 0:
+	// scheduler.DefaultMemory.
+	MemoryBytes int64
+	// Log is called with what happens, never concurrently with itself; nil: it is not called.
+	Log func(text string)
+}
+
+// Result is what a Join has done.
+type Result struct {
+	Height  int64
+	AppHash iavlsync.Hash
+	Chunks  int   // of the state
+	Fetched int   // of these, by this Join
+	Bytes   int64 // of answers that were right
+	Banned  int   // peers that have lied
+}
+
+// partTimeout is how long a peer may take for one part of a manifest.
+const partTimeout = 30 * time.Second
+
+// retryEvery is how often it is tried again to find a state, where nothing else happens.
+const retryEvery = 5 * time.Second
+
+// progressEvery is how often the scheduler hears what has arrived of answers under way.
+const progressEvery = 100 * time.Millisecond
+
+// joiner is a join under way. One goroutine, the loop, decides; others dial, call, verify and
+// install, and report to it through the mailbox.
+type joiner struct {
+	o       Options
+	started time.Time
+	ctx     context.Context // ends the join
+
+	wg      sync.WaitGroup
+	workers chan struct{} // one element for each answer being verified
+	mail    *mailbox
+
+	// Used by the loop only.
+	peers    map[scheduler.PeerID]*peer // connected
+	banned   map[transport.ID]bool
+	sched    *scheduler.Scheduler
+	state    *state
+	requests map[scheduler.RequestID]*request
+	moved    time.Time // when something has arrived last
+	result   Result
+	done     bool
+	failed   error // of our own, such as a full disk
+}
+
+// peer is a connection with what its node offers.
+type peer struct {
+	conn   transport.Conn
+	offers iavlsync.Offers
+}
+
+// state is what is being fetched.
+type state struct {
+	m         *iavlsync.Manifest
+	first     []int64 // of chunk k: the number of its first leaf
+	installer *nodedb.Installer
+}
+
+// Join fetches a state, proves it and makes it that of the database, durably. Errors: ctx's,
+// ErrNothing, ErrStale, ErrStalled, nodedb.ErrNotEmpty, failures of the database.
+func Join(ctx context.Context, o Options) (*Result, error) {
+	if o.ChooseTimeout <= 0 {
+		o.ChooseTimeout = time.Minute
+	}
+	if o.Stall <= 0 {
+		o.Stall = 10 * time.Minute
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	j := &joiner{
+		o: o, started: time.Now(), ctx: ctx, workers: make(chan struct{}, runtime.GOMAXPROCS(0)), mail: newMailbox(),
+		peers: map[scheduler.PeerID]*peer{}, banned: map[transport.ID]bool{}, requests: map[scheduler.RequestID]*request{},
+		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
+	}
+	defer j.wg.Wait()
+	defer cancel()
+	for _, a := range o.Addresses {
+		j.wg.Go(func() { j.connect(a) })
+	}
+	if err := j.choose(); err != nil {
+		return nil, err
+	}
+	if err := j.fetch(); err != nil {
+		return nil, err
+	}
+	if err := j.state.installer.Finish(); err != nil {
+		return nil, err
+	}
+	return &j.result, nil
+}
+
+func (j *joiner) say(format string, args ...any) {
+	if j.o.Log != nil {
+		j.o.Log(fmt.Sprintf(format, args...))
+	}
+}
+
+// ban ends the connection to a peer that has lied, for good.
+func (j *joiner) ban(id scheduler.PeerID, why string) {
+	p := j.peers[id]
+	j.say("peer %s is banned: %s", id, why)
+	if !j.banned[transport.ID(id)] {
+		j.banned[transport.ID(id)] = true
+		j.result.Banned++
+	}
+	if p != nil {
+		_ = p.conn.Close() // it is to end
+	}
+}
+
+// choose finds a state that can be proved, or that of the unfinished join, and opens the installer.
+func (j *joiner) choose() error {
+	format, unfinished, err := nodedb.Unfinished(j.o.DB)
+	if err != nil {
+		return err
+	}
+	height := j.o.Height
+	var resumed *iavlsync.Manifest
+	if unfinished != nil {
+		if resumed, err = iavlsync.DecodeManifest(format, unfinished); err != nil {
+			return fmt.Errorf("unfinished join: %w", err)
+		}
+		if height != 0 && height != resumed.Height {
+			return fmt.Errorf("%w: it is of height %d, not %d", nodedb.ErrOtherJoin, resumed.Height, height)
+		}
+		height = resumed.Height
+		j.say("resuming the join at height %d", height)
+	}
+	timeout := time.NewTimer(j.o.ChooseTimeout)
+	defer timeout.Stop()
+	last := ErrNothing
+	if resumed != nil {
+		last = ErrStale
+	}
+	tried := map[int64]bool{} // heights whose app hash is not known, until the next attempt
+	again := time.NewTicker(retryEvery)
+	defer again.Stop()
+	for {
+		for _, h := range j.offered(height) {
+			if tried[h] {
+				continue
+			}
+			hash, err := j.o.Headers.AppHash(j.ctx, h)
+			if err == nil && len(hash) != len(iavlsync.Hash{}) {
+				err = fmt.Errorf("an app hash of %d bytes", len(hash))
+			}
+			if err != nil {
+				j.say("height %d cannot be proved: %v", h, err)
+				last, tried[h] = fmt.Errorf("%w: height %d: %w", ErrNothing, h, err), true
+				continue
+			}
+			m := resumed
+			if m == nil {
+				m = j.manifest(h, iavlsync.Hash(hash))
+			} else if _, err := iavlsync.VerifyManifest(format, unfinished, h, iavlsync.Hash(hash)); err != nil {
+				return fmt.Errorf("unfinished join: %w", err)
+			}
+			if m != nil {
+				return j.begin(m, iavlsync.Hash(hash))
+			}
+		}
+		select {
+		case <-j.ctx.Done():
+			return j.ctx.Err()
+		case <-timeout.C:
+			return last
+		case <-again.C:
+			clear(tried)
+		case <-j.mail.wake:
+			for _, e := range j.mail.take() {
+				e.handle(j)
+			}
+		}
+	}
+}
+
+// offered returns the heights that connected peers offer, newest first; if height is not 0, that
+// one only.
+func (j *joiner) offered(height int64) (heights []int64) {
+	for _, p := range j.peers {
+		for _, h := range p.offers {
+			if height == 0 || h == height {
+				heights = append(heights, h)
+			}
+		}
+	}
+	slices.Sort(heights)
+	heights = slices.Compact(heights)
+	slices.Reverse(heights)
+	return heights
+}
+
+// manifest fetches and proves the manifest of a height from one peer after another; nil: none had
+// it.
+func (j *joiner) manifest(height int64, appHash iavlsync.Hash) *iavlsync.Manifest {
+	for id, p := range j.peers {
+		if j.banned[transport.ID(id)] || !slices.Contains(p.offers, height) {
+			continue
+		}
+		b, err := fetchManifest(j.ctx, p.conn, height, iavlsync.Format8192)
+		if err == nil {
+			var m *iavlsync.Manifest
+			if m, err = iavlsync.VerifyManifest(iavlsync.Format8192, b, height, appHash); err == nil {
+				return m
+			}
+		}
+		if isLie(err) {
+			j.ban(id, err.Error())
+		} else {
+			j.say("peer %s has no manifest of height %d: %v", id, height, err)
+		}
+	}
+	return nil
+}
+
+func fetchManifest(ctx context.Context, conn transport.Conn, height int64, f iavlsync.Format) (b []byte, err error) {
+	for {
+		q := iavlsync.ManifestRequest{Height: height, Format: f, Offset: int64(len(b))}
+		part, err := call(ctx, conn, iavlsync.MethodManifest, q.Encode(), iavlsync.ManifestPartBytes)
+		if err != nil {
+			return nil, err
+		}
+		b = append(b, part...)
+		if len(part) < iavlsync.ManifestPartBytes || len(b) > iavlsync.MaxManifestBytes {
+			return b, nil
+		}
+	}
+}
+
+func call(ctx context.Context, conn transport.Conn, method transport.Method, body []byte, most int) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, partTimeout)
+	defer cancel()
+	return conn.Call(ctx, transport.Call{Method: method, Body: body, Max: most})
+}
+
+// isLie reports whether an error proves that the peer lied.
+func isLie(err error) bool {
+	return errors.Is(err, iavlsync.ErrInvalidManifest) || errors.Is(err, iavlsync.ErrInvalidChunk) ||
+		errors.Is(err, iavlsync.ErrInvalidMessage) || errors.Is(err, transport.ErrTooLong) || errors.Is(err, transport.ErrProtocol)
+}
+
+// begin opens the installer.
+func (j *joiner) begin(m *iavlsync.Manifest, appHash iavlsync.Hash) error {
+	s := &state{m: m}
+	for i := range m.Stores {
+		u, err := m.Upper(i)
+		if err != nil {
+			return err
+		}
+		s.first = append(s.first, u.First...)
+	}
+	var err error
+	if s.installer, err = nodedb.NewInstaller(j.o.DB, m); err != nil {
+		return err
+	}
+	j.state = s
+	j.result.Height, j.result.AppHash, j.result.Chunks = m.Height, appHash, m.Chunks()
+	j.say("joining at height %d: %d of %d chunks are missing", m.Height, len(s.installer.Missing()), m.Chunks())
+	return nil
+}

@@ -1,0 +1,272 @@
+package join_test
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/cosmos/join"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+func TestJoin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := randomWorld(t, 300)
+		for range 3 {
+			w.add(nil)
+		}
+		db := nodedbtest.NewMem()
+		r := w.join(db)
+		require.Equal(t, r.Chunks, r.Fetched)
+		_, err := join.Join(context.Background(), w.options(db))
+		require.ErrorIs(t, err, nodedb.ErrNotEmpty)
+	})
+}
+
+func TestEmptyChain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, iavlsynctest.State{"bank": nil})
+		w.add(nil)
+		require.Zero(t, w.join(nodedbtest.NewMem()).Chunks)
+	})
+}
+
+// TestLoopback joins over TCP.
+func TestLoopback(t *testing.T) {
+	w := randomWorld(t, 2000)
+	for n := range 2 {
+		s, err := tcp.Listen("127.0.0.1:0", tcp.Options{Key: transporttest.Key(n + 1), ChainID: chainID, Handler: w.server()})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		w.peers = append(w.peers, transport.Address{ID: transporttest.ID(n + 1), HostPort: s.Addr().String()})
+	}
+	o := w.options(nodedbtest.NewMem())
+	o.Dialer = tcp.NewDialer(tcp.Options{Key: transporttest.Key(9), ChainID: chainID})
+	r, err := join.Join(context.Background(), o)
+	require.NoError(t, err)
+	require.Equal(t, r.Chunks, r.Fetched)
+	w.same(o.DB)
+}
+
+type change = func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error)
+
+// leaves changes answers with chunks only.
+func leaves(fn change) change {
+	return func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+		if r.Method != iavlsync.MethodLeaves {
+			return honest.Serve(ctx, r)
+		}
+		return fn(ctx, honest, r)
+	}
+}
+
+// TestHostilePeers: whatever two of three peers do, the join ends with the right state, and those
+// that lie are banned.
+func TestHostilePeers(t *testing.T) {
+	forever := func(ctx context.Context, _ transport.Handler, _ transport.Request) ([]byte, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	fails := func(err error) change {
+		return func(context.Context, transport.Handler, transport.Request) ([]byte, error) { return nil, err }
+	}
+	for name, test := range map[string]struct {
+		change change
+		lies   bool
+	}{
+		"one bit": {leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			b, err := honest.Serve(ctx, r)
+			if len(b) > 0 {
+				b = bytes.Clone(b)
+				b[len(b)/2] ^= 1
+			}
+			return b, err
+		}), true},
+		"another chunk": {leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			q, _ := iavlsync.DecodeRequest(r.Body)
+			q.Store, q.First, q.Leaves = "mint", 0, 1
+			r.Body = q.Encode()
+			return honest.Serve(ctx, r)
+		}), true},
+		"nothing": {leaves(func(context.Context, transport.Handler, transport.Request) ([]byte, error) { return nil, nil }), true},
+		"too long": {leaves(func(context.Context, transport.Handler, transport.Request) ([]byte, error) {
+			return make([]byte, 17<<20), nil
+		}), true},
+		"another manifest": {func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			b, err := honest.Serve(ctx, r)
+			if r.Method == iavlsync.MethodManifest {
+				b = bytes.Clone(b)
+				b[len(b)-1] ^= 1
+			}
+			return b, err
+		}, false}, // it is asked only if the choice falls on it
+		"endless manifest": {func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			if r.Method == iavlsync.MethodManifest {
+				return make([]byte, iavlsync.ManifestPartBytes), nil
+			}
+			return honest.Serve(ctx, r)
+		}, false},
+		"offers that are none": {func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			if r.Method == iavlsync.MethodOffers {
+				return iavlsync.Offers{5, 4}.Encode(), nil
+			}
+			return honest.Serve(ctx, r)
+		}, false},
+		"a height of its own": {func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			if r.Method == iavlsync.MethodOffers {
+				return iavlsync.Offers{height, 1 << 40}.Encode(), nil
+			}
+			return honest.Serve(ctx, r)
+		}, false},
+		"dawdles":               {leaves(forever), false},
+		"dawdles everywhere":    {forever, false},
+		"has lost it since":     {leaves(fails(transport.ErrGone)), false},
+		"busy":                  {leaves(fails(transport.ErrBusy)), false},
+		"refuses":               {leaves(fails(transport.ErrRefused)), false},
+		"a disk that is broken": {leaves(fails(errUnplugged)), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := randomWorld(t, 100)
+				w.add(test.change)
+				w.add(nil)
+				w.add(test.change)
+				r := w.join(nodedbtest.NewMem())
+				if !test.lies {
+					return
+				}
+				require.LessOrEqual(t, r.Banned, 2)
+			})
+		})
+	}
+}
+
+// TestHalvesOfShortChunks: each half is true. Only at the end it shows that they were not needed.
+func TestHalvesOfShortChunks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := randomWorld(t, 60)
+		w.add(leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			q, err := iavlsync.DecodeRequest(r.Body)
+			require.NoError(t, err)
+			n, first := w.naive[q.Store], int64(0)
+			for n.Size() > q.Leaves || first != q.First {
+				if left := n.Left.Size(); q.First < first+left {
+					n = n.Left
+				} else {
+					n, first = n.Right, first+left
+				}
+			}
+			if n.Left == nil {
+				return honest.Serve(ctx, r)
+			}
+			return n.Halves(height), nil
+		}))
+		_, err := join.Join(context.Background(), w.options(nodedbtest.NewMem()))
+		require.ErrorIs(t, err, join.ErrStalled)
+		require.Contains(t, w.logs[len(w.logs)-1], "it came in halves")
+		w.add(nil)
+		require.LessOrEqual(t, w.join(nodedbtest.NewMem()).Banned, 1)
+	})
+}
+
+// TestLiarsAreBanned: alone with liars a join ends with nothing, and with all of them banned.
+func TestLiarsAreBanned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := randomWorld(t, 100)
+		for range 3 {
+			w.add(leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+				b, err := honest.Serve(ctx, r)
+				return append(bytes.Clone(b), 0), err
+			}))
+		}
+		db := nodedbtest.NewMem()
+		_, err := join.Join(context.Background(), w.options(db))
+		require.ErrorIs(t, err, join.ErrStalled)
+		require.Contains(t, w.logs[len(w.logs)-1], "is banned")
+		_, err = nodedb.Latest(db)
+		require.ErrorIs(t, err, nodedb.ErrNoState)
+	})
+}
+
+// TestKilled: a join that was killed at a write is resumed, and fetches only what is missing.
+func TestKilled(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	for range 8 {
+		synctest.Test(t, func(t *testing.T) {
+			w := randomWorld(t, 100)
+			w.add(nil)
+			w.add(nil)
+			db := nodedbtest.NewMem()
+			db.KillAfter(rnd.IntN(6))
+			_, err := join.Join(context.Background(), w.options(db))
+			require.ErrorIs(t, err, nodedbtest.ErrKilled)
+			db = db.Crash(rnd.IntN(1 + db.Unsynced()))
+			m := nodedbtest.Manifest(t, iavlsync.Format8192, height, w.naive)
+			in, err := nodedb.NewInstaller(db, m)
+			require.NoError(t, err)
+			require.Equal(t, len(in.Missing()), w.join(db).Fetched)
+		})
+	}
+}
+
+func TestStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := randomWorld(t, 60)
+		w.add(nil)
+		older := iavlsynctest.RandomState(iavlsynctest.Rand(t), 60, height-1)[height-2]
+		db := nodedbtest.NewMem()
+		_, err := nodedb.NewInstaller(db, nodedbtest.Manifest(t, iavlsync.Format8192, height-1, older))
+		require.NoError(t, err)
+		_, err = join.Join(context.Background(), w.options(db))
+		require.ErrorIs(t, err, join.ErrStale)
+		o := w.options(db)
+		o.Height = height
+		_, err = join.Join(context.Background(), o)
+		require.ErrorIs(t, err, nodedb.ErrOtherJoin)
+		o = w.options(nodedbtest.NewMem())
+		o.Headers = headers{}
+		_, err = join.Join(context.Background(), o)
+		require.ErrorIs(t, err, join.ErrNothing)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err = join.Join(ctx, o)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
+// TestLongChunks: a chunk above 16 MiB comes in halves, and a leaf above that in parts.
+func TestLongChunks(t *testing.T) {
+	tree := &iavlsynctest.Tree{}
+	rnd := rand.NewChaCha8([32]byte{})
+	for i := range 40 {
+		value := make([]byte, 1<<20)
+		if i == 11 {
+			value = make([]byte, 21<<20)
+		}
+		_, _ = rnd.Read(value)
+		tree.Set([]byte{byte(i)}, value)
+	}
+	tree.SaveAs(height)
+	w := newWorld(t, iavlsynctest.State{"blobs": tree.Root})
+	var asked atomic.Int64
+	w.add(leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+		asked.Add(1)
+		return honest.Serve(ctx, r)
+	}))
+	r := w.join(nodedbtest.NewMem())
+	require.Equal(t, 1, r.Fetched)
+	require.Greater(t, asked.Load(), int64(10))
+	require.Greater(t, r.Bytes, int64(60<<20))
+}

@@ -1,0 +1,157 @@
+// Package serve answers joiners of a chain on cosmos/iavl from the states in an application's
+// database.
+//
+//	nodedb.State ──Add──▶ Server ◀── offers, manifest, leaves ── transport.Mux ◀── joiners
+//
+// It keeps no copy: what is asked for is read, and proved, when it is asked for. It judges no
+// joiner; connections, their number and their rate are the business of the transport.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/transport"
+)
+
+// Server answers from some states. Its methods may be called at the same time.
+type Server struct {
+	// Failed is called with the error of a request that was answered with ErrFailed, such as a
+	// damaged database; nil: it is not called. It is set before the server is used.
+	Failed func(err error)
+
+	mu     sync.RWMutex
+	states map[int64]*served // guarded by mu
+}
+
+// served is a state with its manifests, which are cut when they are first asked for.
+type served struct {
+	state     *nodedb.State
+	manifests map[iavlsync.Format]func() ([]byte, error)
+}
+
+var formats = []iavlsync.Format{iavlsync.Format8192, iavlsync.Format512, iavlsync.Format32}
+
+// New returns a Server without states.
+func New() *Server { return &Server{states: map[int64]*served{}} }
+
+// Add cuts a state, and offers it from then on.
+func (s *Server) Add(state *nodedb.State) error {
+	v := &served{state: state, manifests: map[iavlsync.Format]func() ([]byte, error){}}
+	for _, f := range formats {
+		v.manifests[f] = sync.OnceValues(func() ([]byte, error) {
+			m, err := state.Manifest(f)
+			if err != nil {
+				return nil, err
+			}
+			return m.Encode(), nil
+		})
+	}
+	if _, err := v.manifests[iavlsync.Format8192](); err != nil {
+		return fmt.Errorf("serve height %d: %w", state.Height(), err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.states) == iavlsync.MaxOffers {
+		return fmt.Errorf("serve height %d: %d states are served already", state.Height(), iavlsync.MaxOffers)
+	}
+	s.states[state.Height()] = v
+	return nil
+}
+
+// Remove ends the offer of a height. Requests under way may still read its state.
+func (s *Server) Remove(height int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.states, height)
+}
+
+// Offers returns the heights that are served.
+func (s *Server) Offers() iavlsync.Offers {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Sorted(maps.Keys(s.states))
+}
+
+// Register sets the handlers of the methods.
+func (s *Server) Register(m *transport.Mux) {
+	m.Handle(iavlsync.MethodOffers, transport.HandlerFunc(s.offers))
+	m.Handle(iavlsync.MethodManifest, transport.Weighed(transport.HandlerFunc(s.manifest),
+		func(transport.Request) int64 { return iavlsync.ManifestPartBytes }))
+	m.Handle(iavlsync.MethodLeaves, transport.Weighed(transport.HandlerFunc(s.leaves), weigh))
+}
+
+func (s *Server) offers(context.Context, transport.Request) ([]byte, error) {
+	return s.Offers().Encode(), nil
+}
+
+func (s *Server) at(height int64) (*served, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	v := s.states[height]
+	if v == nil {
+		return nil, transport.ErrGone
+	}
+	return v, nil
+}
+
+func (s *Server) manifest(_ context.Context, r transport.Request) ([]byte, error) {
+	q, err := iavlsync.DecodeManifestRequest(r.Body)
+	if err != nil {
+		return nil, transport.ErrRefused
+	}
+	v, err := s.at(q.Height)
+	if err != nil {
+		return nil, err
+	}
+	m, err := v.manifests[q.Format]()
+	if err != nil {
+		return nil, s.failed(err)
+	}
+	from := min(q.Offset, int64(len(m)))
+	return m[from:min(from+iavlsync.ManifestPartBytes, int64(len(m)))], nil
+}
+
+// leafBytes is what a leaf is taken to have, before it is read.
+const leafBytes = 1 << 10
+
+// weigh returns the length of an answer as far as it is known ahead.
+func weigh(r transport.Request) int64 {
+	q, err := iavlsync.DecodeRequest(r.Body)
+	if err != nil {
+		return 0
+	}
+	return min(q.Leaves*leafBytes, iavlsync.MaxAnswerBytes)
+}
+
+func (s *Server) leaves(_ context.Context, r transport.Request) ([]byte, error) {
+	q, err := iavlsync.DecodeRequest(r.Body)
+	if err != nil {
+		return nil, transport.ErrRefused
+	}
+	v, err := s.at(q.Height)
+	if err != nil {
+		return nil, err
+	}
+	b, err := v.state.Answer(&q)
+	switch {
+	case errors.Is(err, iavlsync.ErrNoSubtree):
+		return nil, transport.ErrRefused
+	case err != nil:
+		return nil, s.failed(err)
+	}
+	return b, nil
+}
+
+func (s *Server) failed(err error) error {
+	if s.Failed != nil {
+		s.Failed(err)
+	}
+	return err
+}

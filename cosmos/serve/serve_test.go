@@ -1,0 +1,98 @@
+package serve_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/cosmos/serve"
+	"github.com/starling-kv/starling/transport"
+)
+
+const height = 12
+
+// home is the database of a server with a naive state.
+func home(t *testing.T) (*nodedbtest.Mem, iavlsynctest.State) {
+	naive := iavlsynctest.RandomState(iavlsynctest.Rand(t), 200, height)[height-1]
+	db := nodedbtest.NewMem()
+	nodedbtest.Legacy(t, db, height, naive)
+	return db, naive
+}
+
+func TestServer(t *testing.T) {
+	db, naive := home(t)
+	s := serve.New()
+	failed := 0
+	s.Failed = func(error) { failed++ }
+	var m transport.Mux
+	s.Register(&m)
+	ask := func(method transport.Method, body []byte) ([]byte, error) {
+		r := transport.Request{Method: method, Body: body}
+		require.GreaterOrEqual(t, m.Weigh(r), int64(0))
+		return m.Serve(context.Background(), r)
+	}
+	b, err := ask(iavlsync.MethodOffers, nil)
+	require.NoError(t, err)
+	require.Equal(t, iavlsync.Offers(nil).Encode(), b)
+
+	state, err := nodedb.Open(db, height)
+	require.NoError(t, err)
+	require.NoError(t, s.Add(state))
+	require.Equal(t, iavlsync.Offers{height}, s.Offers())
+	for _, f := range []iavlsync.Format{iavlsync.Format8192, iavlsync.Format512, iavlsync.Format32} {
+		limit, _ := f.Leaves()
+		want := naive.Manifest(height, limit)
+		b, err := ask(iavlsync.MethodManifest, (&iavlsync.ManifestRequest{Height: height, Format: f}).Encode())
+		require.NoError(t, err)
+		require.Equal(t, want, b)
+		b, err = ask(iavlsync.MethodManifest, (&iavlsync.ManifestRequest{Height: height, Format: f, Offset: iavlsync.ManifestPartBytes}).Encode())
+		require.NoError(t, err)
+		require.Empty(t, b)
+	}
+	q := iavlsync.Request{Height: height, Store: "bank", Leaves: naive["bank"].Size()}
+	b, err = ask(iavlsync.MethodLeaves, q.Encode())
+	require.NoError(t, err)
+	require.Equal(t, append([]byte{0}, naive["bank"].Chunk()...), b)
+
+	q.Leaves++
+	_, err = ask(iavlsync.MethodLeaves, q.Encode())
+	require.ErrorIs(t, err, transport.ErrRefused)
+	for _, method := range []transport.Method{iavlsync.MethodManifest, iavlsync.MethodLeaves} {
+		_, err = ask(method, []byte("rubbish"))
+		require.ErrorIs(t, err, transport.ErrRefused)
+	}
+	q.Height, q.Leaves = height+1, 1
+	_, err = ask(iavlsync.MethodLeaves, q.Encode())
+	require.ErrorIs(t, err, transport.ErrGone)
+	require.Zero(t, failed)
+
+	for _, key := range db.Keys() { // the disk loses everything
+		db.Delete([]byte(key))
+	}
+	q.Height = height
+	_, err = ask(iavlsync.MethodLeaves, q.Encode())
+	require.ErrorIs(t, err, iavlsync.ErrDamagedStore)
+	require.Equal(t, 1, failed)
+	s.Remove(height)
+	_, err = ask(iavlsync.MethodLeaves, q.Encode())
+	require.ErrorIs(t, err, transport.ErrGone)
+}
+
+func TestDamagedStateIsNotOffered(t *testing.T) {
+	db, naive := home(t)
+	commit := nodedb.Commit{Height: height}
+	for _, name := range naive.Names() {
+		commit.Stores = append(commit.Stores, nodedb.CommitStore{Name: name, Version: height, Hash: naive["gov"].Hash()})
+	}
+	nodedbtest.WriteCommit(t, db, &commit)
+	state, err := nodedb.Open(db, height)
+	require.NoError(t, err)
+	err = serve.New().Add(state)
+	require.True(t, errors.Is(err, nodedb.ErrOtherState), "%v", err)
+}
