@@ -47,6 +47,13 @@ type Options struct {
 	// MemoryBytes limits the bytes of answers that are under way or being verified; 0:
 	// scheduler.DefaultMemory.
 	MemoryBytes int64
+	// Accept may refuse a state, whose manifest is proved, before anything is written; nil: all are
+	// accepted.
+	Accept func(m *iavlsync.Manifest) error
+	// Up and Down are called when a peer is connected, and when it no longer is; nil: they are not
+	// called. They must not block.
+	Up   func(transport.Conn)
+	Down func(transport.ID)
 	// Log is called with what happens, never concurrently with itself; nil: it is not called.
 	Log func(text string)
 }
@@ -189,7 +196,7 @@ func (j *joiner) choose() error {
 			if tried[h] {
 				continue
 			}
-			hash, err := j.o.Headers.AppHash(j.ctx, h)
+			hash, err := j.appHash(h)
 			if err == nil && len(hash) != len(iavlsync.Hash{}) {
 				err = fmt.Errorf("an app hash of %d bytes", len(hash))
 			}
@@ -221,6 +228,13 @@ func (j *joiner) choose() error {
 			}
 		}
 	}
+}
+
+// appHash asks for an app hash, but not for ever.
+func (j *joiner) appHash(height int64) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(j.ctx, partTimeout)
+	defer cancel()
+	return j.o.Headers.AppHash(ctx, height)
 }
 
 // offered returns the heights that connected peers offer, newest first; if height is not 0, that
@@ -299,6 +313,11 @@ func (j *joiner) begin(m *iavlsync.Manifest, appHash iavlsync.Hash) error {
 		s.first = append(s.first, u.First...)
 	}
 	var err error
+	if j.o.Accept != nil {
+		if err = j.o.Accept(m); err != nil {
+			return err
+		}
+	}
 	if s.installer, err = nodedb.NewInstaller(j.o.DB, m); err != nil {
 		return err
 	}

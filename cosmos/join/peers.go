@@ -133,6 +133,9 @@ func (e up) handle(j *joiner) {
 		return
 	}
 	j.peers[id] = e.p
+	if j.o.Up != nil {
+		j.o.Up(e.p.conn)
+	}
 	if j.state != nil {
 		j.present(id)
 	}
@@ -150,6 +153,9 @@ func (e down) handle(j *joiner) {
 	id := scheduler.PeerID(e.conn.Remote().ID)
 	if p := j.peers[id]; p != nil && p.conn == e.conn {
 		delete(j.peers, id)
+		if j.o.Down != nil {
+			j.o.Down(transport.ID(id))
+		}
 		if j.state != nil {
 			j.step(scheduler.PeerDown{Peer: id})
 		}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"cosmossdk.io/log"
+	"cosmossdk.io/store/metrics"
+	"cosmossdk.io/store/rootmulti"
+	"cosmossdk.io/store/types"
+	cmtdb "github.com/cometbft/cometbft-db"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	sm "github.com/cometbft/cometbft/state"
+	cmtstore "github.com/cometbft/cometbft/store"
+	cmt "github.com/cometbft/cometbft/types"
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	chainID = "demo-1"
+	latest  = 12 // of the stopped node
+	trusted = 5
+)
+
+var stores = []string{"acc", "bank", "gov", "params"}
+
+// stopped is the home of a node that was stopped, and what its chain agrees upon.
+type stopped struct {
+	home   string
+	hashes map[int64][]byte // of the application after a height
+	blocks map[int64][]byte // hashes of headers
+}
+
+// application opens the SDK's multi-store in a home.
+func application(t *testing.T, home string, backend dbm.BackendType) (*rootmulti.Store, map[string]*types.KVStoreKey, dbm.DB) {
+	db, err := dbm.NewDB(applicationDB, backend, dataDir(home))
+	require.NoError(t, err)
+	s := rootmulti.NewStore(db, log.NewNopLogger(), metrics.NewNoOpMetrics())
+	keys := map[string]*types.KVStoreKey{}
+	for _, name := range stores {
+		keys[name] = types.NewKVStoreKey(name)
+		s.MountStoreWithDB(keys[name], types.StoreTypeIAVL, nil)
+	}
+	require.NoError(t, s.LoadLatestVersion())
+	return s, keys, db
+}
+
+// block executes the block of a height. It returns the app hash.
+func block(s *rootmulti.Store, keys map[string]*types.KVStoreKey, height int64) []byte {
+	bank := s.GetCommitKVStore(keys["bank"])
+	for i := range 500 {
+		n := (int64(i)*7919 + height*104729) % 20000
+		bank.Set(fmt.Appendf(nil, "balance/%05d", n), fmt.Appendf(nil, "%d at %d", n, height))
+	}
+	bank.Delete(fmt.Appendf(nil, "balance/%05d", height*104729%20000))
+	if height == 2 {
+		s.GetCommitKVStore(keys["params"]).Set([]byte("max"), []byte("7"))
+	}
+	return s.Commit().Hash
+}
+
+// newStopped makes the home of a stopped node: the application with its last height, and CometBFT
+// with its blocks up to there.
+func newStopped(t *testing.T, backend dbm.BackendType) *stopped {
+	s := &stopped{home: t.TempDir(), hashes: map[int64][]byte{}, blocks: map[int64][]byte{}}
+	require.NoError(t, os.MkdirAll(filepath.Join(s.home, "data"), 0o700))
+	store, keys, db := application(t, s.home, backend)
+	for h := int64(1); h <= latest; h++ {
+		s.hashes[h] = block(store, keys, h)
+	}
+	require.NoError(t, db.Close())
+	s.consensus(t)
+	return s
+}
+
+// consensus makes CometBFT's databases, of a chain with one validator.
+func (s *stopped) consensus(t *testing.T) {
+	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(s.home))
+	require.NoError(t, err)
+	stateDB, err := cmtdb.NewGoLevelDB("state", dataDir(s.home))
+	require.NoError(t, err)
+	blocks, states := cmtstore.NewBlockStore(blockDB), sm.NewStore(stateDB, sm.StoreOptions{})
+	pv := cmt.NewMockPV()
+	key, err := pv.GetPubKey()
+	require.NoError(t, err)
+	start := time.Now().Add(-time.Hour).UTC()
+	state, err := sm.MakeGenesisState(&cmt.GenesisDoc{ChainID: chainID, GenesisTime: start, InitialHeight: 1,
+		ConsensusParams: cmt.DefaultConsensusParams(), Validators: []cmt.GenesisValidator{{PubKey: key, Power: 10}}})
+	require.NoError(t, err)
+	require.NoError(t, states.Save(state))
+	last := &cmt.Commit{}
+	for h := int64(1); h <= latest; h++ {
+		b, err := state.MakeBlock(h, nil, last, nil, key.Address())
+		require.NoError(t, err)
+		parts, err := b.MakePartSet(cmt.BlockPartSizeBytes)
+		require.NoError(t, err)
+		id := cmt.BlockID{Hash: b.Hash(), PartSetHeader: parts.Header()}
+		vote := &cmt.Vote{Type: cmtproto.PrecommitType, Height: h, BlockID: id, Timestamp: start.Add(time.Duration(h) * time.Second),
+			ValidatorAddress: key.Address()}
+		v := vote.ToProto()
+		require.NoError(t, pv.SignVote(chainID, v))
+		vote.Signature = v.Signature
+		last = &cmt.Commit{Height: h, BlockID: id, Signatures: []cmt.CommitSig{vote.CommitSig()}}
+		blocks.SaveBlock(b, parts, last)
+		s.blocks[h] = b.Hash()
+		state.LastBlockHeight, state.LastBlockID, state.LastBlockTime = h, id, b.Time
+		state.LastValidators, state.AppHash = state.Validators.Copy(), s.hashes[h]
+		require.NoError(t, states.Save(state))
+	}
+	require.NoError(t, blocks.Close())
+	require.NoError(t, stateDB.Close())
+}

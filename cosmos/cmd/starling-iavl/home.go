@@ -1,0 +1,123 @@
+package main
+
+import (
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	cmtdb "github.com/cometbft/cometbft-db"
+	"github.com/cometbft/cometbft/p2p"
+	sm "github.com/cometbft/cometbft/state"
+	cmtstore "github.com/cometbft/cometbft/store"
+	dbm "github.com/cosmos/cosmos-db"
+)
+
+// Names of databases in a home's data folder, without ".db".
+const (
+	applicationDB = "application"
+	joiningDB     = "application-joining" // until it is complete
+)
+
+func dataDir(home string) string { return filepath.Join(home, "data") }
+
+func dbDir(home, name string) string { return filepath.Join(dataDir(home), name+dbm.DBFileSuffix) }
+
+// backendOf returns the engine of a database that is there.
+func backendOf(dir string) (dbm.BackendType, error) {
+	if _, err := os.Stat(filepath.Join(dir, "CURRENT")); err != nil {
+		return "", fmt.Errorf("%s is no database of goleveldb or Pebble: %w", dir, err)
+	}
+	options, err := filepath.Glob(filepath.Join(dir, "OPTIONS-*")) // goleveldb has none
+	if err != nil {
+		return "", err
+	}
+	if len(options) > 0 {
+		return dbm.PebbleDBBackend, nil
+	}
+	return dbm.GoLevelDBBackend, nil
+}
+
+// openApplication opens the application's database of a stopped node.
+func openApplication(home string) (dbm.DB, error) {
+	backend, err := backendOf(dbDir(home, applicationDB))
+	if err != nil {
+		return nil, err
+	}
+	db, err := dbm.NewDB(applicationDB, backend, dataDir(home))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w (is its node stopped?)", dbDir(home, applicationDB), err)
+	}
+	return db, nil
+}
+
+// chain is what CometBFT keeps of the chain, from which headers are served.
+type chain struct {
+	id     string
+	blocks *cmtstore.BlockStore
+	states sm.Store
+	closes []func() error
+}
+
+func (c *chain) Close() (err error) {
+	for _, fn := range c.closes {
+		err = errors.Join(err, fn())
+	}
+	return err
+}
+
+// openChain opens CometBFT's databases; nil: there are none, or not of goleveldb.
+func openChain(home string) (*chain, error) {
+	c := &chain{}
+	var opened []cmtdb.DB
+	for _, name := range []string{"blockstore", "state"} {
+		backend, err := backendOf(dbDir(home, name))
+		if errors.Is(err, fs.ErrNotExist) || err == nil && backend != dbm.GoLevelDBBackend {
+			return nil, c.Close()
+		}
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		db, err := cmtdb.NewGoLevelDB(name, dataDir(home))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open %s: %w (is its node stopped?)", dbDir(home, name), err), c.Close())
+		}
+		opened = append(opened, db)
+		c.closes = append(c.closes, db.Close)
+	}
+	c.blocks = cmtstore.NewBlockStore(opened[0])
+	c.states = sm.NewStore(opened[1], sm.StoreOptions{})
+	meta := c.blocks.LoadBlockMeta(c.blocks.Height())
+	if meta == nil {
+		return nil, c.Close()
+	}
+	c.id = meta.Header.ChainID
+	return c, nil
+}
+
+// nodeKey returns the key of the home's node; a new one if it has none.
+func nodeKey(home string) (ed25519.PrivateKey, error) {
+	key, err := p2p.LoadNodeKey(filepath.Join(home, "config", "node_key.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		_, fresh, err := ed25519.GenerateKey(nil)
+		return fresh, err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key of the node: %w", err)
+	}
+	return key.PrivKey.Bytes(), nil
+}
+
+// rename gives a complete database its name, durably.
+func rename(home string) error {
+	if err := os.Rename(dbDir(home, joiningDB), dbDir(home, applicationDB)); err != nil {
+		return err
+	}
+	dir, err := os.Open(dataDir(home))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/join"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+const rpcTimeout = 10 * time.Second
+
+// filesBeside are stores of modules that keep files beside the database. Those files are no part of
+// the app hash's state: the SDK's own snapshots carry them as extensions.
+var filesBeside = map[string]string{"wasm": "the code of its contracts", "08-wasm": "the code of its light clients"}
+
+func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	flags := flag.NewFlagSet("join", flag.ContinueOnError)
+	home := flags.String("home", "", "the folder of the new node")
+	chainID := flags.String("chain-id", "", "the chain")
+	peers := flags.String("peers", "", "servers: ID@HOST:PORT or HOST:PORT, separated by commas")
+	rpc := flags.String("rpc", "", "CometBFT RPC servers that have headers, separated by commas; needed where the peers have none")
+	height := flags.Int64("height", 0, "height of the state (default: the newest that can be proved)")
+	trustHeight := flags.Int64("trust-height", 0, "height of a header that you trust")
+	trustHash := flags.String("trust-hash", "", "its hash, 64 hexadecimal digits")
+	backend := flags.String("db-backend", string(dbm.GoLevelDBBackend), "goleveldb or pebbledb, as in the node's app.toml or config.toml")
+	without := flags.Bool("without-files", false, "join although modules of the chain keep files beside the database, which do not come with it")
+	if err := parse(flags, args, stderr, "home", "chain-id", "peers", "trust-height", "trust-hash"); err != nil {
+		return err
+	}
+	hash, err := hex.DecodeString(*trustHash)
+	if err != nil || len(hash) != 32 {
+		return fmt.Errorf("--trust-hash %q: it is 64 hexadecimal digits", *trustHash)
+	}
+	if *backend != string(dbm.GoLevelDBBackend) && *backend != string(dbm.PebbleDBBackend) {
+		return fmt.Errorf("--db-backend %q: it is %s or %s", *backend, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
+	}
+	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil {
+		return fmt.Errorf("%s is there already: a join needs a home without a state", dbDir(*home, applicationDB))
+	}
+	addresses, err := parsePeers(*peers)
+	if err != nil {
+		return err
+	}
+	verifier, err := lightblocks.NewVerifier(lightblocks.Options{ChainID: *chainID, TrustHeight: *trustHeight, TrustHash: hash})
+	if err != nil {
+		return err
+	}
+	defer verifier.Close()
+	if *rpc != "" {
+		for address := range strings.SplitSeq(*rpc, ",") {
+			p, err := lightblocks.NewRPC(*chainID, address, rpcTimeout)
+			if err != nil {
+				return err
+			}
+			verifier.Add(p)
+		}
+	}
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dataDir(*home), 0o700); err != nil {
+		return err
+	}
+	db, err := dbm.NewDB(joiningDB, dbm.BackendType(*backend), dataDir(*home))
+	if err != nil {
+		return fmt.Errorf("open %s: %w", dbDir(*home, joiningDB), err)
+	}
+	// A join may have been killed between its last two steps.
+	if h, err := nodedb.Latest(nodedb.Of(db)); err == nil {
+		fmt.Fprintf(stdout, "joined at height %d before\n", h)
+		return errors.Join(db.Close(), rename(*home))
+	}
+	from := time.Now()
+	r, err := join.Join(ctx, join.Options{
+		DB: nodedb.Of(db), Headers: verifier, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID}),
+		Addresses: addresses, Height: *height,
+		Accept: func(m *iavlsync.Manifest) error { return accept(m, *without) },
+		Up:     func(c transport.Conn) { verifier.Add(lightblocks.NewProvider(*chainID, c)) },
+		Down:   verifier.Remove,
+		Log:    func(text string) { fmt.Fprintln(stderr, text) },
+	})
+	// Late answers of peers may have shown another chain since.
+	if err = errors.Join(err, db.Close()); err == nil {
+		err = verifier.Conflict()
+	}
+	if errors.Is(err, join.ErrStale) || errors.Is(err, nodedb.ErrOtherJoin) {
+		err = fmt.Errorf("%w\nTo begin anew, remove %s", err, dbDir(*home, joiningDB))
+	}
+	if err != nil {
+		return err
+	}
+	if err := rename(*home); err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "joined at height %d, app hash %s: %d chunks, %d of them fetched now, %.1f MB in %.1f s\n",
+		r.Height, r.AppHash, r.Chunks, r.Fetched, float64(r.Bytes)/1e6, time.Since(from).Seconds())
+	return nil
+}
+
+func parsePeers(list string) (addresses []transport.Address, err error) {
+	for text := range strings.SplitSeq(list, ",") {
+		a, err := transport.ParseAddress(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("--peers: %w", err)
+		}
+		addresses = append(addresses, a)
+	}
+	return addresses, nil
+}
+
+// accept refuses chains whose nodes need files that are not in the database.
+func accept(m *iavlsync.Manifest, without bool) error {
+	for _, s := range m.Stores {
+		if what := filesBeside[s.Name]; what != "" && len(s.Entries) > 0 && !without {
+			return fmt.Errorf("the chain has a store %q: its module keeps %s in files, which do not come with the database. "+
+				"Copy them from a node that you trust, and join with --without-files", s.Name, what)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+// Command starling-iavl serves the state of a stopped node of a Cosmos SDK chain, and makes the
+// database of a new node from what such servers have, whom nobody has to trust.
+//
+//	stopped node or a copy of it                               new node
+//	  data/application.db ─ serve ─▶ manifest, chunks ─ join ─▶ data/application.db ─▶ simd start
+//	  data/blockstore.db  ─ serve ─▶ headers, votes   ─ join ─▶ the app hash that proves them
+//
+// It is no sidecar: the databases can be open in one process only. See docs/cosmos.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+const usage = `usage:
+  starling-iavl serve --home DIR [--laddr HOST:PORT]
+      serves the newest states of a stopped node, or of a copy of its home
+  starling-iavl join --home DIR --chain-id ID --peers ID@HOST:PORT,… --trust-height N --trust-hash HEX
+      makes data/application.db of a new node from what servers have; a join that was killed resumes
+
+"starling-iavl serve -h" and "starling-iavl join -h" list all flags.
+
+example:
+  starling-iavl join --home ~/.simapp --chain-id demo-1 --peers 10.0.0.1:26666 \
+    --trust-height 1200 --trust-hash 5D3C…
+`
+
+// errUsage reports arguments that cannot be used; they are described already.
+var errUsage = errors.New("invalid arguments")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	switch {
+	case errors.Is(err, errUsage):
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "starling-iavl: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// run executes a command until it is done or ctx ends, which is no error of a server.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	command := ""
+	if len(args) > 0 {
+		command, args = args[0], args[1:]
+	}
+	switch command {
+	case "serve":
+		return runServe(ctx, args, stdout, stderr)
+	case "join":
+		return runJoin(ctx, args, stdout, stderr)
+	case "help", "-h", "--help":
+		fmt.Fprint(stdout, usage)
+		return nil
+	}
+	fmt.Fprint(stderr, usage)
+	return errUsage
+}
+
+// parse parses flags, all of which have a name; those that are needed must not be empty.
+func parse(flags *flag.FlagSet, args []string, stderr io.Writer, needed ...string) error {
+	flags.SetOutput(stderr)
+	if err := flags.Parse(args); err != nil {
+		return errUsage
+	}
+	if flags.NArg() > 0 {
+		fmt.Fprintf(stderr, "starling-iavl %s: unexpected argument %q\n", flags.Name(), flags.Arg(0))
+		return errUsage
+	}
+	for _, name := range needed {
+		if v := flags.Lookup(name).Value.String(); v == "" || v == "0" {
+			fmt.Fprintf(stderr, "starling-iavl %s: --%s is needed\n", flags.Name(), name)
+			return errUsage
+		}
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+)
+
+// guide returns the commands in docs/cosmos.md, by their first word after the program's name.
+func guide(t *testing.T) map[string]string {
+	text, err := os.ReadFile("../../../docs/cosmos.md")
+	require.NoError(t, err)
+	joined := strings.ReplaceAll(string(text), "\\\n", " ")
+	commands := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^\$ starling-iavl (\w+) (.*)$`).FindAllStringSubmatch(joined, -1) {
+		commands[m[1]] = strings.Join(strings.Fields(m[2]), " ")
+	}
+	require.Len(t, commands, 2)
+	return commands
+}
+
+// serving runs a server until the test ends. It returns its address.
+func serving(t *testing.T, args ...string) string {
+	ctx, cancel := context.WithCancel(context.Background())
+	out, in := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := run(ctx, append([]string{"serve", "--laddr", "127.0.0.1:0"}, args...), in, io.Discard)
+		_ = in.CloseWithError(fmt.Errorf("the server has ended: %w", err))
+		done <- err
+	}()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	m := regexp.MustCompile(`^serving chain demo-1, heights \[(.*)\], at (\S+)\n$`).FindStringSubmatch(line)
+	require.NotNil(t, m, "%s", line)
+	return m[2]
+}
+
+// TestGuide executes the commands of docs/cosmos.md: stock rootmulti continues from what was
+// joined, with the chain's app hashes.
+func TestGuide(t *testing.T) {
+	for _, backend := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
+		t.Run(string(backend), func(t *testing.T) {
+			s := newStopped(t, backend)
+			home := filepath.Join(t.TempDir(), "joiner")
+			commands := guide(t)
+			real := strings.NewReplacer("~/stopped", s.home, "~/.simapp", home, "--trust-height 1200", fmt.Sprintf("--trust-height %d", trusted),
+				"5D3C…", fmt.Sprintf("%X", s.blocks[trusted]))
+			address := serving(t, strings.Fields(real.Replace(commands["serve"]))...)
+			args := strings.Fields(strings.ReplaceAll(real.Replace(commands["join"]), "10.0.0.1:26666", address))
+			var out, progress bytes.Buffer
+			require.NoError(t, run(context.Background(), append([]string{"join", "--db-backend", string(backend)}, args...), &out, &progress), "%s", &progress)
+			// The app hash of the newest state is in a header that the stopped node does not have.
+			require.Contains(t, out.String(), fmt.Sprintf("joined at height %d, app hash %x:", latest-1, s.hashes[latest-1]))
+
+			got, err := backendOf(dbDir(home, applicationDB))
+			require.NoError(t, err)
+			require.Equal(t, backend, got)
+			store, keys, db := application(t, home, backend)
+			require.Equal(t, s.hashes[latest-1], store.LastCommitID().Hash)
+			require.Equal(t, s.hashes[latest], block(store, keys, latest))
+			require.NoError(t, db.Close())
+
+			err = run(context.Background(), append([]string{"join"}, args...), io.Discard, io.Discard)
+			require.ErrorContains(t, err, "is there already")
+		})
+	}
+}
+
+// TestKilledBeforeTheName: a complete database that was not given its name yet gets it.
+func TestKilledBeforeTheName(t *testing.T) {
+	s := newStopped(t, dbm.GoLevelDBBackend)
+	require.NoError(t, os.Rename(dbDir(s.home, applicationDB), dbDir(s.home, joiningDB)))
+	var out bytes.Buffer
+	require.NoError(t, run(context.Background(), []string{"join", "--home", s.home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
+		"--trust-height", "5", "--trust-hash", strings.Repeat("ab", 32)}, &out, io.Discard))
+	require.Contains(t, out.String(), "joined at height 12 before")
+	require.DirExists(t, dbDir(s.home, applicationDB))
+}
+
+// TestFilesBeside: a chain with contracts has more than its database.
+func TestFilesBeside(t *testing.T) {
+	m := &iavlsync.Manifest{Stores: []iavlsync.Store{{Name: "bank", Entries: make([]iavlsync.Entry, 1)}, {Name: "wasm"}}}
+	require.NoError(t, accept(m, false))
+	m.Stores[1].Entries = make([]iavlsync.Entry, 1)
+	require.ErrorContains(t, accept(m, false), "the code of its contracts")
+	require.NoError(t, accept(m, true))
+}
+
+// TestOtherTrust: servers of a chain that is not the trusted one have nothing that is proved.
+func TestOtherTrust(t *testing.T) {
+	s := newStopped(t, dbm.GoLevelDBBackend)
+	address := serving(t, "--home", s.home)
+	home := t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var log watched
+	log.found, log.words = cancel, "cannot be proved"
+	err := run(ctx, []string{"join", "--home", home, "--chain-id", chainID, "--peers", address,
+		"--trust-height", "5", "--trust-hash", strings.Repeat("ab", 32)}, io.Discard, &log)
+	require.Error(t, err)
+	require.NoDirExists(t, dbDir(home, applicationDB))
+}
+
+// watched calls found once its words were written.
+type watched struct {
+	bytes.Buffer
+	words string
+	found func()
+}
+
+func (w *watched) Write(b []byte) (int, error) {
+	n, err := w.Buffer.Write(b)
+	if strings.Contains(w.String(), w.words) {
+		w.found()
+	}
+	return n, err
+}
+
+func TestArguments(t *testing.T) {
+	for name, test := range map[string]struct {
+		args  []string
+		usage bool
+		want  string
+	}{
+		"nothing":        {nil, true, "usage:"},
+		"unknown":        {[]string{"sync"}, true, "usage:"},
+		"no home":        {[]string{"serve"}, true, "--home is needed"},
+		"an argument":    {[]string{"serve", "now"}, true, `unexpected argument "now"`},
+		"unknown flag":   {[]string{"join", "--fast"}, true, "-fast"},
+		"no trust":       {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1"}, true, "--trust-height is needed"},
+		"a short hash":   {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1", "--trust-height", "1", "--trust-hash", "ab"}, false, "64 hexadecimal digits"},
+		"another engine": {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1", "--trust-height", "1", "--trust-hash", strings.Repeat("ab", 32), "--db-backend", "rocksdb"}, false, "goleveldb or pebbledb"},
+		"no port":        {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h", "--trust-height", "1", "--trust-hash", strings.Repeat("ab", 32)}, false, "--peers"},
+		"no database":    {[]string{"serve", "--home", t.TempDir()}, false, "no database"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var stderr bytes.Buffer
+			err := run(context.Background(), test.args, io.Discard, &stderr)
+			require.Error(t, err)
+			if test.usage {
+				require.ErrorIs(t, err, errUsage)
+				require.Contains(t, stderr.String(), test.want)
+			} else {
+				require.ErrorContains(t, err, test.want)
+			}
+		})
+	}
+	var out bytes.Buffer
+	require.NoError(t, run(context.Background(), []string{"help"}, &out, io.Discard))
+	require.Equal(t, usage, out.String())
+}
