@@ -98,6 +98,9 @@ type Options struct {
 	// WitnessBytes limits what a proposal brings from the Source, times the same number; default
 	// DefaultWitnessBytes.
 	WitnessBytes int
+	// BlockWitnessBytes limits what FinalizeBlock brings from the Source for one block; 0: nothing
+	// does. Beyond it the block fails with ErrBlockWitnesses: there is no other result.
+	BlockWitnessBytes int
 	// ProposalTime limits the time that a proposer spends on executing what it proposes, default
 	// DefaultProposalTime.
 	ProposalTime time.Duration

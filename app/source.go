@@ -52,6 +52,10 @@ const (
 
 var errTooMuch = errors.New("it takes more than a proposal may bring from storage nodes at once")
 
+// ErrBlockWitnesses: a block that was decided needs more of the state than
+// Options.BlockWitnessBytes. The application stays at the block before.
+var ErrBlockWitnesses = errors.New("the block needs more of the state than this machine has memory for: start this home on a machine with more memory, or join with a new node in local mode")
+
 var errMoved = errors.New("the state advanced while nodes of it were being fetched")
 
 // fetcher brings nodes into one version, which it replaces by others of the same state.
@@ -129,7 +133,11 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 // once fetches once and reports whether the version has more now. why is what the source said.
 func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlstar.Hash]avlstar.Span) (grown bool, why, err error) {
 	if f.most > 0 && f.bytes >= f.most {
-		return false, nil, fmt.Errorf("%w: %d of %d bytes have come, and %d nodes of the state after block %d are missing", errTooMuch, f.bytes, f.most, len(held), f.height)
+		why := errTooMuch
+		if f.call == forBlock {
+			why = ErrBlockWitnesses
+		}
+		return false, nil, fmt.Errorf("%w: %d of %d bytes have come, and %d nodes of the state after block %d are missing", why, f.bytes, f.most, len(held), f.height)
 	}
 	f.rounds++
 	m := &f.app.options.Metrics.Witness

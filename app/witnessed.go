@@ -21,7 +21,9 @@ func (a *App) finalizeWitnessed(ctx context.Context, b block) (*abci.ResponseFin
 	}
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
-	done, err := a.witnessed(ctx, b, a.decoder.decodeAll(b.txs, a.block.params.ChainId), a.ofBlock(forBlock))
+	f := a.ofBlock(forBlock)
+	f.most = a.options.BlockWitnessBytes
+	done, err := a.witnessed(ctx, b, a.decoder.decodeAll(b.txs, a.block.params.ChainId), f)
 	if err != nil {
 		return nil, fmt.Errorf("block %d: %w", b.height, err)
 	}

@@ -192,6 +192,37 @@ func TestProposalsHaveAByteLimit(t *testing.T) {
 	})
 }
 
+// What a decided block brings has a limit, too: beyond it the block fails, and nothing else does.
+func TestDecidedBlocksHaveAByteLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{})
+		defer a.Stop()
+		var operations []tx.Operation
+		for k := range 50 {
+			operations = append(operations, put(fmt.Sprintf("a%d", 7*k), "new"))
+		}
+		large := [][]byte{sign(t, "alice", 4, operations...)}
+		const limit, oneMore = 1500, 1000 // that exceeds it
+		a.options.BlockWitnessBytes = limit
+		req := &abci.RequestFinalizeBlock{Height: 2, Txs: large}
+		for range 2 {
+			before := source.took()
+			_, err := a.FinalizeBlock(ctx, req)
+			require.ErrorIs(t, err, ErrBlockWitnesses)
+			require.ErrorContains(t, err, "join with a new node in local mode")
+			require.LessOrEqual(t, source.took()-before, limit+oneMore)
+			require.Equal(t, int64(1), a.Height())
+		}
+
+		// What a proposal brought does not count: that has a limit of its own.
+		require.True(t, processed(t, a, abci.CommitInfo{}, large...))
+		require.Equal(t, runBlock(t, local, large...), runBlock(t, a, large...))
+		source.has(local)
+		small := sign(t, "alice", 5, put("abc7", "new"))
+		require.Equal(t, runBlock(t, local, small), runBlock(t, a, small))
+	})
+}
+
 // FinalizeBlock waits until its context or Stop ends, and leaves the state as it was.
 func TestFinalizeBlockWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

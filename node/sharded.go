@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sort"
 	"strconv"
@@ -51,6 +53,7 @@ type sharded struct {
 	store  *shardedStore
 	nodes  *config.StorageNodes
 	self   crypto.Address
+	failed func(error) // ends the node
 	// of the last call of Validators, by FinalizeBlock alone
 	count, number int // -1, -1 at first: Validators was not called
 }
@@ -89,7 +92,7 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	if times == (storeTimes{}) {
 		times = defaultStoreTimes()
 	}
-	opened := &sharded{source: s, nodes: nodes, self: o.Sharded.Self}
+	opened := &sharded{source: s, nodes: nodes, self: o.Sharded.Self, failed: o.Failed}
 	opened.store = &shardedStore{
 		log: logger, source: s, ranges: nodes.Ranges, own: o.Sharded.Own, joins: o.Sharded.Joins, depth: c.RetainDepth, life: o.Sharded.Life, times: times,
 		name: func(n dsm.Node) string { return nodes.Addresses[n].String() },
@@ -146,10 +149,25 @@ func totalMemory() (bytes uint64, known bool) {
 	return 0, false
 }
 
+// blockWitnessBytes is how much of the state a decided block may bring: a quarter of the memory,
+// since it is there twice while it becomes a part of the tree.
+func blockWitnessBytes() int {
+	const unknown = 4 << 30 // 16 proposals' worth
+	total, known := totalMemory()
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 && (!known || uint64(limit) < total) {
+		total, known = uint64(limit), true
+	}
+	if !known {
+		return unknown
+	}
+	return int(total / 4)
+}
+
 // options completes those of the application.
 func (s *sharded) options(o ApplicationOptions, to *app.Options) {
 	c := o.Config.State
 	to.Store, to.Source, to.WitnessTimeout, to.Life = s.store, s.source, c.WitnessTimeout, o.Sharded.Life
+	to.BlockWitnessBytes = blockWitnessBytes()
 	to.Edges = s.source.Edges()
 	budget := o.Config.Storage.MemoryBytes
 	to.Retention = avlstar.Retention{

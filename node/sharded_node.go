@@ -67,7 +67,11 @@ func (a *Application) FinalizeBlock(ctx context.Context, req *abci.RequestFinali
 	if a.sharded != nil {
 		a.sharded.finalizing(req.DecidedLastCommit.Votes)
 	}
-	return a.App.FinalizeBlock(ctx, req)
+	res, err := a.App.FinalizeBlock(ctx, req)
+	if errors.Is(err, app.ErrBlockWitnesses) { // no time resolves that
+		a.sharded.failed(err)
+	}
+	return res, err
 }
 
 // prepareSharded completes the options of an application whose state storage nodes keep. While it
