@@ -1,0 +1,322 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/ask"
+	storage "github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/dsm/storagenode"
+	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+// told is a block of a story, and what local mode made of it.
+type told struct {
+	last abci.CommitInfo
+	txs  [][]byte
+	want *abci.ResponseFinalizeBlock
+}
+
+// shardedConfig is a way to execute a story on storage nodes.
+type shardedConfig struct {
+	depth, window    int
+	shards, replicas int
+	lag              int64 // blocks by which storage nodes are behind
+	wants            int   // of a request; so an answer comes in several bags
+	restarts         bool  // with the upper tree of what all storage nodes have
+}
+
+// TestShardedMetamorphic runs a random list of blocks, with all operations, in local mode and then
+// under many configurations of a sharded validator. Its storage nodes are real ones, behind a
+// network in memory, and begin with the genesis state: what they answer comes from the updates
+// that this validator made of its own blocks, on a tree that lacks most of the state. Results and
+// app hashes must be those of local mode:
+//
+//	              ┌ r         levels of the tree that stay
+//	              ├ window    blocks for which what was fetched stays
+//	blocks ─────▶ ├ shards    ranges, which begin anywhere, also among bookkeeping records ──▶ results, app hashes
+//	              ├ lag       bags are of older states, and revised
+//	              ├ wants     bags of several ranges and requests are merged
+//	              └ restarts  with the upper tree alone, some blocks back
+func TestShardedMetamorphic(t *testing.T) {
+	rnd := seeds.Rand(t)
+	blocks, configs := 30, 24
+	if testing.Short() {
+		blocks, configs = 12, 6
+	}
+	story := tellStory(t, rnd, blocks)
+	for range configs {
+		c := shardedConfig{
+			depth: []int{0, 1, 2, 4, 8}[rnd.IntN(5)], window: rnd.IntN(5), shards: 1 + rnd.IntN(6), replicas: 1 + rnd.IntN(2),
+			lag: 1 + rnd.Int64N(3), wants: []int{1, 3, 20, 1000}[rnd.IntN(4)], restarts: rnd.IntN(2) == 0,
+		}
+		world := rnd.Uint64()
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { retell(t, rand.New(rand.NewPCG(world, 9)), c, story) })
+		})
+	}
+}
+
+// tellStory runs random blocks in local mode.
+func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []told) {
+	local := startChain(t, &memoryStore{}, witnessedState)
+	m := &model{state: map[string]string{}, open: true}
+	g := &generator{Rand: rnd, t: t, names: []string{"alice", "bob", "carol", "root"}}
+	for i := range blocks {
+		b := told{txs: prefill(t)}
+		if i > 0 {
+			b.last, b.txs = g.lastCommit(), nil
+			for waiting := map[string]uint64{}; len(b.txs) < 12; {
+				b.txs = append(b.txs, g.transaction(m, waiting))
+			}
+			if rnd.IntN(4) == 0 {
+				b.txs = append(b.txs, deletion(t, g, m))
+			}
+		}
+		b.want = runBlockAfter(t, local, b.last, b.txs...)
+		story = append(story, b)
+		_, v := local.Latest()
+		clear(m.state)
+		for _, kv := range entries(t, v) {
+			m.state[string(kv.Key)] = string(kv.Value)
+		}
+		v.Release()
+	}
+	return story
+}
+
+// retelling is a sharded validator, and its storage nodes.
+type retelling struct {
+	t         *testing.T
+	c         shardedConfig
+	story     []told
+	network   transporttest.Network
+	ranges    *dsm.Ranges
+	addresses map[dsm.Node]transport.Address
+	nodes     []*storagenode.Node
+	proved    atomic.Int64 // height of the last state that storage nodes take up
+
+	source  *storage.Source
+	app     *App
+	last    atomic.Int64 // block that was committed
+	fetches atomic.Int64
+	starts  int
+}
+
+// counted counts fetches.
+type counted struct {
+	*storage.Source
+	fetches *atomic.Int64
+}
+
+func (s counted) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+	s.fetches.Add(1)
+	return s.Source.Fetch(ctx, height, wants, below)
+}
+
+func retell(t *testing.T, rnd *rand.Rand, c shardedConfig, story []told) {
+	w := &retelling{t: t, c: c, story: story, addresses: map[dsm.Node]transport.Address{}}
+	defer w.startNodes(rnd)()
+	w.start(0)
+	for w.last.Load() < int64(len(story)) {
+		b := story[w.last.Load()]
+		if rnd.IntN(3) == 0 { // a proposal that is not decided
+			processed(t, w.app, b.last, b.txs[:rnd.IntN(len(b.txs)+1)]...)
+		}
+		if rnd.IntN(2) == 0 {
+			processed(t, w.app, b.last, b.txs...)
+		}
+		height := w.last.Load() + 1
+		require.Equal(t, b.want, runBlockAfter(t, w.app, b.last, b.txs...), "block %d", height)
+		require.Equal(t, height, w.last.Load())
+		w.proved.Store(max(w.proved.Load(), height-c.lag))
+		for _, n := range w.nodes {
+			n.Proved()
+		}
+		bubble.Sleep(2 * time.Second)
+		if durable := w.source.Durable(); c.restarts && durable > 0 && rnd.IntN(6) == 0 {
+			w.stop()
+			w.start(durable)
+		}
+	}
+	w.stop()
+	t.Logf("%d fetches, %d starts", w.fetches.Load(), w.starts)
+	if c.depth < 8 && c.window < 4 {
+		require.Positive(t, w.fetches.Load(), "nothing was lacking")
+	}
+}
+
+// AppHash implements storagenode.Headers.
+func (w *retelling) AppHash(height int64) (avlstar.Hash, bool) {
+	if height < 1 || height > w.proved.Load() {
+		return avlstar.Hash{}, false
+	}
+	return w.hash(height), true
+}
+
+func (w *retelling) hash(height int64) avlstar.Hash {
+	return avlstar.Hash(w.story[height-1].want.AppHash)
+}
+
+// startNodes starts storage nodes that have the genesis state. stop ends them.
+func (w *retelling) startNodes(rnd *rand.Rand) (stop func()) {
+	t := w.t
+	edges := []string{"\x00", "\x00g", "\x00n", "\x00v", "a", "a1", "a140", "ab", "ab21\x00", "abc", "b", "c", "\xff"}
+	rnd.Shuffle(len(edges), func(i, j int) { edges[i], edges[j] = edges[j], edges[i] })
+	firsts := append([]string{""}, slices.Sorted(slices.Values(edges[:w.c.shards-1]))...)
+	var shards []dsm.Shard
+	of := map[dsm.Node]int{}
+	for i, first := range firsts {
+		s := dsm.Shard{Range: dsm.Range{First: []byte(first)}}
+		if i+1 < len(firsts) {
+			s.Range.After = []byte(firsts[i+1])
+		}
+		for range w.c.replicas {
+			id := dsm.Node(transporttest.ID(len(of)))
+			of[id] = i
+			s.Replicas = append(s.Replicas, id)
+		}
+		shards = append(shards, s)
+	}
+	var err error
+	w.ranges, err = dsm.NewRanges(shards)
+	require.NoError(t, err)
+	genesis, err := GenesisState(initRequest(witnessedState))
+	require.NoError(t, err)
+	defer genesis.Release()
+	running, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	var ends []func()
+	for _, id := range w.ranges.Nodes() {
+		replica := w.replica(genesis, shards[of[id]].Range)
+		node, err := storagenode.NewNode(storagenode.NodeOptions{Making: make(chan struct{}, 4)}, replica)
+		require.NoError(t, err)
+		mux := new(transport.Mux)
+		node.Register(mux)
+		listener, err := w.network.Listen(fmt.Sprintf("%s:1", id), transporttest.Config{ID: transport.ID(id), ChainID: testChain, Handler: mux})
+		require.NoError(t, err)
+		w.nodes, w.addresses[id] = append(w.nodes, node), listener.Address()
+		all.Go(func() { require.NoError(t, node.Run(running)) })
+		ends = append(ends, func() {
+			listener.Close()
+			require.NoError(t, replica.Close())
+		})
+	}
+	return func() {
+		cancel()
+		all.Wait()
+		for _, end := range ends {
+			end()
+		}
+	}
+}
+
+// replica makes that of a range, with the genesis state.
+func (w *retelling) replica(genesis *avlstar.Version, r dsm.Range) *storagenode.Replica {
+	t, fsys, label := w.t, vfs.NewMem(), []byte("chain, range")
+	require.NoError(t, fsys.MkdirAll("/node", 0o755))
+	disk, err := storagenode.OpenFiles(fsys, path.Join("/node", "states"), label)
+	require.NoError(t, err)
+	o := storagenode.Options{
+		Range: avlstar.KeyRange(r), Disk: disk, Headers: w, Log: storagenode.LogOptions{FS: fsys, Dir: path.Join("/node", "log"), Label: label},
+		ServeHeights: 100, Interval: 1000,
+	}
+	seam, err := genesis.Seam(o.Range)
+	require.NoError(t, err)
+	leaves := func(yield func(avlstar.Leaf, error) bool) {
+		for l, err := range genesis.Leaves() {
+			if (err != nil || o.Range.Contains(l.Key)) && !yield(l, err) {
+				return
+			}
+		}
+	}
+	require.NoError(t, storagenode.Create(o, storagenode.StateInfo{Commitment: genesis.Commitment(), Seam: seam}, leaves))
+	replica, err := storagenode.Open(o)
+	require.NoError(t, err)
+	return replica
+}
+
+// start starts the validator on the state after block height, 0 for genesis.
+func (w *retelling) start(height int64) {
+	t, policy := w.t, ask.DefaultPolicy()
+	policy.Wants = w.c.wants
+	var err error
+	w.source, err = storage.New(storage.Options{
+		Ranges: w.ranges, Addresses: w.addresses, Ask: policy,
+		Dialer: w.network.Dialer(transporttest.Config{ID: transporttest.ID(1000), Host: "validator", ChainID: testChain}),
+	})
+	require.NoError(t, err)
+	w.source.Validators(1, 0)
+	w.starts++
+	w.last.Store(height)
+	edges := w.source.Edges()
+	w.app, err = New(Options{
+		Store: retold{w}, Source: counted{w.source, &w.fetches}, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Edges: edges,
+		Retention: avlstar.Retention{
+			Depth: w.c.depth, Window: w.c.window,
+			Least: func() int { return int(max(0, w.last.Load()-w.source.Durable())) },
+			Keep: func(first, after []byte) bool { // the ways to edges, which are in each update
+				i := sort.Search(len(edges), func(i int) bool { return bytes.Compare(edges[i], first) >= 0 })
+				return i < len(edges) && (after == nil || bytes.Compare(edges[i], after) <= 0)
+			},
+		},
+	})
+	require.NoError(t, err)
+	if height == 0 {
+		_, err = w.app.InitChain(ctx, initRequest(witnessedState))
+		require.NoError(t, err)
+	}
+}
+
+func (w *retelling) stop() {
+	w.app.Stop()
+	require.NoError(w.t, w.source.Close())
+}
+
+// retold is the Store of the validator.
+type retold struct{ w *retelling }
+
+func (s retold) Load() (int64, *avlstar.Version, error) {
+	w, height := s.w, s.w.last.Load()
+	var v *avlstar.Version
+	if height > 0 {
+		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		p, err := w.source.Upper(limited, height, w.hash(height), w.c.depth)
+		if err != nil {
+			return 0, nil, err
+		}
+		v = p.Version()
+	}
+	w.source.Begin(height)
+	return height, v, nil
+}
+
+func (s retold) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
+	if err := s.w.source.Committed(height, v, base, changes); err != nil {
+		return err
+	}
+	s.w.last.Store(height)
+	return s.w.source.Room(ctx)
+}
+
+func (s retold) Durable() int64 { return s.w.source.Durable() }
