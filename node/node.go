@@ -172,6 +172,10 @@ func (n *Node) open(ctx context.Context, o options) error {
 		return n.joinAgain(err)
 	}
 	n.serving = newServing(n.config, n.genesis, n.log)
+	if host := config.SharedHost(n.config.CometBFT.P2P); host != "" {
+		n.log.Error("p2p.persistent_peers names several nodes of one host, of which one only is connected to: set allow_duplicate_ip = true in [p2p] of config.toml",
+			"host", host)
+	}
 	n.instance = comet.New(comet.Options{
 		Config: n.config.CometBFT, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, Databases: n.databases,
 		Application: comet.NewHalter(o.wrap(n.application), n.config.App.HaltHeight, n.application.CanGoOn, n.fail),

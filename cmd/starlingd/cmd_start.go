@@ -59,15 +59,23 @@ func loadHome(env *cliEnv) (*config.Config, log.Logger, error) {
 
 // runNode runs the node of the home folder until ctx ends.
 func runNode(ctx context.Context, env *cliEnv) error {
+	s := onTerminal(env.Err)
+	if s != nil {
+		env.Err = s
+		defer s.end()
+	}
 	conf, logger, err := loadHome(env)
 	if err != nil {
 		return err
 	}
-	n, err := node.New(ctx, conf, logger, joinProgress(env.Err)...)
+	n, err := node.New(ctx, conf, logger, joinProgress(s)...)
 	if err != nil {
 		return tellCosmovisor(env, unlessHalted(logger, unlessStopped(ctx, err)))
 	}
 	err = n.Start(ctx)
+	if s != nil {
+		s.show("") // a join that found nothing leaves its line
+	}
 	if err == nil {
 		select {
 		case <-ctx.Done():

@@ -3,46 +3,53 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 
 	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/join"
 )
 
-// joinProgress draws a bar on a terminal while the node joins. In a log, the node's own lines show
-// it.
-func joinProgress(out io.Writer) []node.Option {
-	f, ok := out.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
+// joinProgress shows on the screen how far a join is. In a log (nil), the node's own lines do.
+func joinProgress(s *screen) []node.Option {
+	if s == nil {
 		return nil
 	}
-	var (
-		bar *progressbar.ProgressBar
-		of  int64 // height
-	)
-	return []node.Option{conversionProgress(out), node.WithJoinProgress(func(p join.Progress) {
-		if p.Bytes == 0 {
-			return
-		}
-		if bar == nil || of != p.Height {
-			of = p.Height
-			bar = progressbar.NewOptions64(int64(p.Bytes), progressbar.OptionSetWriter(out), progressbar.OptionShowBytes(true),
-				progressbar.OptionSetWidth(24), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionSetPredictTime(true),
-				progressbar.OptionClearOnFinish())
-		}
-		bar.Describe(fmt.Sprintf("height %d, chunks %d/%d, %s", p.Height, p.ChunksDone, p.Chunks, counted(p.Peers, "peer")))
-		// a bar that cannot be drawn is not a reason to stop
-		_ = bar.Set64(int64(min(p.BytesDone, p.Bytes)))
-		if p.Phase == "done" {
-			fmt.Fprintf(out, "\nJoined at height %d: %s in %s, %.1f s, %s, %d banned, %s already present, %s wasted\n", p.Height,
-				humanize.IBytes(p.Bytes), counted(p.Chunks, "chunk"), p.Elapsed.Seconds(), counted(p.Peers, "peer"), p.Banned, humanize.IBytes(p.Reused), humanize.IBytes(p.Wasted))
-		}
-	})}
+	bar := joinBar{screen: s}
+	return []node.Option{conversionProgress(s), node.WithJoinProgress(bar.show)}
+}
+
+// joinBar is the last line of a screen while a node joins. The join itself measures its rate and
+// what is left.
+type joinBar struct{ screen *screen }
+
+func (b joinBar) show(p join.Progress) {
+	switch p.Phase {
+	case join.PhaseLooking:
+		b.screen.show("looking for peers and a snapshot …")
+	case join.PhaseVerifying:
+		b.screen.show(fmt.Sprintf("verifying what an earlier join has left: height %d, chunk %d of %d", p.Height, p.ChunksDone, p.Chunks))
+	case join.PhaseWriting:
+		b.screen.show(fmt.Sprintf("writing the state of height %d …", p.Height))
+	case join.PhaseDone:
+		b.screen.show("")
+		fmt.Fprintf(b.screen, "Joined at height %d: %s in %s, %.1f s, %s, %d banned, %s already present, %s wasted\n", p.Height,
+			humanize.IBytes(p.Bytes), counted(p.Chunks, "chunk"), p.Elapsed.Seconds(), counted(p.Peers, "peer"), p.Banned, humanize.IBytes(p.Reused), humanize.IBytes(p.Wasted))
+	default:
+		b.screen.show(fetchingLine(p))
+	}
+}
+
+// fetchingLine names what each figure is.
+func fetchingLine(p join.Progress) string {
+	done := min(p.BytesDone, p.Bytes)
+	left := ""
+	if p.Left > 0 {
+		left = fmt.Sprintf(", about %v left", p.Left.Round(time.Second))
+	}
+	return fmt.Sprintf("height %d %s  %s of %s, %s/s, %v so far%s, %d of %s, %s", p.Height, bar(float64(done)/float64(max(p.Bytes, 1))),
+		humanize.IBytes(done), humanize.IBytes(p.Bytes), humanize.IBytes(p.Rate), p.Elapsed.Round(time.Second), left, p.ChunksDone, counted(p.Chunks, "chunk"), counted(p.Peers, "peer"))
 }
 
 // conversionProgress draws a bar while a state of an older version is converted.

@@ -3,16 +3,18 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 )
 
-// progressEvery is the time between two lines in a log; a terminal has a bar.
-const progressEvery = 5 * time.Second
+const (
+	// progressEvery is the time between two lines in a log.
+	progressEvery = 5 * time.Second
+	// drawEvery is the time between two changes of a bar on a terminal.
+	drawEvery = 100 * time.Millisecond
+)
 
 // bytesUnit is the unit whose counts are shown as KiB, MiB, …
 const bytesUnit = "bytes"
@@ -20,50 +22,71 @@ const bytesUnit = "bytes"
 // progress shows the progress of a long command: a bar on a terminal, a line now and then in a log.
 type progress struct {
 	out          io.Writer
+	screen       *screen // nil: not a terminal
 	unit         string
 	total, first int
 	start, last  time.Time
-	bar          *progressbar.ProgressBar // nil: not a terminal
 }
 
 func newProgress(out io.Writer, unit string, total, first int) *progress {
+	s, ok := out.(*screen)
+	if !ok {
+		s = onTerminal(out)
+	}
 	now := time.Now()
-	p := &progress{out: out, unit: unit, total: total, first: first, start: now, last: now}
-	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		p.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
-			progressbar.OptionShowBytes(unit == bytesUnit), progressbar.OptionSetItsString(unit), progressbar.OptionSetWidth(24),
-			progressbar.OptionThrottle(100*time.Millisecond))
-		_ = p.bar.Set(first) // a bar that cannot be drawn is not a reason to stop
+	p := &progress{out: out, screen: s, unit: unit, total: total, first: first, start: now, last: now}
+	if s != nil {
+		s.show(p.line(first, now))
 	}
 	return p
 }
 
 // at sets the total number that is done.
 func (p *progress) at(done int) {
-	if p.bar != nil {
-		_ = p.bar.Set(done) // see newProgress
-		return
-	}
 	now := time.Now()
-	if now.Sub(p.last) < progressEvery {
+	switch since := now.Sub(p.last); {
+	case p.screen != nil && (since >= drawEvery || done >= p.total):
+		p.screen.show(bar(float64(done)/float64(max(p.total, 1))) + "  " + p.line(done, now))
+	case p.screen == nil && since >= progressEvery:
+		fmt.Fprintln(p.out, p.line(done, now))
+	default:
 		return
 	}
 	p.last = now
-	rate := float64(done-p.first) / now.Sub(p.start).Seconds()
+}
+
+// line names what each figure is.
+func (p *progress) line(done int, now time.Time) string {
+	rate := 0.0
+	if since := now.Sub(p.start).Seconds(); since > 0 {
+		rate = float64(done-p.first) / since
+	}
 	left := "?"
 	if rate > 0 {
 		left = time.Duration(float64(p.total-done) / rate * float64(time.Second)).Round(time.Second).String()
 	}
 	if p.unit == bytesUnit {
-		fmt.Fprintf(p.out, "%s of %s, %s/s, %s left\n", humanize.IBytes(uint64(done)), humanize.IBytes(uint64(p.total)), humanize.IBytes(uint64(rate)), left)
-		return
+		return fmt.Sprintf("%s of %s, %s/s, %s left", humanize.IBytes(uint64(done)), humanize.IBytes(uint64(p.total)), humanize.IBytes(uint64(rate)), left)
 	}
-	fmt.Fprintf(p.out, "%d of %d %s, %.0f/s, %s left\n", done, p.total, p.unit, rate, left)
+	return fmt.Sprintf("%d of %d %s, %.0f/s, %s left", done, p.total, p.unit, rate, left)
 }
 
 // end ends the bar's line.
 func (p *progress) end() {
-	if p.bar != nil {
-		fmt.Fprintln(p.out)
+	if p.screen != nil {
+		p.screen.end()
 	}
+}
+
+// barCells is the length of a bar, in characters.
+const barCells = 20
+
+// bar draws a share from 0 to 1.
+func bar(share float64) string {
+	filled := min(max(int(share*barCells+0.5), 0), barCells)
+	head := ""
+	if filled < barCells {
+		head = ">"
+	}
+	return fmt.Sprintf("[%-*s] %3.0f %%", barCells, strings.Repeat("=", filled)+head, share*100)
 }

@@ -122,7 +122,7 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 		return err
 	}
 	conf := i.o.Config
-	var logger log.Logger = consensusLog{i.o.Logger, i.o.Failed, i.o.ConsensusEnded, i.o.HeaderMissing}
+	var logger log.Logger = consensusLog{newPeerLog(i.o.Logger), i.o.Failed, i.o.ConsensusEnded, i.o.HeaderMissing}
 	i.mu.Lock()
 	i.mu.making = true
 	if i.mu.syncing {

@@ -55,6 +55,28 @@ func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
 	return nil
 }
 
+// SharedHost returns a host that p2p.persistent_peers names more than once while
+// p2p.allow_duplicate_ip is not set, "" if there is none: CometBFT connects to one of them only,
+// and says nothing about the others.
+func SharedHost(c *cfg.P2PConfig) string {
+	if c.AllowDuplicateIP {
+		return ""
+	}
+	seen := make(map[string]bool)
+	for peer := range strings.SplitSeq(c.PersistentPeers, ",") {
+		_, address, _ := strings.Cut(strings.TrimSpace(peer), "@")
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			continue
+		}
+		if seen[host] {
+			return host
+		}
+		seen[host] = true
+	}
+	return ""
+}
+
 // CheckHostPort refuses what is no host:port at which other nodes could reach one.
 func CheckHostPort(what, address string) error {
 	host, port, err := net.SplitHostPort(address)

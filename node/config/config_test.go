@@ -186,3 +186,17 @@ func TestRPCAddress(t *testing.T) {
 	}
 	require.Equal(t, "http://127.0.0.1:26657", config.RPCAddress(t.TempDir()))
 }
+
+func TestSharedHost(t *testing.T) {
+	id := strings.Repeat("ab", 20)
+	for peers, host := range map[string]string{
+		"":                                       "",
+		id + "@10.0.0.1:1," + id + "@10.0.0.2:1": "",
+		id + "@10.0.0.1:1, " + id + "@10.0.0.1:2":           "10.0.0.1",
+		id + "@[::1]:1," + id + "@[::1]:2":                  "::1",
+		"damaged,damaged," + id + "@h:1," + id + "@h:2,h:3": "h",
+	} {
+		require.Equal(t, host, config.SharedHost(&cfg.P2PConfig{PersistentPeers: peers}), peers)
+		require.Empty(t, config.SharedHost(&cfg.P2PConfig{PersistentPeers: peers, AllowDuplicateIP: true}))
+	}
+}

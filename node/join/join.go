@@ -25,6 +25,15 @@ import (
 // Progress is how far a join is.
 type Progress = fastsync.Progress
 
+// The phases of a Progress.
+const (
+	PhaseLooking   = fastsync.PhaseLooking
+	PhaseVerifying = fastsync.PhaseVerifying
+	PhaseFetching  = fastsync.PhaseFetching
+	PhaseWriting   = fastsync.PhaseWriting
+	PhaseDone      = fastsync.PhaseDone
+)
+
 // BootstrapTimeout is for the few headers that belong to a height.
 const BootstrapTimeout = time.Minute
 
@@ -209,6 +218,9 @@ func Run(ctx context.Context, way Way, o Options) error {
 		return err
 	}
 	defer j.network.Close()
+	if o.Progress != nil && way != CatchUp { // that may fetch blocks instead
+		o.Progress(Progress{Phase: fastsync.PhaseLooking})
+	}
 	if way == CatchUp {
 		err = j.catchUp(ctx)
 	} else {

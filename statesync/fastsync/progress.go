@@ -14,7 +14,7 @@ type Phase string
 
 // The phases.
 const (
-	PhaseLooking   Phase = "looking"   // for peers and a snapshot; only a View shows this
+	PhaseLooking   Phase = "looking"   // for peers and a snapshot; a View and node/join show this
 	PhaseVerifying Phase = "verifying" // what an interrupted join has left on disk
 	PhaseFetching  Phase = "fetching"
 	PhaseWriting   Phase = "writing" // assembling the tree and making it durable

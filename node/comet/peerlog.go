@@ -1,0 +1,100 @@
+package comet
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/cometbft/cometbft/libs/log"
+)
+
+// peerLog adds to what CometBFT logs about peers what to do about it. Of two nodes of one host, one
+// is refused unless p2p.allow_duplicate_ip is set: here that is a line at the level of information,
+// and there it is a connection that ends.
+type peerLog struct {
+	log.Logger
+	hints *peerHints
+}
+
+// What CometBFT says: p2p/switch.go and, in the errors, p2p/errors.go and p2p/transport.go.
+const (
+	peerRejected = "Inbound Peer rejected"
+	peerRetried  = "Error reconnecting to peer. Trying again"
+	dialFailed   = "Error dialing peer"
+	duplicate    = "duplicate CONN<"
+	handshakeEnd = "secret conn failed: EOF"
+	handshakeOff = "secret conn failed: read tcp" // and that it was reset
+)
+
+// maxHints limits the addresses that hints have been given for.
+const maxHints = 64
+
+// peerHints are the addresses that a hint has been given for: one each.
+type peerHints struct {
+	mu    sync.Mutex
+	given map[string]bool // guarded by mu; at most maxHints
+}
+
+func newPeerLog(logger log.Logger) peerLog {
+	return peerLog{logger, &peerHints{given: make(map[string]bool)}}
+}
+
+// first reports whether there was no hint for this address yet.
+func (h *peerHints) first(address string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.given[address] || len(h.given) >= maxHints {
+		return false
+	}
+	h.given[address] = true
+	return true
+}
+
+func (l peerLog) With(keyvals ...any) log.Logger { return peerLog{l.Logger.With(keyvals...), l.hints} }
+
+func (l peerLog) Info(message string, keyvals ...any) {
+	l.Logger.Info(message, keyvals...)
+	l.hint(message, keyvals)
+}
+
+func (l peerLog) Error(message string, keyvals ...any) {
+	l.Logger.Error(message, keyvals...)
+	l.hint(message, keyvals)
+}
+
+func (l peerLog) hint(message string, keyvals []any) {
+	switch message {
+	case peerRejected:
+		cause := textOf(keyvals, "err")
+		_, rest, is := strings.Cut(cause, duplicate)
+		if !is {
+			return
+		}
+		address, _, _ := strings.Cut(rest, ">")
+		host, _, err := net.SplitHostPort(address)
+		if err == nil && l.hints.first("from "+host) {
+			l.Logger.Error("a second node of one host was refused: if several nodes run there, set allow_duplicate_ip = true in [p2p] of config.toml here",
+				"host", host)
+		}
+	case peerRetried, dialFailed:
+		cause := textOf(keyvals, "err")
+		if !strings.Contains(cause, handshakeEnd) && !strings.Contains(cause, handshakeOff) {
+			return
+		}
+		if l.hints.first("to " + textOf(keyvals, "addr")) {
+			l.Logger.Error("a peer ended the connection before it said who it is: if it has another peer of this host, "+
+				"it needs allow_duplicate_ip = true in [p2p] of its config.toml", "addr", textOf(keyvals, "addr"))
+		}
+	}
+}
+
+// textOf returns the value of a key as text.
+func textOf(keyvals []any, key string) string {
+	for i := 0; i+1 < len(keyvals); i += 2 {
+		if keyvals[i] == key && keyvals[i+1] != nil {
+			return fmt.Sprint(keyvals[i+1])
+		}
+	}
+	return ""
+}
