@@ -44,6 +44,8 @@ var arrows = map[string]struct {
 	"lightblocks":                   {[]string{"hedge", "internal/protowalk", "lightclient", "transport"}, "headers are CometBFT's; who uses them is the business of node"},
 	"transport":                     {nil, "messages and chunks between nodes, whatever is in them"},
 	"transport/tcp":                 {[]string{"transport"}, "an implementation knows its interface only"},
+	"transport/rdma": {[]string{"transport", "transport/rdma/internal/verbs", "transport/tcp"},
+		"a path of connections that tcp has made; what goes over it is judged by whoever asked"},
 	"transport/rdma/internal/verbs": {nil, "it moves bytes between devices, whatever they are"},
 	"transport/rdma/internal/verbs/verbstest": {[]string{"transport/rdma/internal/verbs"},
 		"one suite for devices, and a fabric of them in memory"},

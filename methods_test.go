@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/rdma"
 )
 
 // TestMethodNumbers: each package numbers its own messages, so that only their sum shows that no
@@ -27,7 +28,7 @@ func TestMethodNumbers(t *testing.T) {
 		"evidence": lightblocks.MethodEvidence, "headers": lightblocks.MethodHeaders,
 		"ranges": transport.Method(dsm.MethodRanges), "witness": transport.Method(dsm.MethodWitness),
 		"upper": transport.Method(dsm.MethodUpper), "update": transport.Method(dsm.MethodUpdate),
-		"parts": fastsync.MethodParts, "outline": transport.Method(dsm.MethodOutline),
+		"exchange": rdma.Method, "parts": fastsync.MethodParts, "outline": transport.Method(dsm.MethodOutline),
 	}
 	spec, err := os.ReadFile("docs/spec/transport.md")
 	require.NoError(t, err)
@@ -47,7 +48,8 @@ func TestMethodNumbers(t *testing.T) {
 	storage, err := storagenode.NewNode(storagenode.NodeOptions{})
 	require.NoError(t, err)
 	storage.Register(mux)
-	handled := map[transport.Method]bool{}
+	handled := map[transport.Method]bool{rdma.Method: true} // by package tcp, before any handler
+	require.Nil(t, mux[rdma.Method])
 	for n, h := range mux {
 		if h != nil {
 			handled[transport.Method(n)] = true

@@ -102,6 +102,9 @@ type Call struct {
 	// Received, if not nil, counts the bytes of the answer as they arrive. They are then in Into,
 	// from its beginning, even if Call returns an error.
 	Received *atomic.Int64
+	// Proved asks for an answer that proves who has sent it, over a path that authenticates each
+	// byte. See Unproved.
+	Proved bool
 }
 
 // Conn is a connection to a node that has proved its ID. Its methods may be called concurrently;
@@ -121,6 +124,13 @@ type Conn interface {
 	Done() <-chan struct{}
 	Err() error
 	Close() error
+}
+
+// Unproved reports whether answers of a connection may have been sent by somebody else than the
+// peer. If one is wrong, the same call with Proved is made: only its answer is the peer's.
+func Unproved(c Conn) bool {
+	u, is := c.(interface{ Unproved() bool })
+	return is && u.Unproved()
 }
 
 // Dialer connects to nodes.

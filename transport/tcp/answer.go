@@ -19,6 +19,7 @@ const maxSkip = 16 << 20
 //	    └─ left ──┴──────────────►     the caller has returned: bytes are skipped up to the same end
 type answer struct {
 	done chan struct{} // closed when the caller has something to return
+	slot Slot          // nil: none; set before the request is sent
 
 	// Used by the goroutine that reads.
 	started bool
@@ -31,6 +32,9 @@ type answer struct {
 		sync.Mutex      // held while into is written to, never while waiting for the network
 		left       bool // the caller has its buffer back: it has returned, or is about to
 		into       []byte
+		n          int  // bytes of the answer that are in into
+		counted    int  // by received
+		tls        bool // the answer comes over TLS: nothing may land in the slot
 		limit      int  // of the answer, in bytes
 		own        bool // into was allocated here, and grows
 		received   *atomic.Int64
@@ -52,6 +56,7 @@ func (a *answer) start(total int) (tooLong bool) {
 	a.started, a.total, a.skip = true, total, maxSkip
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.mu.tls, a.mu.n = true, 0
 	if a.long = total > a.mu.limit; !a.long {
 		return false
 	}
@@ -66,12 +71,20 @@ func (a *answer) take(b []byte) {
 		if a.mu.own {
 			a.grow(a.got + len(b))
 		}
-		copy(a.mu.into[a.got:], b)
-		if a.mu.received != nil {
-			a.mu.received.Add(int64(len(b)))
-		}
+		a.put(a.got, b)
 	}
 	a.got += len(b)
+}
+
+// put adds bytes of the answer. The caller holds a.mu. Where an answer is asked for once more, its
+// bytes are not counted twice.
+func (a *answer) put(at int, b []byte) {
+	copy(a.mu.into[at:], b)
+	a.mu.n = at + len(b)
+	if more := a.mu.n - a.mu.counted; more > 0 && a.mu.received != nil {
+		a.mu.received.Add(int64(more))
+		a.mu.counted = a.mu.n
+	}
 }
 
 // grow makes room for n bytes: at most twice what has arrived, since the peer has proved no more.
@@ -128,5 +141,5 @@ func (a *answer) result() ([]byte, error) {
 	if a.mu.err != nil {
 		return nil, a.mu.err
 	}
-	return a.mu.into[:a.total], nil
+	return a.mu.into[:a.mu.n], nil
 }

@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/transport"
@@ -21,6 +24,9 @@ type Conn struct {
 	slots   chan struct{} // one element for each id that is not settled; its capacity is the window
 	wake    chan struct{} // an element: there are frames to write
 	done    chan struct{}
+	side    Lender // of paths past TLS; nil: none
+	// unproved: an answer has come past TLS.
+	unproved atomic.Bool
 
 	mu struct {
 		sync.Mutex
@@ -32,12 +38,16 @@ type Conn struct {
 	}
 }
 
-func newConn(t *tls.Conn, w *wire, remote transport.Address, h hello, idle time.Duration) *Conn {
+func newConn(t *tls.Conn, w *wire, remote transport.Address, h hello, idle time.Duration, sides Sides) *Conn {
 	c := &Conn{
 		remote: remote, chainID: h.chainID, tls: t, wire: w, idle: idle,
 		slots: make(chan struct{}, h.window), wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	c.mu.answers = make(map[uint64]*answer)
+	if sides != nil {
+		c.side = sides.Dialled(c)
+		c.side.Start()
+	}
 	go c.write()
 	go func() { c.fail(c.read(bufio.NewReaderSize(t, readBuffer))) }()
 	return c
@@ -86,10 +96,28 @@ func (c *Conn) fail(cause error) {
 		a.end(err)
 	}
 	c.mu.answers = nil
+	if c.side != nil {
+		c.side.Close()
+	}
 }
 
-// Call implements transport.Conn.
+// Call implements transport.Conn. A call whose path past TLS is lost is made again without one.
 func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
+	if call.Proved && c.side != nil && c.Unproved() {
+		c.side.Doubt()
+	}
+	counted := 0
+	for {
+		got, err := c.call(ctx, call, &counted)
+		if !errors.Is(err, errSideLost) {
+			return got, err
+		}
+		call.Proved = true
+	}
+}
+
+// call makes a call once. counted is what Call.Received counts of it.
+func (c *Conn) call(ctx context.Context, call transport.Call, counted *int) ([]byte, error) {
 	if len(call.Body) > transport.MaxBody {
 		return nil, fmt.Errorf("a request of %d bytes, of at most %d", len(call.Body), transport.MaxBody)
 	}
@@ -104,6 +132,7 @@ func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 		return nil, ctx.Err()
 	}
 	a := newAnswer(call)
+	a.mu.counted = *counted
 	id, err := c.ask(call, a)
 	if err != nil {
 		return nil, err
@@ -116,6 +145,7 @@ func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 			return nil, ctx.Err()
 		}
 	}
+	*counted = a.mu.counted
 	return a.result()
 }
 
@@ -130,7 +160,13 @@ func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
 	c.mu.lastID++
 	id := c.mu.lastID
 	c.mu.answers[id] = a
-	c.mu.frames = appendHeader(c.mu.frames, frameRequest, id, 1+len(call.Body))
+	if c.lend(call, a); a.slot == nil {
+		c.mu.frames = appendHeader(c.mu.frames, frameRequest, id, 1+len(call.Body))
+	} else {
+		c.mu.frames = appendHeader(c.mu.frames, frameLent, id, lentHeader+1+len(call.Body))
+		c.mu.frames = binary.BigEndian.AppendUint32(c.mu.frames, a.slot.Number())
+		c.mu.frames = binary.BigEndian.AppendUint32(c.mu.frames, uint32(len(call.Into)))
+	}
 	c.mu.frames = append(append(c.mu.frames, byte(call.Method)), call.Body...)
 	c.poke()
 	return id, nil
@@ -211,7 +247,13 @@ func (c *Conn) readFrame(br *bufio.Reader) error {
 	switch h.kind {
 	case framePong:
 		return c.pong()
-	case frameAnswer, frameMore, frameError:
+	case frameLost:
+		if c.side != nil {
+			c.side.PeerLost()
+			return nil
+		}
+		return fmt.Errorf("%w: a path is lost that there was not", transport.ErrProtocol)
+	case frameAnswer, frameMore, frameError, frameWritten:
 	default:
 		return fmt.Errorf("%w: frame of type %d from a server", transport.ErrProtocol, h.kind)
 	}
@@ -219,8 +261,11 @@ func (c *Conn) readFrame(br *bufio.Reader) error {
 	if a == nil {
 		return fmt.Errorf("%w: an answer to request %d, which is not open", transport.ErrProtocol, h.id)
 	}
-	if h.kind == frameError {
+	switch h.kind {
+	case frameError:
 		return c.refused(br, h.id, a)
+	case frameWritten:
+		return c.written(br, h.id, a)
 	}
 	return c.piece(br, h, a)
 }
@@ -271,6 +316,7 @@ func (c *Conn) piece(br *bufio.Reader, h header, a *answer) error {
 	}
 	if a.got == a.total {
 		c.settle(h.id)
+		a.ended(-1)
 		a.end(nil)
 	}
 	return nil
@@ -290,6 +336,7 @@ func (c *Conn) refused(br *bufio.Reader, id uint64, a *answer) error {
 		return fmt.Errorf("%w: an answer ends early", transport.ErrProtocol)
 	}
 	c.settle(id)
+	a.ended(-1)
 	a.end(answered)
 	return nil
 }

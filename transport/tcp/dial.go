@@ -100,5 +100,5 @@ func (d *dialer) greet(ctx context.Context, raw net.Conn, a transport.Address) (
 		return nil, ctx.Err()
 	}
 	w.greeted(smallBuffer)
-	return newConn(t, w, a, h, d.o.idleTimeout), nil
+	return newConn(t, w, a, h, d.o.idleTimeout, d.o.Sides), nil
 }

@@ -88,7 +88,14 @@ const (
 	frameError   = 5 // code:u8
 	framePing    = 6 // asks for a pong
 	framePong    = 7
+	// Where there is a path past TLS; see Sides.
+	frameLent    = 8  // slot:u32be ‖ length:u32be ‖ method:u8 ‖ body; a request
+	frameLost    = 9  // from either side: the path is lost, and with it all requests with slots
+	frameWritten = 10 // total:u64be; the answer is in the slot
 )
+
+// lentHeader is the length, in bytes, of what frameLent has before the method.
+const lentHeader = 8
 
 // maxPiece is the limit of the bytes of an answer in one frame: the next frame may be of another
 // answer.
@@ -140,7 +147,11 @@ func readHeader(br *bufio.Reader) (header, error) {
 		least, most = 1, maxPiece
 	case frameError:
 		least, most = 1, 1
-	case frameCancel, framePing, framePong:
+	case frameLent:
+		least, most = lentHeader+1, lentHeader+1+transport.MaxBody
+	case frameWritten:
+		least, most = 8, 8
+	case frameCancel, framePing, framePong, frameLost:
 	default:
 		return h, fmt.Errorf("%w: frame of type %d", transport.ErrProtocol, h.kind)
 	}

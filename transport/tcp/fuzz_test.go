@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"testing"
 	"time"
 
@@ -43,12 +44,13 @@ func FuzzServer(f *testing.F) {
 	f.Add(append(requestFrame(1, "body"), appendHeader(nil, frameCancel, 1, 0)...))
 	f.Add(append(appendHeader(nil, framePing, 0, 0), requestFrame(1<<63, string(make([]byte, 5000)))...))
 	f.Add(appendHeader(nil, frameRequest, 1, 1<<20))
+	f.Add(append(lentFrame(1, 2, 3, "body"), appendHeader(nil, frameLost, 0, 0)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		o, err := Options{Key: keyOf(1), Handler: echo, bounds: bounds{maxCalls: 4, maxBodies: 10_000}}.withDefaults()
+		o, err := Options{Key: keyOf(1), Handler: echo, Sides: &testSides{refuse: true}, bounds: bounds{maxCalls: 4, maxBodies: 10_000}}.withDefaults()
 		require.NoError(t, err)
 		s := prepare(o)
 		s.ctx = context.Background()
-		n := newSession(s, nil, nil, newGuest("host"), hello{chainID: chain}, transport.Request{})
+		n := newSession(s, nil, &wire{Conn: &net.TCPConn{}}, newGuest("host"), hello{chainID: chain}, transport.Request{})
 		br := bufio.NewReaderSize(bytes.NewReader(b), 64)
 		for err == nil {
 			err = n.readFrame(br)
@@ -68,17 +70,19 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// FuzzClient has a client with four calls under way, one of which was cancelled, read any frames.
+// FuzzClient has a client with five calls under way, one of which was cancelled and one of which
+// has a slot, read any frames.
 func FuzzClient(f *testing.F) {
 	f.Add(start(1, 10, 10))
 	f.Add(append(start(1, 10, 5), more(1, 5)...))
 	f.Add(append(fail(2, codeGone), start(3, 1<<40, 100)...))
 	f.Add(append(fail(4, codeCancelled), start(3, 1<<40, 100)...))
 	f.Add(append(appendHeader(nil, framePong, 0, 0), more(9, 5)...))
+	f.Add(append(written(5, leastLent), appendHeader(nil, frameLost, 0, 0)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c := &Conn{slots: make(chan struct{}, 4), wake: make(chan struct{}, 1), done: make(chan struct{}), idle: time.Hour}
+		c := &Conn{side: &testLender{lost: make(chan struct{})}, slots: make(chan struct{}, 5), wake: make(chan struct{}, 1), done: make(chan struct{}), idle: time.Hour}
 		c.mu.answers = make(map[uint64]*answer)
-		calls := []transport.Call{{Into: make([]byte, 10)}, {Max: 1 << 20}, {}, {Into: make([]byte, 10)}}
+		calls := []transport.Call{{Into: make([]byte, 10)}, {Max: 1 << 20}, {}, {Into: make([]byte, 10)}, {Into: make([]byte, leastLent)}}
 		var answers []*answer
 		for _, call := range calls {
 			c.slots <- struct{}{}

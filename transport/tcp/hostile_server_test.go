@@ -153,6 +153,8 @@ func TestHostileAnswers(t *testing.T) {
 		"pong without a ping":   appendHeader(nil, framePong, 0, 0),
 		"pong with a payload":   append(appendHeader(nil, framePong, 0, 1), 0),
 		"zeros":                 make([]byte, 100),
+		"written, and no slot":  written(1, 10),
+		"lost, and no path":     appendHeader(nil, frameLost, 0, 0),
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := answering(t, func(c *tls.Conn) {

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"sync"
@@ -28,7 +29,10 @@ type queue struct {
 		open   map[uint64]*request
 		ready  []*request // answered but not sent completely; in the order of their answers
 		pong   bool       // one is due
-		turn   int        // of pick
+		side   *sideQueue // answers past TLS; nil: there is no path
+		// tellLost: the peer is due to be told that the path is lost.
+		tellLost bool
+		turn     int // of pick
 		// backlog is what the answers that wait to be sent have left, and what those that are being
 		// made are taken to need; in bytes.
 		backlog int64
@@ -48,6 +52,7 @@ type request struct {
 	sent      int    // and how many of them were sent
 	started   bool   // its first frame was sent
 	weight    int64  // of backlog, until it is answered
+	side      onSide
 }
 
 // waiter is a request that waits for room. Guarded by queue.mu.
@@ -153,7 +158,12 @@ func (q *queue) cancel(id uint64) (known bool, err error) {
 	}
 	r.cancelled = true
 	r.cancel()
-	if r.ready {
+	switch {
+	case r.side.listed:
+		if r.side.under == 0 {
+			q.leaveSide(r)
+		}
+	case r.ready && r.side.written == 0:
 		q.drop(r)
 		r.code = codeCancelled
 	}
@@ -195,6 +205,9 @@ func (q *queue) ready(id uint64, bytes []byte, code byte, reserved int64) {
 	q.count(int64(len(bytes)) - reserved)
 	q.mu.backlog += int64(len(bytes)) - r.weight
 	q.admit()
+	if q.takeSide(r) {
+		return
+	}
 	q.mu.ready = append(q.mu.ready, r)
 	q.poke()
 }
@@ -216,6 +229,11 @@ func (q *queue) next() (piece, bool) {
 		q.mu.head = appendHeader(q.mu.head[:0], framePong, 0, 0)
 		return piece{head: q.mu.head}, true
 	}
+	if q.mu.tellLost {
+		q.mu.tellLost = false
+		q.mu.head = appendHeader(q.mu.head[:0], frameLost, 0, 0)
+		return piece{head: q.mu.head}, true
+	}
 	if len(q.mu.ready) == 0 {
 		return piece{}, false
 	}
@@ -226,6 +244,8 @@ func (q *queue) next() (piece, bool) {
 	switch {
 	case r.code != 0:
 		q.mu.head = append(appendHeader(q.mu.head[:0], frameError, r.id, 1), r.code)
+	case r.side.written > 0:
+		q.mu.head = binary.BigEndian.AppendUint64(appendHeader(q.mu.head[:0], frameWritten, r.id, 8), uint64(r.side.written))
 	case !r.started:
 		q.mu.head = appendStart(q.mu.head[:0], r.id, len(r.answer), len(bytes))
 	default:

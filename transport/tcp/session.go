@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"sync"
@@ -41,6 +42,7 @@ type session struct {
 	ctx   context.Context
 	end   context.CancelCauseFunc
 	queue *queue
+	side  sides
 	wg    sync.WaitGroup
 }
 
@@ -58,6 +60,7 @@ func (n *session) run() error {
 	n.wg.Go(func() { n.stop(n.write()) })
 	n.stop(n.read(bufio.NewReaderSize(n.tls, readBuffer)))
 	n.wg.Wait()
+	n.dropSide()
 	n.queue.close()
 	return context.Cause(n.ctx)
 }
@@ -86,6 +89,14 @@ func (n *session) readFrame(br *bufio.Reader) error {
 	switch h.kind {
 	case frameRequest:
 		return n.request(br, h)
+	case frameLent:
+		if n.server.o.Sides != nil {
+			return n.request(br, h)
+		}
+	case frameLost:
+		if n.server.o.Sides != nil {
+			return n.sideLost()
+		}
 	case frameCancel:
 		return n.cancel(h.id)
 	case framePing:
@@ -108,6 +119,18 @@ func (n *session) cancel(id uint64) error {
 
 // request reads a request and starts serving it.
 func (n *session) request(br *bufio.Reader, h header) error {
+	var slot, lent uint32
+	if h.kind == frameLent {
+		b, err := br.Peek(lentHeader)
+		if err != nil {
+			return unexpected(err)
+		}
+		slot, lent = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])
+		if _, err := br.Discard(lentHeader); err != nil {
+			return err
+		}
+		h.n -= lentHeader
+	}
 	method, err := br.ReadByte()
 	if err != nil {
 		return unexpected(err)
@@ -116,6 +139,9 @@ func (n *session) request(br *bufio.Reader, h header) error {
 	if err := n.queue.open(h.id, cancel); err != nil {
 		cancel()
 		return err
+	}
+	if lent > 0 {
+		n.queue.lent(h.id, slot, int(lent))
 	}
 	r := n.proto
 	r.Method = transport.Method(method)
@@ -200,6 +226,9 @@ func (n *session) serve(ctx context.Context, id uint64, r transport.Request) (an
 		err = fmt.Errorf("method %d is not open to strangers: %w", r.Method, transport.ErrRefused)
 	case !n.server.unsent.take(n.guest.from, weight):
 		err = fmt.Errorf("too many answers wait to be sent: %w", transport.ErrBusy)
+	case n.server.o.Sides != nil && r.Method == n.server.o.Sides.Method():
+		reserved = weight
+		answer, err = n.propose(r.Body)
 	default:
 		reserved = weight
 		answer, err = n.server.o.Handler.Serve(ctx, r)

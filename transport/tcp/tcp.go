@@ -63,6 +63,9 @@ type Options struct {
 
 	Hooks Hooks
 
+	// Sides makes paths past TLS for answers; nil: there are none.
+	Sides Sides
+
 	// Connect opens the connections of a dialer; nil: over TCP.
 	Connect func(ctx context.Context, hostPort string) (net.Conn, error)
 
@@ -140,6 +143,14 @@ func (o Options) withDefaults() (Options, error) {
 	set(&o.maxUnsent, 256<<20)
 	set(&o.maxBodies, 32<<20)
 	return o, nil
+}
+
+// ForTests returns options with time limits of minutes, for tests on slow machines, and with a
+// limit of calls under way; 0: the default.
+func ForTests(o Options, maxCalls int) Options {
+	const patience = 5 * time.Minute
+	o.handshakeTimeout, o.firstTimeout, o.stallTimeout, o.maxCalls = patience, patience, patience, maxCalls
+	return o
 }
 
 // set gives a number that is not positive its default.

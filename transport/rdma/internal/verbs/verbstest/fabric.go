@@ -44,6 +44,9 @@ type Faults struct {
 
 // Fabric connects devices in memory. The zero value is ready.
 type Fabric struct {
+	// Retry is how long a device tries again when nobody acknowledges; 0: 500 ms, as libibverbs'.
+	Retry time.Duration
+
 	mu      sync.Mutex
 	faults  Faults
 	random  *rand.Rand

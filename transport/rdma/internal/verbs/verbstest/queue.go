@@ -1,6 +1,7 @@
 package verbstest
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"time"
@@ -169,7 +170,7 @@ func (q *queue) do(w work) error {
 	}
 	peer := q.device.fabric.find(q.mu.remote)
 	if peer == nil || fate.cut || fate.breaks || peer.hasFailed() {
-		if !q.pause(retryTime) {
+		if !q.pause(cmp.Or(q.device.fabric.Retry, retryTime)) {
 			return ErrFlushed
 		}
 		return ErrRetries

@@ -1,0 +1,444 @@
+package rdma
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
+	"github.com/starling-kv/starling/transport/rdma/internal/verbs/verbstest"
+	"github.com/starling-kv/starling/transport/tcp"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+func TestWrongNonce(t *testing.T) {
+	_, c := newLending(t)
+	c.nonce[0]++
+	c.greet(t)
+	c.endsWith(t, ErrBreach)
+}
+
+func TestSecondGreeting(t *testing.T) {
+	_, c := newLending(t)
+	c.greet(t)
+	<-c.path.up
+	c.greet(t)
+	c.endsWith(t, ErrBreach)
+}
+
+func TestBadGreetings(t *testing.T) {
+	good := greeting{nonce{1}, region{1, 2, 3}}.encode()
+	for name, message := range map[string][]byte{
+		"empty": {}, "short": good[:greetingLength-1], "long": append(bytes.Clone(good), 0), "version": append([]byte{2}, good[1:]...),
+		"units": greeting{nonce{1}, region{1, 2, maxUnits + 1}}.encode(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, c := newLending(t)
+			require.NoError(t, c.peer.Send(message, 0))
+			c.endsWith(t, ErrBreach)
+		})
+	}
+}
+
+func TestWriteBeforeTheGreeting(t *testing.T) {
+	_, c := newLending(t)
+	c.write(t, 0, 10, 0)
+	c.endsWith(t, ErrBreach)
+}
+
+// call is a slot, and what has landed in it.
+type call struct {
+	tcp.Slot
+	got  []byte
+	done chan struct{} // closed with the last piece
+	lost chan struct{}
+}
+
+func lend(t *testing.T, s *lending, n int) *call {
+	t.Helper()
+	c := &call{done: make(chan struct{}), lost: make(chan struct{})}
+	c.Slot = s.lend(n, func(piece []byte, last bool) error {
+		c.got = append(c.got, piece...)
+		if last {
+			close(c.done)
+		}
+		return nil
+	}, func() { close(c.lost) })
+	require.NotNil(t, c.Slot)
+	return c
+}
+
+func lendingThatIsUp(t *testing.T) (*lending, *couple) {
+	t.Helper()
+	s, c := newLending(t)
+	c.greet(t)
+	<-c.path.up
+	return s, c
+}
+
+func (c *couple) fill(b string) { copy(c.peer.Own(), b) }
+
+func TestLend(t *testing.T) {
+	s, c := lendingThatIsUp(t)
+	for range 20 { // more than there are units: they are used again
+		one := lend(t, s, 3*unit-1)
+		c.fill("answer")
+		c.write(t, firstUnit(one.Number())*unit, unit, one.Number())
+		c.write(t, firstUnit(one.Number())*unit+unit, 6, one.Number()|immediateLast)
+		<-one.done
+		require.Equal(t, "answer", string(one.got[:6]))
+		require.Equal(t, "answer", string(one.got[unit:]))
+		one.Ended(unit + 6)
+	}
+	require.NoError(t, c.path.why())
+}
+
+func TestNoMemoryLeft(t *testing.T) {
+	s, _ := lendingThatIsUp(t)
+	lend(t, s, 5*unit)
+	require.Nil(t, s.lend(4*unit, nil, nil), "three units are left")
+	two := lend(t, s, 3*unit)
+	two.Ended(-1)
+	lend(t, s, 3*unit)
+	require.Nil(t, s.lend(0, nil, nil))
+}
+
+// TestQuarantine: a slot whose call was given up is not lent again until the server has ended it.
+func TestQuarantine(t *testing.T) {
+	s, c := lendingThatIsUp(t)
+	abandoned := lend(t, s, 8*unit)
+	require.Nil(t, s.lend(1, nil, nil))
+	abandoned.Ended(-1)
+	next := lend(t, s, 8*unit)
+	require.NotEqual(t, abandoned.Number(), next.Number())
+	// What had landed before the ending, and is seen after it.
+	c.write(t, 0, unit, abandoned.Number())
+	c.write(t, 0, 1, next.Number()|immediateLast)
+	<-next.done
+	require.Len(t, next.got, 1)
+	next.Ended(1)
+	require.NoError(t, c.path.why())
+}
+
+// TestLies: whatever comes that no honest server sends ends the path, and its calls with it.
+func TestLies(t *testing.T) {
+	for name, lie := range map[string]func(*testing.T, *couple, *call){
+		"a slot that is not lent":  func(t *testing.T, c *couple, one *call) { c.write(t, 0, 1, slotNumber(1, 7)) },
+		"a slot that there is not": func(t *testing.T, c *couple, one *call) { c.write(t, 0, 1, slotNumber(1, 60_000)) },
+		"another round":            func(t *testing.T, c *couple, one *call) { c.write(t, 0, 1, one.Number()+1<<16) },
+		"an empty piece":           func(t *testing.T, c *couple, one *call) { c.write(t, 0, 0, one.Number()) },
+		"a piece that is too long": func(t *testing.T, c *couple, one *call) { c.write(t, 0, unit+1, one.Number()) },
+		"more bytes than were lent": func(t *testing.T, c *couple, one *call) {
+			c.write(t, 0, 200_000, one.Number())
+			c.write(t, 0, 200_000, one.Number())
+		},
+		"pieces after the last": func(t *testing.T, c *couple, one *call) {
+			c.write(t, 0, 1, one.Number()|immediateLast)
+			c.write(t, 0, 1, one.Number())
+		},
+		"more pieces than units": func(t *testing.T, c *couple, one *call) {
+			c.write(t, 0, 1, one.Number())
+			c.write(t, 0, 1, one.Number())
+			c.write(t, 0, 1, one.Number())
+		},
+		"a piece after the ending": func(t *testing.T, c *couple, one *call) {
+			c.write(t, 0, 1, one.Number()|immediateLast)
+			<-one.done
+			one.Ended(1)
+			c.write(t, 0, 1, one.Number())
+		},
+		"an ending of another length": func(t *testing.T, c *couple, one *call) {
+			c.write(t, 0, 1, one.Number()|immediateLast)
+			<-one.done
+			one.Ended(2)
+		},
+		"a flood of immediates": func(t *testing.T, c *couple, one *call) {
+			one.Ended(-1) // two can be late
+			for range 8 {
+				c.write(t, 0, 0, one.Number())
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, c := lendingThatIsUp(t)
+			one, other := lend(t, s, unit+1), lend(t, s, unit)
+			lie(t, c, one)
+			c.endsWith(t, ErrBreach)
+			<-other.lost
+			require.Nil(t, s.lend(1, nil, nil))
+		})
+	}
+}
+
+// TestWrongKeyAndRegion: the device refuses what was not lent, and both sides' queue pairs break.
+func TestWrongKeyAndRegion(t *testing.T) {
+	_, c := lendingThatIsUp(t)
+	_, address, key := c.path.queue.Lent()
+	require.NoError(t, c.peer.Write([]verbs.Write{{Length: 2, To: address + 8*unit - 1, Key: key}}))
+	batch := make([]verbs.Completion, 1)
+	for batch[0].Err == nil {
+		_, err := c.device.Wait(batch)
+		require.NoError(t, err)
+	}
+	require.ErrorIs(t, c.path.queue.Send(nil, 0), nil)
+	<-c.path.told // by the failure of its own message
+}
+
+// TestEndingWithoutPieces: the server claims to have written, and nothing lands.
+func TestEndingWithoutPieces(t *testing.T) {
+	s, c := lendingThatIsUp(t)
+	c.fabric.o.stall = time.Millisecond
+	one := lend(t, s, unit)
+	one.Ended(unit)
+	<-one.lost
+	c.endsWith(t, ErrStalled)
+}
+
+// TestStranger has somebody in the fabric write who knows all numbers. The transport hands the
+// bytes on: whoever asked verifies them.
+func TestStranger(t *testing.T) {
+	s, c := lendingThatIsUp(t)
+	one := lend(t, s, unit)
+	_, address, key := c.path.queue.Lent()
+	at := address + uint64(firstUnit(one.Number())*unit)
+	require.NoError(t, c.memory.Inject(c.path.queue.Local(), []byte("evil"), at, key, one.Number()|immediateLast))
+	<-one.done
+	require.Equal(t, "evil", string(one.got))
+	one.Ended(unit)
+	c.endsWith(t, ErrBreach)
+}
+
+// newTestWriter returns a writer whose dialer is the test.
+func newTestWriter(t *testing.T) (*writer, *couple, chan error) {
+	t.Helper()
+	c := newCouple(t)
+	lost := make(chan error, 1)
+	w, err := c.fabric.newWriter(tcp.Link{Peer: transporttest.ID(1), Local: addr(addrs[0]), Lost: func(why error) { lost <- why }},
+		proposal{c.peer.Local(), c.nonce})
+	require.NoError(t, err)
+	c.path = w.path
+	require.NoError(t, c.peer.Connect(w.path.queue.Local()))
+	return w, c, lost
+}
+
+func TestWriter(t *testing.T) {
+	w, c, _ := newTestWriter(t)
+	require.False(t, w.Takes(0, 1), "no greeting has come")
+	c.greet(t)
+	<-c.path.up
+	lent, _, _ := c.peer.Lent()
+	units := len(lent) / unit
+	require.True(t, w.Takes(slotNumber(3, 0), len(lent)))
+	require.True(t, w.Takes(slotNumber(3, units-1), unit))
+	for _, slot := range []uint32{slotNumber(3, units), immediateLast, slotNumber(3, units-1) + 1} {
+		require.False(t, w.Takes(slot, 1), "%x", slot)
+	}
+	require.False(t, w.Takes(slotNumber(3, units-1), unit+1))
+	arrived := make(chan struct{}, 100)
+	for i := range 20 { // more than the window
+		err := w.Write(context.Background(), slotNumber(1, 2), i*10, []byte("0123456789"), i == 19, func() { arrived <- struct{}{} })
+		require.NoError(t, err)
+	}
+	for range 20 {
+		<-arrived
+	}
+	require.Equal(t, bytes.Repeat([]byte("0123456789"), 20), lent[2*unit:2*unit+200])
+}
+
+func TestWritesToAServer(t *testing.T) {
+	_, c, lost := newTestWriter(t)
+	c.greet(t)
+	<-c.path.up
+	// The server has no receives any more: a stranger, or this peer, cannot even be heard.
+	require.NoError(t, c.peer.Write([]verbs.Write{{To: 1, Key: 1}}))
+	c.path.end(ErrConnEnded)
+	require.ErrorIs(t, <-lost, ErrConnEnded)
+}
+
+func TestNoGreeting(t *testing.T) {
+	c := newCouple(t)
+	c.fabric.o.stall = time.Millisecond
+	lost := make(chan error, 1)
+	_, err := c.fabric.newWriter(tcp.Link{Local: addr(addrs[0]), Lost: func(why error) { lost <- why }}, proposal{c.peer.Local(), c.nonce})
+	require.NoError(t, err)
+	require.ErrorIs(t, <-lost, ErrStalled)
+}
+
+// TestWriterBreaks has the queue pair fail on either side, and the cable cut, with pieces under
+// way.
+func TestWriterBreaks(t *testing.T) {
+	for name, fail := range map[string]func(*couple){
+		"here":  func(c *couple) { c.memory.Break(c.path.queue.Local().GID) },
+		"there": func(c *couple) { c.memory.Break(c.peer.Local().GID) },
+		"cut":   func(c *couple) { c.memory.Cut(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, c, lost := newTestWriter(t)
+			c.greet(t)
+			<-c.path.up
+			fail(c)
+			var err error
+			for err == nil {
+				err = w.Write(context.Background(), 0, 0, []byte("x"), false, func() {})
+			}
+			require.Error(t, <-lost)
+			require.False(t, w.Takes(0, 1))
+		})
+	}
+}
+
+// TestNoPath: whatever is missing, calls are answered over TLS, and the reason is told once.
+func TestNoPath(t *testing.T) {
+	refused := errors.New("permission denied")
+	for name, test := range map[string]struct {
+		server, dialer func(*Options)
+		why            error
+	}{
+		"no device": {nil, func(o *Options) {
+			o.open = func(netip.Addr, int) (verbs.Device, error) { return nil, verbs.ErrNoDevice }
+		}, verbs.ErrNoDevice},
+		"not built": {nil, func(o *Options) {
+			o.open = func(netip.Addr, int) (verbs.Device, error) { return nil, errors.ErrUnsupported }
+		}, errors.ErrUnsupported},
+		"no permission": {nil, func(o *Options) {
+			o.open = func(netip.Addr, int) (verbs.Device, error) { return nil, refused }
+		}, refused},
+		"no memory":             {nil, func(o *Options) { o.Memory = unit }, ErrMemory},
+		"no room in the device": {nil, func(o *Options) { o.completions = 8 }, verbs.ErrFull},
+		"not allowed":           {func(o *Options) { o.Allowed = nil }, nil, transport.ErrRefused},
+		"the server has none": {func(o *Options) {
+			o.open = func(netip.Addr, int) (verbs.Device, error) { return nil, verbs.ErrNoDevice }
+		}, nil, transport.ErrRefused},
+		"the server's memory": {func(o *Options) { o.Memory = unit }, nil, transport.ErrRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			down := make(chan error, 10)
+			server := loopback{memory: new(verbstest.Fabric), retry: time.Millisecond, options: test.server}
+			dialer := loopback{memory: server.memory, retry: time.Millisecond, proposed: true, options: func(o *Options) {
+				o.Hooks.Down = func(_ transport.ID, why error) { down <- why }
+				if test.dialer != nil {
+					test.dialer(o)
+				}
+			}}
+			conn := connect(t, server, dialer, echo)
+			require.ErrorIs(t, <-down, test.why)
+			requireAnswers(t, conn, 100_000)
+			require.False(t, transport.Unproved(conn))
+			require.Empty(t, down, "once")
+		})
+	}
+}
+
+func echo(_ context.Context, r transport.Request) ([]byte, error) { return r.Body, nil }
+
+func connect(t *testing.T, server, dialer loopback, h transport.HandlerFunc) transport.Conn {
+	t.Helper()
+	node := server.Listen(t, transporttest.Options{Node: 1, ChainID: chain, Handler: h})
+	conn, err := dialer.Dialer(t, transporttest.Options{Node: 2, ChainID: chain}).Dial(context.Background(), node.Address)
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func requireAnswers(t *testing.T, conn transport.Conn, n int) {
+	t.Helper()
+	body := bytes.Repeat([]byte("b"), n)
+	got, err := conn.Call(context.Background(), transport.Call{Method: someMethod, Body: body, Into: make([]byte, n)})
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(body, got))
+}
+
+// TestOldServer knows nothing of the exchange: it refuses the method.
+func TestOldServer(t *testing.T) {
+	s, err := tcp.Listen("127.0.0.1:0", tcp.ForTests(tcp.Options{
+		Key: transporttest.Key(1), ChainID: chain, Handler: new(transport.Mux),
+	}, 0))
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	down := make(chan error, 10)
+	l := loopback{memory: new(verbstest.Fabric), retry: time.Millisecond, proposed: true, options: func(o *Options) {
+		o.Hooks.Down = func(_ transport.ID, why error) { down <- why }
+	}}
+	conn, err := l.Dialer(t, transporttest.Options{Node: 2, ChainID: chain}).Dial(context.Background(), transport.Address{HostPort: s.Addr().String()})
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	require.ErrorIs(t, <-down, transport.ErrRefused)
+	_, err = conn.Call(context.Background(), transport.Call{Method: someMethod})
+	require.ErrorIs(t, err, transport.ErrRefused)
+	require.NoError(t, conn.Err(), "it stays")
+}
+
+// TestBreakDuringACall breaks the path at the first bytes of an answer. The call is made again over
+// TLS, and bytes count once.
+func TestBreakDuringACall(t *testing.T) {
+	l := loopback{memory: &verbstest.Fabric{Retry: time.Millisecond}, retry: time.Minute}
+	l.memory.Fail(verbstest.Faults{Delay: 5 * time.Millisecond})
+	conn := connect(t, l, l, func(context.Context, transport.Request) ([]byte, error) {
+		return bytes.Repeat([]byte("x"), 8<<20), nil
+	})
+	var received atomic.Int64
+	go func() {
+		for received.Load() == 0 {
+			if conn.Err() != nil {
+				return
+			}
+		}
+		l.memory.Break(verbs.GID(netip.MustParseAddr("127.0.0.1").As16()))
+	}()
+	into := make([]byte, 8<<20)
+	got, err := conn.Call(context.Background(), transport.Call{Method: someMethod, Into: into, Received: &received})
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(bytes.Repeat([]byte("x"), 8<<20), got))
+	require.Equal(t, int64(8<<20), received.Load())
+	require.True(t, transport.Unproved(conn))
+}
+
+// TestProved: an answer that somebody in the fabric has altered is re-requested, proved. Two
+// such end the path.
+func TestProved(t *testing.T) {
+	down := make(chan error, 10)
+	l := loopback{memory: new(verbstest.Fabric), retry: time.Minute, options: func(o *Options) {
+		o.Hooks.Down = func(_ transport.ID, why error) { down <- why }
+	}}
+	conn := connect(t, l, l, echo)
+	l.memory.Fail(verbstest.Faults{Alter: 1})
+	body := bytes.Repeat([]byte("b"), 100_000)
+	for range maxDoubts {
+		call := transport.Call{Method: someMethod, Body: body, Into: make([]byte, len(body))}
+		got, err := conn.Call(context.Background(), call)
+		require.NoError(t, err)
+		require.False(t, bytes.Equal(body, got))
+		require.True(t, transport.Unproved(conn))
+		call.Proved = true
+		got, err = conn.Call(context.Background(), call)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(body, got))
+	}
+	require.ErrorIs(t, <-down, ErrDoubted)
+	requireAnswers(t, conn, 100_000)
+}
+
+// TestRate: a cap on the bytes of answers holds for what is written past TLS, too.
+func TestRate(t *testing.T) {
+	l := loopback{memory: new(verbstest.Fabric), retry: time.Minute}
+	f, _ := l.fabric(t)
+	s, err := tcp.Listen("127.0.0.1:0", tcp.ForTests(tcp.Options{
+		Key: transporttest.Key(1), ChainID: chain, Handler: transport.HandlerFunc(echo), Rate: 2 << 20, Sides: f,
+	}, 0))
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	conn, err := l.Dialer(t, transporttest.Options{Node: 2, ChainID: chain}).Dial(context.Background(), transport.Address{HostPort: s.Addr().String()})
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	began := time.Now()
+	requireAnswers(t, conn, 1<<20)
+	require.Greater(t, time.Since(began), 200*time.Millisecond) // a burst of 256 KiB is free
+	require.True(t, transport.Unproved(conn))
+}

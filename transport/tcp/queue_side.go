@@ -1,0 +1,158 @@
+package tcp
+
+import "slices"
+
+// sideQueue holds the answers of a connection that are written past TLS, over one path.
+//
+//	ready ──► open ──► nextSide … nextSide ──► arrived ──► written (frame 10) ──► settled
+//	            └─ cancelled, or the path is lost ──► error 5 (code cancelled) ──► settled
+type sideQueue struct {
+	writer Writer
+	wake   chan struct{} // an element: there is something to write
+	lost   chan struct{} // closed when the path is lost
+
+	// Guarded by queue.mu.
+	open []*request // in the order of their answers
+	turn int        // of pick
+}
+
+// onSide is a request's part in a sideQueue. Guarded by queue.mu.
+type onSide struct {
+	lent    int // bytes of the slot that the peer has lent; 0: none
+	slot    uint32
+	listed  bool // in sideQueue.open
+	under   int  // pieces that have been posted and have not arrived
+	arrived int  // bytes
+	written int  // length of the answer that has arrived, if it was written past TLS
+}
+
+// sidePiece is a piece of an answer that has a slot.
+type sidePiece struct {
+	request *request
+	slot    uint32
+	at      int
+	bytes   []byte
+	last    bool
+}
+
+// follow gives the queue a new path. There is no other.
+func (q *queue) follow(w Writer) *sideQueue {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, r := range q.mu.open {
+		r.side.lent = 0 // it was lent for an earlier path
+	}
+	q.mu.side = &sideQueue{writer: w, wake: make(chan struct{}, 1), lost: make(chan struct{})}
+	return q.mu.side
+}
+
+// lent notes the slot of a request.
+func (q *queue) lent(id uint64, slot uint32, length int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if r := q.mu.open[id]; q.mu.side != nil {
+		r.side.slot, r.side.lent = slot, length
+	}
+}
+
+// takeSide queues an answer for the path, if it is one for it. The caller holds q.mu.
+func (q *queue) takeSide(r *request) bool {
+	f, n := q.mu.side, len(r.answer)
+	if f == nil || r.code != 0 || n < leastLent || n > r.side.lent || !f.writer.Takes(r.side.slot, n) {
+		return false
+	}
+	r.side.listed = true
+	f.open = append(f.open, r)
+	f.poke()
+	return true
+}
+
+func (f *sideQueue) poke() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// nextSide returns the piece that is written next; false if there is none.
+func (q *queue) nextSide(f *sideQueue) (sidePiece, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f.turn++
+	var best *request
+	for _, r := range f.open {
+		if r.cancelled || left(r) == 0 {
+			continue
+		}
+		if best == nil || f.turn%4 != 0 && left(r) < left(best) {
+			best = r
+		}
+	}
+	if best == nil || q.mu.side != f {
+		return sidePiece{}, false
+	}
+	p := sidePiece{request: best, slot: best.side.slot, at: best.sent}
+	p.bytes = best.answer[best.sent:min(len(best.answer), best.sent+MaxSidePiece)]
+	best.sent += len(p.bytes)
+	best.side.under++
+	p.last = left(best) == 0
+	return p, true
+}
+
+// arrived notes that the peer's device has a piece.
+func (q *queue) arrived(f *sideQueue, p sidePiece) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.mu.side != f {
+		return // lost has settled it
+	}
+	r := p.request
+	r.side.under--
+	r.side.arrived += len(p.bytes)
+	q.sent(len(p.bytes))
+	switch {
+	case r.side.under > 0:
+	case r.cancelled:
+		q.leaveSide(r)
+	case left(r) == 0:
+		r.side.written = len(r.answer)
+		q.leaveSide(r)
+	}
+}
+
+// leaveSide queues the ending of a request of which nothing more will be written. The caller holds
+// q.mu.
+func (q *queue) leaveSide(r *request) {
+	q.sent(len(r.answer) - r.side.arrived)
+	if r.answer, r.sent = nil, 0; r.cancelled {
+		r.side.written, r.code = 0, codeCancelled
+	}
+	r.side.listed = false
+	q.mu.side.open = slices.DeleteFunc(q.mu.side.open, func(o *request) bool { return o == r })
+	q.mu.ready = append(q.mu.ready, r)
+	q.poke()
+}
+
+// lost cancels all requests with slots: the peer asks for them again. tell: it does not know yet.
+func (q *queue) lost(tell bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f := q.mu.side
+	if f == nil {
+		return
+	}
+	for _, r := range q.mu.open {
+		if r.side.lent == 0 || r.ready && !r.side.listed {
+			continue // what waits to be sent over TLS is an ending already, or a short answer
+		}
+		r.side.lent, r.cancelled = 0, true
+		r.cancel()
+	}
+	for _, r := range slices.Clone(f.open) {
+		q.leaveSide(r)
+	}
+	close(f.lost)
+	q.mu.side = nil
+	q.mu.tellLost = q.mu.tellLost || tell
+	q.poke()
+}
