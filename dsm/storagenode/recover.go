@@ -30,21 +30,34 @@ func Create(o Options, info StateInfo, leaves iter.Seq2[avlstar.Leaf, error]) er
 	return nil
 }
 
-func create(o Options, info StateInfo, leaves iter.Seq2[avlstar.Leaf, error]) (err error) {
-	switch there, err := o.Disk.List(); {
-	case err != nil:
-		return err
-	case len(there) > 0:
-		return fmt.Errorf("the range has states of heights %d to %d already", there[0], there[len(there)-1])
-	}
-	log, err := OpenLog(o.Log)
+// CreateProved is Create of the state after a block that p has, which was proved by its hashes: it
+// is not built a second time, since there may be no memory for that. What is damaged on its way to
+// the disk is found by Open. Error: also *avlstar.MissingNodeError if p lacks a part of the range.
+func CreateProved(o Options, height int64, p *avlstar.Partial) error {
+	err := func() error {
+		seam, err := p.Seam(o.Range)
+		if err != nil {
+			return err
+		}
+		w, err := begin(o, StateInfo{Height: height, Commitment: p.Commitment(), Seam: seam})
+		if err != nil {
+			return err
+		}
+		for _, err = range writeThrough(p.Leaves(o.Range), w) {
+			if err != nil {
+				return errors.Join(err, w.Close())
+			}
+		}
+		return errors.Join(w.Keep(), w.Close())
+	}()
 	if err != nil {
-		return err
+		return fmt.Errorf("storagenode: the first state of a range, height %d: %w", height, err)
 	}
-	if err := errors.Join(log.Reset(), log.Close()); err != nil {
-		return err
-	}
-	w, err := o.Disk.Begin(info)
+	return nil
+}
+
+func create(o Options, info StateInfo, leaves iter.Seq2[avlstar.Leaf, error]) (err error) {
+	w, err := begin(o, info)
 	if err != nil {
 		return err
 	}
@@ -55,6 +68,24 @@ func create(o Options, info StateInfo, leaves iter.Seq2[avlstar.Leaf, error]) (e
 	}
 	p.Release()
 	return w.Keep()
+}
+
+// begin begins the first state of a range, with an empty log.
+func begin(o Options, info StateInfo) (StateWriter, error) {
+	switch there, err := o.Disk.List(); {
+	case err != nil:
+		return nil, err
+	case len(there) > 0:
+		return nil, fmt.Errorf("the range has states of heights %d to %d already", there[0], there[len(there)-1])
+	}
+	log, err := OpenLog(o.Log)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(log.Reset(), log.Close()); err != nil {
+		return nil, err
+	}
+	return o.Disk.Begin(info)
 }
 
 // writeThrough yields leaves, and writes them.

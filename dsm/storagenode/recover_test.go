@@ -1,6 +1,7 @@
 package storagenode_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -236,6 +237,35 @@ func TestCreate(t *testing.T) {
 	require.Error(t, storagenode.Create(o, info, less))
 	r := openReplica(t, o)
 	c.requireSame(t, r, 0, 0, 0)
+	require.NoError(t, r.Close())
+}
+
+// A tree that was proved by its hashes is stored as it is, unless it lacks a part of the range.
+func TestCreateProved(t *testing.T) {
+	const height = 7
+	c := newChain(t, seeds.Rand(t), evenRanges(3), 9)
+	o := c.options(t, newLogFS(t), 1)
+	v := c.at(height)
+	lacking, err := v.Prune(func(s avlstar.Subtree) bool { return s.Bytes < 200 })
+	require.NoError(t, err)
+	defer lacking.Release()
+	var missing *avlstar.MissingNodeError
+	require.ErrorAs(t, storagenode.CreateProved(o, height, lacking), &missing)
+	states, err := o.Disk.List()
+	require.NoError(t, err)
+	require.Empty(t, states)
+
+	whole, err := v.Prune(func(s avlstar.Subtree) bool { // what lies outside is not there
+		return s.After != nil && bytes.Compare(s.After, o.Range.First) < 0 || bytes.Compare(s.First, o.Range.After) > 0
+	})
+	require.NoError(t, err)
+	defer whole.Release()
+	require.NoError(t, storagenode.CreateProved(o, height, whole))
+	require.Error(t, storagenode.CreateProved(o, height, whole), "there is one already")
+	r := openReplica(t, o)
+	c.requireSame(t, r, 1, height, height)
+	c.feed(t, r, 1, 9)
+	c.requireSame(t, r, 1, height, 9)
 	require.NoError(t, r.Close())
 }
 

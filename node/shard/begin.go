@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"os"
 	"time"
 
@@ -126,15 +125,17 @@ func (n *Node) createFromGenesis(p *place) error {
 		}
 	}
 	info := storagenode.StateInfo{Height: n.genesis.InitialHeight - 1, Commitment: v.Commitment(), Seam: seam}
-	if err := n.create(p, info, leaves); err != nil {
+	err = n.create(p, info.Height, func(o storagenode.Options) error { return storagenode.Create(o, info, leaves) })
+	if err != nil {
 		return err
 	}
 	n.log.Info("Created a range from the genesis file", "range", p.String(), "app_hash", v.AppHash())
 	return nil
 }
 
-// create makes a range's first state here, in place of what it has, and opens it.
-func (n *Node) create(p *place, info storagenode.StateInfo, leaves iter.Seq2[avlstar.Leaf, error]) error {
+// create makes a range's first state here, which write stores, in place of what it has, and opens
+// it.
+func (n *Node) create(p *place, height int64, write func(storagenode.Options) error) error {
 	next := p.dir + nextSuffix
 	if err := os.RemoveAll(next); err != nil {
 		return finalError{err}
@@ -143,9 +144,10 @@ func (n *Node) create(p *place, info storagenode.StateInfo, leaves iter.Seq2[avl
 	if err != nil {
 		return finalError{err}
 	}
-	if err := errors.Join(storagenode.Create(o, info, leaves), o.Disk.Close()); err != nil {
+	if err := errors.Join(write(o), o.Disk.Close()); err != nil {
 		return finalError{err}
 	}
+	p.leave(nil)
 	n.mu.Lock()
 	old := p.replica
 	p.replica = nil
@@ -164,7 +166,6 @@ func (n *Node) create(p *place, info storagenode.StateInfo, leaves iter.Seq2[avl
 	if err := n.changed(); err != nil {
 		return finalError{err}
 	}
-	p.leave(nil)
-	p.height, p.since = info.Height, time.Now()
+	p.height, p.since = height, time.Now()
 	return nil
 }

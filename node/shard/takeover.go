@@ -138,9 +138,7 @@ func (n *Node) takeOverAt(ctx context.Context, p *place, v verifier, givers []*g
 	}
 	done := false
 	defer func() {
-		if done {
-			t.partial.Release()
-		} else {
+		if !done {
 			p.leave(t.partial)
 		}
 	}()
@@ -148,18 +146,21 @@ func (n *Node) takeOverAt(ctx context.Context, p *place, v verifier, givers []*g
 	if err := t.reuse(ctx); err != nil {
 		return err
 	}
+	p.leave(nil)
 	if err := t.fill(ctx); err != nil {
 		return err
 	}
-	seam, err := t.partial.Seam(p.keys)
+	err = n.create(p, height, func(o storagenode.Options) error {
+		if err := storagenode.CreateProved(o, height, t.partial); err != nil {
+			return err
+		}
+		t.partial.Release() // before it is read from the disk: there may be memory for one only
+		done = true
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	info := storagenode.StateInfo{Height: height, Commitment: t.partial.Commitment(), Seam: seam}
-	if err := n.create(p, info, t.partial.Leaves(p.keys)); err != nil {
-		return err
-	}
-	done = true
 	n.log.Info("Took a range over", "range", p.String(), "height", height, "bytes", t.bytes, "seconds", time.Since(t.began).Seconds())
 	return nil
 }
