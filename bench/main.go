@@ -4,6 +4,7 @@
 //	├── tree       the tree alone, against memiavl and IAVL v1               treebench
 //	├── storage    the storage zones, against one mixed Pebble and goleveldb storagebench
 //	├── sync       a new node's state, against the SDK's store and memiavl   syncbench
+//	├── cosmos     an SDK node's home by verified chunks, against its snapshots syncbench
 //	├── byzantine  a join from many peers, of which some lie                 syncbench
 //	├── hiccup     the commits of a validator while nodes join from it       syncbench
 //	├── siege      a join and a validator among attackers of each kind        syncbench
@@ -57,7 +58,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newDSM(), newDSMContestant(),
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newCosmos(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newDSM(), newDSMContestant(),
 		newTables(), newFrames(), newCompare())
 	return root
 }

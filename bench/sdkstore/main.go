@@ -2,10 +2,11 @@
 // talks to it over a pipe.
 //
 //	           stdin: a JSON line, then the changes it announces
-//	parent ───────────────────────────────────────────────────▶ source   rootmulti ─▶ iavl v1.2.6 ─▶ goleveldb
+//	parent ───────────────────────────────────────────────────▶ source   rootmulti ─▶ iavl v1.2.6 ─▶ goleveldb, Pebble
 //	       ◀───────────────────────────────────────────────────   │ Create                      ▲
 //	           stdout: a JSON line for each                       ▼                             │ RestoreChunk
 //	                                                        snapshot files ──── chunks ──▶ target, empty before
+//	                                                              └── or by cosmos/nodedb ─────┘
 //
 // It is a module of its own because the SDK's store needs another version of IAVL than the rest of
 // the benchmark. Everything is configured as the SDK's server does by default: a cache of 781,250
@@ -21,11 +22,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	dbm "github.com/cosmos/cosmos-db"
 )
 
 // Request is a line from the parent. Commit is followed by N changes (see readChanges).
 type Request struct {
-	Op string `json:"op"` // commit, create, restore
+	Op string `json:"op"` // commit, create, restore, join
 	N  int    `json:"n,omitempty"`
 	// Snapshot of a commit starts a snapshot of its height in the background, as a node does at its
 	// interval.
@@ -40,9 +43,16 @@ type Answer struct {
 	Root  []byte `json:"root,omitempty"`
 
 	Seconds float64 `json:"seconds,omitempty"` // of create, restore
-	CPUS    float64 `json:"cpu_s,omitempty"`   // of restore
+	CPUS    float64 `json:"cpu_s,omitempty"`   // of restore, join
 	Chunks  int     `json:"chunks,omitempty"`
-	Bytes   int64   `json:"bytes,omitempty"` // of the chunks, compressed
+	Bytes   int64   `json:"bytes,omitempty"` // of the chunks; the SDK's are compressed
+
+	// Of join: its stages, each alone, and what travels beside keys and values, in bytes a leaf.
+	ManifestMS float64 `json:"manifest_ms,omitempty"`
+	ServeCPUS  float64 `json:"serve_cpu_s,omitempty"`
+	VerifyCPUS float64 `json:"verify_cpu_s,omitempty"`
+	WriteCPUS  float64 `json:"write_cpu_s,omitempty"`
+	Overhead   float64 `json:"overhead_bytes_per_leaf,omitempty"`
 
 	// Snapshots finished in the background so far, and whether one is being made.
 	Snapshots int  `json:"snapshots,omitempty"`
@@ -51,12 +61,13 @@ type Answer struct {
 
 func main() {
 	dir := flag.String("dir", "", "an empty folder for databases")
+	backend := flag.String("backend", string(dbm.GoLevelDBBackend), "goleveldb or pebbledb")
 	flag.Parse()
 	if *dir == "" {
 		fmt.Fprintln(os.Stderr, "sdkstore: only starling-bench runs this program, with --dir FOLDER")
 		os.Exit(2)
 	}
-	if err := serve(*dir, os.Stdin, os.Stdout); err != nil {
+	if err := serve(*dir, dbm.BackendType(*backend), os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintf(os.Stderr, "sdkstore: %v\n", err)
 		os.Exit(1)
 	}
@@ -64,8 +75,8 @@ func main() {
 
 // serve answers requests until there are no more. An error ends it, since changes that follow the
 // request may be unread.
-func serve(dir string, stdin io.Reader, stdout io.Writer) (err error) {
-	n, err := openNode(dir)
+func serve(dir string, backend dbm.BackendType, stdin io.Reader, stdout io.Writer) (err error) {
+	n, err := openNode(dir, backend)
 	if err != nil {
 		return err
 	}
@@ -105,6 +116,8 @@ func (n *node) answer(r Request, in *bufio.Reader) (Answer, error) {
 		return n.create()
 	case "restore":
 		return n.restore()
+	case "join":
+		return n.join()
 	}
 	return Answer{}, errors.New("no such request")
 }

@@ -34,9 +34,9 @@ type end struct {
 	manager *snapshots.Manager
 }
 
-func openEnd(dir string) (e *end, err error) {
+func openEnd(dir string, backend dbm.BackendType) (e *end, err error) {
 	e = &end{}
-	if e.db, err = dbm.NewGoLevelDB("application", dir, nil); err != nil {
+	if e.db, err = dbm.NewDB("application", backend, dir); err != nil {
 		return nil, err
 	}
 	e.state = rootmulti.NewStore(e.db, log.NewNopLogger(), metrics.NewNoOpMetrics())
@@ -71,6 +71,7 @@ type node struct {
 	*end
 	dir      string
 	joins    int
+	backend  dbm.BackendType
 	snapshot *snapshottypes.Snapshot // nil: none was created
 
 	busy atomic.Bool // a snapshot is being made in the background
@@ -78,12 +79,12 @@ type node struct {
 	err  atomic.Pointer[error]
 }
 
-func openNode(dir string) (*node, error) {
-	e, err := openEnd(filepath.Join(dir, "source"))
+func openNode(dir string, backend dbm.BackendType) (*node, error) {
+	e, err := openEnd(filepath.Join(dir, "source"), backend)
 	if err != nil {
 		return nil, err
 	}
-	return &node{end: e, dir: dir}, nil
+	return &node{end: e, dir: dir, backend: backend}, nil
 }
 
 // commit makes a block of changes. The SDK's cache hands them to IAVL in key order.
@@ -144,7 +145,7 @@ func (n *node) restore() (a Answer, err error) {
 	}
 	n.joins++
 	dir := filepath.Join(n.dir, fmt.Sprintf("target-%d", n.joins))
-	target, err := openEnd(dir)
+	target, err := openEnd(dir, n.backend)
 	if err != nil {
 		return a, err
 	}

@@ -103,6 +103,12 @@ type sdkAnswer struct {
 	Bytes     int64   `json:"bytes"`
 	Snapshots int     `json:"snapshots"`
 	Busy      bool    `json:"busy"`
+
+	ManifestMS float64 `json:"manifest_ms"`
+	ServeCPUS  float64 `json:"serve_cpu_s"`
+	VerifyCPUS float64 `json:"verify_cpu_s"`
+	WriteCPUS  float64 `json:"write_cpu_s"`
+	Overhead   float64 `json:"overhead_bytes_per_leaf"`
 }
 
 // Failure is the error of the request.

@@ -52,8 +52,8 @@ func sdkSource() (string, error) {
 // sdkStore is the process of bench/sdkstore, as the parent sees it.
 type sdkStore struct{ *harness.Process }
 
-func startSDK(ctx context.Context, program, dir string) (sdkStore, error) {
-	p, err := harness.StartProgram(ctx, nameSDK, program, "--dir", dir)
+func startSDK(ctx context.Context, program, dir string, args ...string) (sdkStore, error) {
+	p, err := harness.StartProgram(ctx, nameSDK, program, append([]string{"--dir", dir}, args...)...)
 	return sdkStore{p}, err
 }
 
@@ -72,6 +72,12 @@ func (s sdkStore) create() (a sdkAnswer, err error) {
 
 func (s sdkStore) restore() (a sdkAnswer, err error) {
 	err = s.Ask(sdkRequest{Op: "restore"}, &a)
+	return a, err
+}
+
+// join makes a home from the source's database by verified chunks.
+func (s sdkStore) join() (a sdkAnswer, err error) {
+	err = s.Ask(sdkRequest{Op: "join"}, &a)
 	return a, err
 }
 

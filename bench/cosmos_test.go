@@ -1,0 +1,43 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/bench/syncbench"
+)
+
+// That the SDK opens what was joined, with the source's hash, is part of the run.
+func TestCosmos(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "cosmos.json")
+	out, err := run(t.Context(), "cosmos", "--keys", "20000", "--repeat", "1", "--seed", "3", "--json", file, "--dir", dir)
+	require.NoError(t, err)
+	require.Contains(t, out, "create + restore over join")
+	require.NotContains(t, out, "%!", "a format does not fit its arguments")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1, "databases left behind")
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var result syncbench.CosmosResult
+	require.NoError(t, json.Unmarshal(b, &result))
+	require.Len(t, result.Engines, 2)
+	for engine, f := range result.Engines {
+		for name, figure := range map[string]float64{"manifest": f.ManifestMS, "join": f.JoinS, "create": f.SDKCreateS, "restore": f.SDKRestoreS, "times": f.Times} {
+			require.Positive(t, figure, "%s of %s", name, engine)
+		}
+		require.Positive(t, f.Overhead)
+		require.Less(t, f.Overhead, 6.5)
+		require.GreaterOrEqual(t, f.Chunks, 3)
+		require.Greater(t, f.Bytes, int64(20_000*120))
+	}
+	for _, args := range [][]string{{"--keys", "0"}, {"--engines", "rocksdb"}, {"--engines", ""}, {"--repeat", "0"}} {
+		_, err := run(t.Context(), append([]string{"cosmos"}, args...)...)
+		require.ErrorContains(t, err, "--help' shows examples")
+	}
+}

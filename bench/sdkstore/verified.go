@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+)
+
+// join makes a home from the source's database by chunks that the app hash proves, as starling-iavl
+// does, without a network, as restore is. The stages come first, each alone and with one processor
+// at most; then all of it at once, from the database on disk to a home that the SDK has opened.
+func (n *node) join() (a Answer, err error) {
+	debug.FreeOSMemory() // garbage of the load is not the join's
+	j, err := n.open()
+	if err != nil {
+		return a, err
+	}
+	a.ManifestMS, a.Chunks = j.manifestMS, j.m.Chunks()
+	answers := make([][]byte, a.Chunks)
+	chunks := make([]*iavlsync.Chunk, a.Chunks)
+	each := func(fn func(k int) error) (seconds float64, err error) {
+		debug.FreeOSMemory()
+		cpu := cpuSeconds()
+		for k := range answers {
+			if err := fn(k); err != nil {
+				return 0, err
+			}
+		}
+		return cpuSeconds() - cpu, nil
+	}
+	if a.ServeCPUS, err = each(func(k int) (err error) { answers[k], err = j.answer(k); return err }); err != nil {
+		return a, err
+	}
+	if a.VerifyCPUS, err = each(func(k int) (err error) { chunks[k], err = j.verify(k, answers[k]); return err }); err != nil {
+		return a, err
+	}
+	leaves, content := 0, 0
+	for k, c := range chunks {
+		a.Bytes += int64(len(answers[k]))
+		leaves += len(c.Leaves)
+		for _, leaf := range c.Leaves {
+			content += len(leaf.Key) + len(leaf.Value)
+		}
+	}
+	a.Overhead = float64(a.Bytes+int64(len(j.m.Encode()))-int64(content)) / float64(max(1, leaves))
+	err = n.inTarget(func(db dbm.DB, _ string) error {
+		in, err := nodedb.NewInstaller(nodedb.Of(db), j.m)
+		if err != nil {
+			return err
+		}
+		if a.WriteCPUS, err = each(func(k int) error { return in.Install(k, chunks[k]) }); err != nil {
+			return err
+		}
+		cpu := cpuSeconds()
+		err = in.Finish()
+		a.WriteCPUS += cpuSeconds() - cpu
+		return errors.Join(err, db.Close())
+	})
+	if err != nil {
+		return a, err
+	}
+	clear(answers)
+	clear(chunks)
+	debug.FreeOSMemory()
+	return a, n.inTarget(func(db dbm.DB, dir string) error { return n.joinAt(db, dir, &a) })
+}
+
+// source is a state on disk with its proved manifest.
+type source struct {
+	state      *nodedb.State
+	m          *iavlsync.Manifest
+	first      []int64
+	manifestMS float64
+}
+
+func (n *node) open() (j *source, err error) {
+	id := n.state.LastCommitID()
+	from := time.Now()
+	j = &source{}
+	if j.state, err = nodedb.Open(nodedb.Of(n.db), id.Version); err != nil {
+		return nil, err
+	}
+	cut, err := j.state.Manifest(iavlsync.Format8192)
+	if err != nil {
+		return nil, err
+	}
+	encoded := cut.Encode()
+	j.manifestMS = float64(time.Since(from).Microseconds()) / 1e3
+	if j.m, err = iavlsync.VerifyManifest(iavlsync.Format8192, encoded, id.Version, iavlsync.Hash(id.Hash)); err != nil {
+		return nil, err
+	}
+	for i := range j.m.Stores {
+		u, err := j.m.Upper(i)
+		if err != nil {
+			return nil, err
+		}
+		j.first = append(j.first, u.First...)
+	}
+	return j, nil
+}
+
+func (j *source) answer(k int) ([]byte, error) {
+	i, e := j.m.At(k)
+	s := &j.m.Stores[i]
+	return j.state.Answer(&iavlsync.Request{Height: j.m.Height, Store: s.Name, First: j.first[k], Leaves: s.Entries[e].Root.Size})
+}
+
+func (j *source) verify(k int, answer []byte) (*iavlsync.Chunk, error) {
+	kind, b, err := iavlsync.SplitAnswer(answer)
+	if err == nil && kind != iavlsync.AnswerWhole {
+		err = fmt.Errorf("chunk %d is longer than the benchmark's are", k)
+	}
+	if err != nil {
+		return nil, err
+	}
+	i, e := j.m.At(k)
+	return iavlsync.VerifyChunk(&j.m.Stores[i].Entries[e].Root, b)
+}
+
+// inTarget lends an empty database, which fn closes, and removes it.
+func (n *node) inTarget(fn func(db dbm.DB, dir string) error) error {
+	n.joins++
+	dir := filepath.Join(n.dir, fmt.Sprintf("target-%d", n.joins))
+	db, err := dbm.NewDB("application", n.backend, dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(db, dir), os.RemoveAll(dir))
+}
+
+func (n *node) joinAt(db dbm.DB, dir string, a *Answer) error {
+	from, cpu := time.Now(), cpuSeconds()
+	j, err := n.open()
+	if err != nil {
+		return err
+	}
+	in, err := nodedb.NewInstaller(nodedb.Of(db), j.m)
+	if err != nil {
+		return err
+	}
+	next := make(chan int, len(j.first))
+	for k := range j.first {
+		next <- k
+	}
+	close(next)
+	errs := make([]error, runtime.GOMAXPROCS(0))
+	var wg sync.WaitGroup
+	for w := range errs {
+		wg.Go(func() {
+			for k := range next {
+				answer, err := j.answer(k)
+				if err == nil {
+					var c *iavlsync.Chunk
+					if c, err = j.verify(k, answer); err == nil {
+						err = in.Install(k, c)
+					}
+				}
+				if err != nil {
+					errs[w] = err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := errors.Join(in.Finish(), db.Close()); err != nil {
+		return err
+	}
+	target, err := openEnd(dir, n.backend)
+	if err != nil {
+		return err
+	}
+	a.Seconds, a.CPUS = time.Since(from).Seconds(), cpuSeconds()-cpu
+	a.Root = target.state.LastCommitID().Hash
+	if want := n.state.LastCommitID().Hash; !bytes.Equal(a.Root, want) {
+		err = fmt.Errorf("the joined state has the hash %x, the source has %x", a.Root, want)
+	}
+	return errors.Join(err, target.close())
+}
