@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -55,6 +56,19 @@ func TestStatusOfALiar(t *testing.T) {
 	require.Contains(t, out, `"\x1b]0;owned\a"`)
 	require.Contains(t, out, "validators (1)")
 	require.Equal(t, 1, asked, "it was asked for a page after one that was not full")
+
+	storage := []byte(`{"head": 9, "durable": 7, "lag_blocks": 2, "waiting": "\u001b[2J", "ranges": [{"range": "\u001b[2Jall", "durable": 7, "nodes": [
+		{"id": "\u001b[2Jid", "address": "a:1", "connected": true, "state": "in step", "newest": 8, "durable": 7, "lag_blocks": 2},
+		{"id": "silent", "address": "b:1", "error": "refused\u001b[2J"}]}], "liars": [{"id": "\u001b[2J", "range": "\u001b[2J", "verdict": "\u001b[2J", "count": 3}]}`)
+	answers["abci_query"] = fmt.Sprintf(`{"response": {"value": %q}}`, base64.StdEncoding.EncodeToString(storage))
+	out, _, code = status()
+	require.Zero(t, code)
+	require.NotContains(t, out, "\x1b")
+	require.Contains(t, out, "height 7 on disk, of 9 (2 blocks behind)")
+	require.Contains(t, out, "in step, height 7 on disk (2 blocks behind), answers up to 8")
+	require.Contains(t, out, `silent@b:1  SILENT: "refused\x1b[2J"`)
+	require.Contains(t, out, "3 times")
+	asked = 1
 
 	for name, validators := range map[string]string{
 		"none":   `{"validators": [null], "total": "1"}`,
