@@ -46,6 +46,12 @@ func (l large) Status() statuspage.Status {
 		Chain: statuspage.Chain{AppHash: bad}, Caches: []statuspage.Cache{{Zone: bad}},
 		Join: &statuspage.Join{Phase: "fetching", Height: 1000, Chunks: l.chunks, ChunksDone: l.chunks / 2, MapVersion: 1},
 	}
+	s.Sharded = &statuspage.Sharded{Head: 1002, Durable: 1000, Lag: 2, Waiting: bad, Liars: []statuspage.ShardLiar{{ID: bad}}}
+	for i := range 300 {
+		s.Sharded.Ranges = append(s.Sharded.Ranges, statuspage.ShardRange{Range: fmt.Sprintf("%d%s", i, bad), Nodes: []statuspage.ShardNode{
+			{ID: bad, Address: bad, Connected: true, State: bad, Newest: 1001, Durable: 1000, LagBlocks: 2}, {ID: bad, Address: bad, Error: bad},
+		}})
+	}
 	for i := range statuspage.MaxPeers {
 		s.Join.Peers = append(s.Join.Peers, statuspage.Peer{Index: uint16(i + 1), ID: fmt.Sprintf("%d%s", i, bad), Address: bad, State: bad, Reason: bad})
 	}
@@ -89,6 +95,10 @@ func TestLargeMapInABrowser(t *testing.T) {
 		if l.perCell > 1 {
 			require.NoError(t, tab.Eval(ctx, "document.getElementById('map-note').textContent", &text))
 			require.Contains(t, text, fmt.Sprintf("Each cell is %d chunks", l.perCell))
+		}
+		require.NoError(t, tab.Eval(ctx, "document.getElementById('storage').innerText", &text))
+		for _, shown := range []string{"height 1,000 on disk, of 1,002 · 2 blocks behind · 100 more in status.json · 1 lie found", "silent: "} {
+			require.Contains(t, text, shown)
 		}
 		require.NoError(t, tab.Eval(ctx, "document.title", &title))
 		require.NotEqual(t, "marked", title)

@@ -102,6 +102,42 @@ function show(s) {
   ]);
   showCaches(s.caches || []);
   showJoin(s.join, s.phase);
+  showStorage(s.sharded);
+}
+
+// ---- The storage nodes that keep the state, or the ranges of one
+
+const maxReplicas = 500; // rows
+
+function showStorage(storage) {
+  byId("storage").hidden = !storage;
+  if (!storage) return;
+  const line = ["height " + count.format(storage.durable) + " on disk, of " + count.format(storage.head), plural(storage.lag_blocks, "block") + " behind"];
+  const rows = [];
+  let left = 0;
+  for (const range of storage.ranges) {
+    for (const node of range.nodes || []) {
+      if (rows.length < maxReplicas) rows.push(replicaRow(range, node)); else left++;
+    }
+  }
+  if (left) line.push(count.format(left) + " more in status.json");
+  if (storage.liars.length) line.push(plural(storage.liars.length, "lie") + " found");
+  setText(byId("storage-line"), line.join(" · "));
+  setText(byId("storage-waiting"), storage.waiting);
+  byId("ranges").replaceChildren(...rows);
+}
+
+function replicaRow(range, node) {
+  const row = element("tr"), name = element("th", range.range);
+  name.scope = "row";
+  const who = element("td"), id = element("code", node.id.slice(0, 12));
+  id.title = node.id;
+  who.append(id, element("span", " " + node.address, "dim"));
+  const silent = !node.connected && node.error;
+  const height = (h) => h > 0 ? count.format(h) : "–";
+  row.append(name, who, element("td", silent ? "silent: " + node.error : node.state, silent ? "bad" : ""), element("td", height(node.durable)),
+    element("td", node.connected ? plural(node.lag_blocks, "block") : "–"), element("td", height(node.newest)));
+  return row;
 }
 
 function showCaches(caches) {
