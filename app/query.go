@@ -3,6 +3,7 @@ package app
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 
@@ -27,7 +28,10 @@ const (
 // its proof, an answer stays below the 4 MiB of a gRPC message.
 const (
 	MaxRangeEntries = 10_000
-	MaxRangeBytes   = 2 << 20 // of keys and values
+	MaxRangeBytes   = 2 << 20 // of keys and values; without values, of keys and what stands for them
+
+	// MaxHashedBytes limits the values that are read for an answer without values.
+	MaxHashedBytes = 16 << 20
 )
 
 // SnapshotInfo describes a snapshot that the node offers.
@@ -171,25 +175,37 @@ func (a *App) queryRange(ctx context.Context, req *abci.RequestQuery) (*abci.Res
 
 // answerRange answers from v. needs takes what v lacks.
 func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, needs *needs) (*abci.ResponseQuery, error) {
-	answer, err := readRange(v, r)
+	read := readRange
+	if r.Reverse {
+		read = readReverse
+	}
+	answer, err := read(v, r)
 	if err != nil {
-		needs.addRange(v, r.Start, r.End, rangeRound, err)
+		if r.Reverse {
+			needs.addStub(v, err)
+		} else {
+			needs.addRange(v, r.Start, r.End, rangeRound, err)
+		}
 		return nil, err
 	}
 	res := &abci.ResponseQuery{Key: req.Data}
 	if req.Prove {
-		// The answer may have fewer entries than the request allows: what is proved is the answer.
-		limit := max(len(answer.Entries), 1)
-		entries, next, proof, err := v.ProveRange(r.Start, r.End, limit)
+		// The answer may have fewer entries than the request allows: what is proved is the answer. One
+		// in reverse is all of the range from its last entry on.
+		start, limit, rest := r.Start, max(len(answer.Entries), 1), answer.Next
+		if r.Reverse && len(rest) > 0 {
+			start, rest = rest, nil
+		}
+		entries, next, proof, err := v.ProveRange(start, r.End, limit)
 		if err != nil {
 			// The request was checked before: only reading can fail.
 			needs.note(err)
 			return nil, fmt.Errorf("no proof: %w", err)
 		}
-		if len(entries) != len(answer.Entries) || string(next) != string(answer.Next) {
+		if len(entries) != len(answer.Entries) || string(next) != string(rest) {
 			return nil, tx.Errorf(tx.CodeBadRequest, "no proof: the proved range differs from the one read")
 		}
-		res.ProofOps = proofOps(avlstar.OpRange, r.Start, proof.Tree, proof.Map)
+		res.ProofOps = proofOps(avlstar.OpRange, start, proof.Tree, proof.Map)
 	}
 	value, err := answer.Marshal()
 	if err != nil {
@@ -204,6 +220,10 @@ func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 	r := new(RangeRequest)
 	if err := r.Unmarshal(data); err != nil {
 		return nil, tx.Errorf(tx.CodeBadRequest, "the data is no RangeRequest: %v", err)
+	}
+	if again, err := r.Marshal(); err != nil || !bytes.Equal(again, data) {
+		// What an older node does not know must not be ignored.
+		return nil, tx.Errorf(tx.CodeBadRequest, "the RangeRequest has a field that this node does not know, or is not in its only encoding (fields in order, no defaults): ask a newer node, or without that option")
 	}
 	if len(r.Start) > avlstar.MaxKeyBytes || len(r.End) > avlstar.MaxKeyBytes {
 		return nil, tx.Errorf(tx.CodeBadRequest, "start and end have %d bytes at most", avlstar.MaxKeyBytes)
@@ -220,26 +240,74 @@ func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 	return r, nil
 }
 
-// readRange reads as much of the range as an answer may hold. Its keys and values are v's own
-// memory: it must be encoded before v is released.
-func readRange(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
-	limit := MaxRangeEntries
+// page collects the entries of an answer. Their keys and values may be the version's own memory: it
+// must be encoded before that is released.
+type page struct {
+	answer       RangeResponse
+	keysOnly     bool
+	limit        int
+	size, hashed int
+}
+
+func newPage(r *RangeRequest) *page {
+	p := &page{keysOnly: r.KeysOnly, limit: MaxRangeEntries}
 	if r.Limit > 0 {
-		limit = int(min(r.Limit, MaxRangeEntries))
+		p.limit = int(min(r.Limit, MaxRangeEntries))
 	}
-	res, size := &RangeResponse{}, 0
+	return p
+}
+
+// add appends an entry, and reports whether there is room for it.
+func (p *page) add(key, value []byte) bool {
+	e := Entry{Key: key, Value: value}
+	if p.keysOnly {
+		hash := sha256.Sum256(value)
+		e = Entry{Key: key, ValueHash: hash[:], ValueBytes: uint32(len(value))}
+		p.hashed += len(value)
+	}
+	p.size += len(e.Key) + len(e.Value) + len(e.ValueHash)
+	if len(p.answer.Entries) == p.limit || len(p.answer.Entries) > 0 && (p.size > MaxRangeBytes || p.hashed > MaxHashedBytes) {
+		return false
+	}
+	p.answer.Entries = append(p.answer.Entries, e)
+	return true
+}
+
+// readRange reads as much of the range as an answer may hold.
+func readRange(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
+	p := newPage(r)
 	for kv, err := range v.Ascend(r.Start, r.End) {
 		if err != nil {
 			return nil, err
 		}
-		size += len(kv.Key) + len(kv.Value)
-		if len(res.Entries) == limit || len(res.Entries) > 0 && size > MaxRangeBytes {
-			res.Next = kv.Key
+		if !p.add(kv.Key, kv.Value) {
+			p.answer.Next = kv.Key
 			break
 		}
-		res.Entries = append(res.Entries, Entry{Key: kv.Key, Value: kv.Value})
 	}
-	return res, nil
+	return &p.answer, nil
+}
+
+// readReverse is readRange from the end.
+func readReverse(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
+	p := newPage(r)
+	key, below := r.End, true
+	if key == nil {
+		key, below = bytes.Repeat([]byte{0xff}, avlstar.MaxKeyBytes), false // no key is greater
+	}
+	for {
+		k, value, ok, err := v.ViewFloor(key, below)
+		switch {
+		case err != nil:
+			return nil, err
+		case !ok || bytes.Compare(k, r.Start) < 0:
+			return &p.answer, nil
+		case !p.add(k, value):
+			p.answer.Next = key // the last entry
+			return &p.answer, nil
+		}
+		key, below = k, true
+	}
 }
 
 func (a *App) queryNonce(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {

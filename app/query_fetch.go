@@ -106,3 +106,20 @@ func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, err
 		n.add(avlstar.Want{Range: true, Key: from, After: after})
 	}
 }
+
+// addStub notes what is missing in v, after a search for the greatest key below another failed: the
+// subtree that the search led to or, if that is large, the way through it.
+func (n *needs) addStub(v *avlstar.Version, err error) {
+	var missing *avlstar.MissingNodeError
+	if n == nil || !errors.As(err, &missing) {
+		return
+	}
+	for s := range v.Stubs(missing.Key) {
+		if s.Hash == missing.Node.Hash && s.Bytes <= rangeRound {
+			n.note(err, avlstar.Want{Range: true, Key: bytes.Clone(s.First), After: bytes.Clone(s.After)})
+			return
+		}
+		break
+	}
+	n.note(err)
+}

@@ -111,7 +111,7 @@ func deletion(t *testing.T, g *generator, m *model) []byte {
 func compareAnswers(t *testing.T, rnd *rand.Rand, local, sharded *App) {
 	t.Helper()
 	key := []byte(fmt.Sprintf("a%d", rnd.IntN(400)))
-	r := &RangeRequest{Start: key, Limit: uint32(rnd.IntN(30))}
+	r := &RangeRequest{Start: key, Limit: uint32(rnd.IntN(30)), KeysOnly: rnd.IntN(3) == 0, Reverse: rnd.IntN(3) == 0}
 	if rnd.IntN(2) == 0 {
 		r.End = []byte("ab2")
 	}

@@ -2,12 +2,24 @@ package avlstar
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 )
 
 // KV is a key and its value.
 type KV struct{ Key, Value []byte }
+
+// KeyEntry is a key with the length and the SHA-256 of its value, which is all that a proof takes of
+// the value.
+type KeyEntry struct {
+	Key        []byte
+	ValueBytes int
+	ValueHash  Hash
+}
+
+// KeyEntryOf returns the KeyEntry of a key and its value.
+func KeyEntryOf(key, value []byte) KeyEntry { return KeyEntry{key, len(value), sha256.Sum256(value)} }
 
 // RangeProof shows that certain entries are all there is in a range. Tree has the tree's leaves of
 // the range, with stubs around them (range_codec.go); Map is the same operator as in Proof. Tree is
@@ -53,13 +65,25 @@ func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next [
 // of an answer. It may not have more, and not none: so a client that continues from next always
 // advances.
 func VerifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next []byte, p RangeProof) error {
+	if len(entries) > limit { // before they are hashed
+		return fmt.Errorf("%w of a range: %d entries, more than the limit of %d", ErrInvalidProof, len(entries), limit)
+	}
+	keys := make([]KeyEntry, len(entries))
+	for i, e := range entries {
+		keys[i] = KeyEntryOf(e.Key, e.Value)
+	}
+	return VerifyKeys(appHash, start, end, limit, keys, next, p)
+}
+
+// VerifyKeys is VerifyRange of an answer without values. The proof is the same one.
+func VerifyKeys(appHash Hash, start, end []byte, limit int, entries []KeyEntry, next []byte, p RangeProof) error {
 	if err := verifyRange(appHash, start, end, limit, entries, next, p); err != nil {
 		return fmt.Errorf("%w of a range: %w", ErrInvalidProof, err)
 	}
 	return nil
 }
 
-func verifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next []byte, p RangeProof) error {
+func verifyRange(appHash Hash, start, end []byte, limit int, entries []KeyEntry, next []byte, p RangeProof) error {
 	if err := checkRange(start, end, limit); err != nil {
 		return err
 	}
@@ -117,7 +141,7 @@ func checkRange(start, end []byte, limit int) error {
 }
 
 // checkAnswer checks an answer against the question, as far as that needs no proof.
-func checkAnswer(start, end []byte, limit int, entries []KV, next []byte) error {
+func checkAnswer(start, end []byte, limit int, entries []KeyEntry, next []byte) error {
 	if len(entries) > limit {
 		return fmt.Errorf("%d entries, more than the limit of %d", len(entries), limit)
 	}
@@ -126,8 +150,8 @@ func checkAnswer(start, end []byte, limit int, entries []KV, next []byte) error 
 		if err := checkKey(e.Key); err != nil {
 			return fmt.Errorf("entry %d: %w", i, err)
 		}
-		if len(e.Value) < 1 || len(e.Value) > MaxValueBytes {
-			return fmt.Errorf("entry %d: value of %d bytes, values have 1 to %d", i, len(e.Value), MaxValueBytes)
+		if e.ValueBytes < 1 || e.ValueBytes > MaxValueBytes {
+			return fmt.Errorf("entry %d: value of %d bytes, values have 1 to %d", i, e.ValueBytes, MaxValueBytes)
 		}
 		if c := bytes.Compare(last, e.Key); c > 0 || c == 0 && i > 0 {
 			return fmt.Errorf("entry %d is out of order or below start", i)

@@ -92,7 +92,7 @@ func (t *rangeTree) encode() []byte {
 // decodeRangeTree decodes what encode makes, for an answer with these entries, whose keys and
 // values have proper lengths. It refuses every other encoding. Its allocations are proportional to
 // what it has read and to the number of entries.
-func decodeRangeTree(b []byte, entries []KV) (*rangeTree, error) {
+func decodeRangeTree(b []byte, entries []KeyEntry) (*rangeTree, error) {
 	if len(b) > maxRangeFixed+len(entries)*resultItemBytes {
 		return nil, fmt.Errorf("a tree of %d bytes is too long for %d entries", len(b), len(entries))
 	}
@@ -158,7 +158,7 @@ func (t *rangeTree) rebuild() (Stub, error) {
 // rangeReader reads items; entries are those that no item has claimed yet.
 type rangeReader struct {
 	b       []byte
-	entries []KV
+	entries []KeyEntry
 	stubs   int
 }
 
@@ -184,7 +184,7 @@ func (r *rangeReader) item(first bool) (rangeItem, error) {
 		}
 		e := r.entries[0]
 		r.entries = r.entries[1:]
-		return newRangeLeaf(resultKind, boundary, e.Key, len(e.Value), sha256.Sum256(e.Value)), nil
+		return newRangeLeaf(resultKind, boundary, e.Key, e.ValueBytes, e.ValueHash), nil
 	}
 	return rangeItem{}, fmt.Errorf("unknown kind %d", kind)
 }

@@ -25,6 +25,13 @@ func naiveRange(kvs []KV, start, end []byte, limit int) (entries []KV, next []by
 	return entries, nil
 }
 
+func keysOf(entries []KV) (keys []KeyEntry) {
+	for _, e := range entries {
+		keys = append(keys, KeyEntryOf(e.Key, e.Value))
+	}
+	return keys
+}
+
 func TestRangesOfRandomStates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v, kvs := drawState(t)
@@ -55,6 +62,20 @@ func TestRangesOfRandomStates(t *testing.T) {
 			}
 			for what, entries := range lies {
 				require.ErrorIs(t, VerifyRange(v.AppHash(), start, end, limit, entries, next, p), ErrInvalidProof, what)
+			}
+			keys := keysOf(got)
+			require.NoError(t, VerifyKeys(v.AppHash(), start, end, limit, keys, next, p))
+			if len(keys) > 0 {
+				i := rapid.IntRange(0, len(keys)-1).Draw(t, "damaged")
+				for _, damage := range []func(k *KeyEntry){
+					func(k *KeyEntry) { k.Key = append(bytes.Clone(k.Key), 0) }, func(k *KeyEntry) { k.ValueBytes++ },
+					func(k *KeyEntry) { k.ValueBytes = -1 }, func(k *KeyEntry) { k.ValueHash[31] ^= 1 },
+				} {
+					damaged := slices.Clone(keys)
+					damage(&damaged[i])
+					require.ErrorIs(t, VerifyKeys(v.AppHash(), start, end, limit, damaged, next, p), ErrInvalidProof)
+				}
+				require.ErrorIs(t, VerifyKeys(v.AppHash(), start, end, limit, slices.Delete(keys, i, i+1), next, p), ErrInvalidProof)
 			}
 		}
 	})

@@ -343,10 +343,23 @@ func (n *fakeNode) ABCIQueryWithOptions(ctx context.Context, path string, data c
 				r.ProofOps = &crypto.ProofOps{Ops: []crypto.ProofOp{{Type: avlstar.OpState, Key: data, Data: p.State}, {Type: avlstar.OpMap, Key: []byte(avlstar.MapKey), Data: p.Map}}}
 			}
 		case "/range":
-			start, end, limit := decodeRangeRequest(c.t, data)
+			request := decodeRangeRequest(c.t, data)
+			start, end, limit := request.Start, request.End, int(request.Limit)
+			var rest []byte
+			if request.Reverse {
+				all, _, _, err := v.ProveRange(start, end, 1<<20)
+				require.NoError(c.t, err)
+				if len(all) > limit {
+					start = all[len(all)-limit].Key
+					rest = start
+				}
+			}
 			entries, next, p, err := v.ProveRange(start, end, limit)
 			require.NoError(c.t, err)
-			r.Value = encodeRangeResponse(entries, next)
+			if rest != nil {
+				next = rest
+			}
+			r.Value = encodeRange(request, entries, next)
 			if opts.Prove {
 				r.ProofOps = &crypto.ProofOps{Ops: []crypto.ProofOp{{Type: avlstar.OpRange, Key: start, Data: p.Tree}, {Type: avlstar.OpMap, Key: []byte(avlstar.MapKey), Data: p.Map}}}
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -14,8 +15,12 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// DefaultRangeLimit is the number of entries of a page unless the caller sets Limit.
-const DefaultRangeLimit = 1000
+const (
+	// DefaultRangeLimit is the number of entries of a page unless the caller sets Limit.
+	DefaultRangeLimit = 1000
+	// MaxRangeLimit is the number above which no node returns entries in a page.
+	MaxRangeLimit = 10_000
+)
 
 // State identifies the state that an answer is from.
 type State struct {
@@ -37,8 +42,9 @@ type Value struct {
 // Page is one part of a range.
 type Page struct {
 	State
-	Entries []avlstar.KV
-	Next    []byte // start of the next page; nil: that was the last
+	Entries []avlstar.KV       // with KeysOnly without values
+	Keys    []avlstar.KeyEntry // with KeysOnly: of the same keys, length and SHA-256 of the values
+	Next    []byte             // start of the next page or, with Reverse, its end; nil: that was the last
 	Proof   *avlstar.RangeProof
 }
 
@@ -50,6 +56,8 @@ type readOptions struct {
 	prove   bool
 	believe bool
 	limit   int
+
+	keysOnly, reverse bool
 }
 
 // AtHeight reads the state after this block, which the node must still keep.
@@ -63,6 +71,13 @@ func Unverified() ReadOption { return func(o *readOptions) { o.believe = true } 
 
 // Limit sets the maximum number of entries of a page (DefaultRangeLimit). A node may return fewer.
 func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
+
+// KeysOnly leaves the values out: Page.Keys has their lengths and hashes, which are proved like
+// values, and that no key is missing is proved too.
+func KeysOnly() ReadOption { return func(o *readOptions) { o.keysOnly = true } }
+
+// Reverse reads a range from its end. The entries of a page are in descending order then.
+func Reverse() ReadOption { return func(o *readOptions) { o.reverse = true } }
 
 // Get reads a key from the latest state, or that of AtHeight. With verification it waits for the
 // header that proves the answer, which is that of the next block.
@@ -100,7 +115,7 @@ func decodeValue(key []byte, o readOptions, a *abci.ResponseQuery) (*Value, proo
 }
 
 // Range reads the keys in [start, end) in order; an empty bound is open. Verified pages are
-// complete: nothing between two entries was left out.
+// complete: nothing between two entries was left out, nor between the bound and the first.
 func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOption) (*Page, error) {
 	if len(end) > 0 && bytes.Compare(start, end) >= 0 {
 		return nil, errors.New("client: the range is empty: its start is not below its end")
@@ -109,7 +124,7 @@ func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOp
 	page, state, err := read(ctx, c, query[*Page]{
 		readOptions: o,
 		path:        "/range",
-		data:        encodeRangeRequest(start, end, o.limit),
+		data:        encodeRangeRequest(start, end, o),
 		decode:      func(a *abci.ResponseQuery) (*Page, proof, error) { return decodePage(start, end, o, a) },
 	})
 	if err != nil {
@@ -121,25 +136,75 @@ func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOp
 
 func decodePage(start, end []byte, o readOptions, a *abci.ResponseQuery) (page *Page, verify proof, err error) {
 	page = new(Page)
-	page.Entries, page.Next, err = decodeRangeResponse(a.Value, o.limit)
+	page.Entries, page.Keys, page.Next, err = decodeRangeResponse(a.Value, o)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrUnproved, err)
 	}
+	from, next := start, page.Next
+	if o.reverse && next != nil {
+		// The page is the whole range from its last entry on, which is the end of the next page.
+		if n := len(page.Entries); n == 0 || !bytes.Equal(page.Entries[n-1].Key, next) {
+			return nil, nil, fmt.Errorf("%w: its next page does not begin where this one ends: does the node read in reverse?", ErrUnproved)
+		}
+		from, next = next, nil
+	}
 	if o.prove {
-		tree, simpleMap, err := splitProof(a.ProofOps, avlstar.OpRange, start)
+		tree, simpleMap, err := splitProof(a.ProofOps, avlstar.OpRange, from)
 		if err != nil {
 			return nil, nil, err
 		}
 		page.Proof = &avlstar.RangeProof{Tree: tree, Map: simpleMap}
 	}
 	verify = func(appHash avlstar.Hash) error {
-		return avlstar.VerifyRange(appHash, start, end, o.limit, page.Entries, page.Next, *page.Proof)
+		entries, keys := page.Entries, page.Keys
+		if o.reverse {
+			entries, keys = slices.Clone(entries), slices.Clone(keys)
+			slices.Reverse(entries)
+			slices.Reverse(keys)
+		}
+		if o.keysOnly {
+			return avlstar.VerifyKeys(appHash, from, end, o.limit, keys, next, *page.Proof)
+		}
+		return avlstar.VerifyRange(appHash, from, end, o.limit, entries, next, *page.Proof)
 	}
-	// VerifyRange checks that too. An unverified answer must not make Scan loop forever.
-	if page.Next != nil && bytes.Compare(page.Next, start) <= 0 {
+	// The proof shows that too. An unverified answer must not make Scan loop forever.
+	ahead := page.Next == nil || bytes.Compare(page.Next, start) > 0
+	if o.reverse {
+		ahead = page.Next == nil || bytes.Compare(page.Next, start) >= 0 && (len(end) == 0 || bytes.Compare(page.Next, end) < 0)
+	}
+	if !ahead {
 		return nil, nil, fmt.Errorf("%w: its next page does not lie behind this one", ErrUnproved)
 	}
 	return page, verify, nil
+}
+
+// Count returns the number of keys in [start, end), from the state of its first page. It reads all
+// of them, without values. With verification the number is proved: State.Verified reports that.
+func (c *Client) Count(ctx context.Context, start, end []byte, options ...ReadOption) (int, State, error) {
+	options = append(options[:len(options):len(options)], KeysOnly(), Limit(MaxRangeLimit))
+	count := 0
+	for {
+		page, err := c.Range(ctx, start, end, options...)
+		if err != nil {
+			return 0, State{}, err
+		}
+		count += len(page.Entries)
+		if start, end = c.readOptions(options).rest(start, end, page); page.Next == nil || len(end) > 0 && bytes.Equal(start, end) {
+			return count, page.State, nil
+		}
+		options = append(options, AtHeight(page.Height))
+	}
+}
+
+// rest returns the bounds of the next page.
+func (o readOptions) rest(start, end []byte, page *Page) (from, to []byte) {
+	switch {
+	case page.Next == nil:
+		return start, end
+	case o.reverse:
+		return start, page.Next
+	}
+	return page.Next, end
 }
 
 // Scan reads a whole range page by page, from the state of the first page. It ends after an error.
@@ -156,10 +221,9 @@ func (c *Client) Scan(ctx context.Context, start, end []byte, options ...ReadOpt
 					return
 				}
 			}
-			if page.Next == nil {
+			if start, end = c.readOptions(options).rest(start, end, page); page.Next == nil || len(end) > 0 && bytes.Equal(start, end) {
 				return
 			}
-			start = page.Next
 			options = append(options[:len(options):len(options)], AtHeight(page.Height))
 		}
 	}

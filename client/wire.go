@@ -1,7 +1,11 @@
 package client
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"math"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -9,10 +13,11 @@ import (
 )
 
 // The two protobuf messages of queries of path /range (docs/spec/queries.md): RangeRequest{start,
-// end, limit} and RangeResponse{entries{key, value}, next}. They are read and written by hand
+// end, limit, keys_only, reverse} and RangeResponse{entries{key, value, value_hash, value_bytes},
+// next}. They are read and written by hand
 // because their Go types belong to the application, which a client does not link.
 
-func encodeRangeRequest(start, end []byte, limit int) []byte {
+func encodeRangeRequest(start, end []byte, o readOptions) []byte {
 	var b []byte
 	field := func(number protowire.Number, value []byte) {
 		if len(value) > 0 {
@@ -22,62 +27,100 @@ func encodeRangeRequest(start, end []byte, limit int) []byte {
 	}
 	field(1, start)
 	field(2, end)
-	if limit > 0 {
-		b = protowire.AppendTag(b, 3, protowire.VarintType)
-		b = protowire.AppendVarint(b, uint64(limit))
+	number := func(number protowire.Number, value uint64) {
+		if value > 0 {
+			b = protowire.AppendTag(b, number, protowire.VarintType)
+			b = protowire.AppendVarint(b, value)
+		}
 	}
+	number(3, uint64(min(o.limit, math.MaxUint32)))
+	number(4, protowire.EncodeBool(o.keysOnly))
+	number(5, protowire.EncodeBool(o.reverse))
 	return b
 }
 
 // decodeRangeResponse refuses more entries than were requested, before it allocates memory for
-// them.
-func decodeRangeResponse(b []byte, limit int) (entries []avlstar.KV, next []byte, err error) {
-	err = eachBytesField(b, func(number protowire.Number, value []byte) error {
+// them, and entries of another form: a node that does not know an option would ignore it.
+func decodeRangeResponse(b []byte, o readOptions) (entries []avlstar.KV, keys []avlstar.KeyEntry, next []byte, err error) {
+	err = eachField(b, 0, func(number protowire.Number, value []byte, _ uint64) error {
 		switch number {
 		case 1:
-			if len(entries) == limit {
-				return fmt.Errorf("more than %d entries", limit)
+			if len(entries) == o.limit {
+				return fmt.Errorf("more than %d entries", o.limit)
 			}
-			var entry avlstar.KV
-			err := eachBytesField(value, func(number protowire.Number, value []byte) error {
-				switch number {
-				case 1:
-					entry.Key = value
-				case 2:
-					entry.Value = value
-				}
-				return nil
-			})
+			entry, key, err := decodeEntry(value)
+			switch {
+			case err != nil:
+				return err
+			case o.keysOnly && (len(entry.Value) > 0 || key.ValueBytes == 0):
+				return errors.New("entries with values, which were not asked for: the node is too old to leave them out")
+			case o.keysOnly:
+				keys = append(keys, key)
+			}
 			entries = append(entries, entry)
-			return err
 		case 2:
 			next = value
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("the node's answer is not a RangeResponse: %w", err)
+	if err == nil && o.reverse && !slices.IsSortedFunc(entries, func(a, b avlstar.KV) int { return bytes.Compare(b.Key, a.Key) }) {
+		err = errors.New("entries that are not in reverse: the node is too old for that")
 	}
-	return entries, next, nil
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("the node's answer is not a RangeResponse: %w", err)
+	}
+	return entries, keys, next, nil
 }
 
-// eachBytesField calls f for each field of a message whose fields are all length-delimited.
-func eachBytesField(b []byte, visit func(protowire.Number, []byte) error) error {
+func decodeEntry(b []byte) (entry avlstar.KV, key avlstar.KeyEntry, err error) {
+	err = eachField(b, 4, func(number protowire.Number, value []byte, n uint64) error {
+		switch number {
+		case 1:
+			entry.Key, key.Key = value, value
+		case 2:
+			entry.Value = value
+		case 3:
+			if len(value) != len(key.ValueHash) {
+				return fmt.Errorf("a hash of %d bytes", len(value))
+			}
+			key.ValueHash = avlstar.Hash(value)
+		case 4:
+			if n > avlstar.MaxValueBytes {
+				return fmt.Errorf("a value of %d bytes", n)
+			}
+			key.ValueBytes = int(n)
+		}
+		return nil
+	})
+	return entry, key, err
+}
+
+// eachField calls visit for each field of a message, with its content. All are length-delimited but
+// for one, which is a varint: visit is called with its value.
+func eachField(b []byte, varint protowire.Number, visit func(number protowire.Number, content []byte, n uint64) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
-		if kind != protowire.BytesType {
+		b = b[n:]
+		var (
+			content []byte
+			value   uint64
+		)
+		switch {
+		case kind == protowire.BytesType && number != varint:
+			content, n = protowire.ConsumeBytes(b)
+		case kind == protowire.VarintType && number == varint:
+			value, n = protowire.ConsumeVarint(b)
+		default:
 			return fmt.Errorf("field %d has wire type %d", number, kind)
 		}
-		b = b[n:]
-		value, n := protowire.ConsumeBytes(b)
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
 		b = b[n:]
-		if err := visit(number, value); err != nil {
+		if err := visit(number, content, value); err != nil {
 			return err
 		}
 	}
