@@ -28,7 +28,7 @@ const (
 // its proof, an answer stays below the 4 MiB of a gRPC message.
 const (
 	MaxRangeEntries = 10_000
-	MaxRangeBytes   = 2 << 20 // of keys and values; without values, of keys and what stands for them
+	MaxRangeBytes   = 2 << 20 // of keys and values, or of keys and hashes of values
 
 	// MaxHashedBytes limits the values that are read for an answer without values.
 	MaxHashedBytes = 16 << 20
@@ -190,8 +190,8 @@ func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, ne
 	}
 	res := &abci.ResponseQuery{Key: req.Data}
 	if req.Prove {
-		// The answer may have fewer entries than the request allows: what is proved is the answer. One
-		// in reverse is all of the range from its last entry on.
+		// The answer may have fewer entries than the request allows: what is proved is the answer.
+		// One in reverse is all of the range from its last entry on.
 		start, limit, rest := r.Start, max(len(answer.Entries), 1), answer.Next
 		if r.Reverse && len(rest) > 0 {
 			start, rest = rest, nil

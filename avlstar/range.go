@@ -10,8 +10,8 @@ import (
 // KV is a key and its value.
 type KV struct{ Key, Value []byte }
 
-// KeyEntry is a key with the length and the SHA-256 of its value, which is all that a proof takes of
-// the value.
+// KeyEntry is a key with the length and the SHA-256 of its value, which is all that a proof takes
+// of the value.
 type KeyEntry struct {
 	Key        []byte
 	ValueBytes int

@@ -44,8 +44,9 @@ type Page struct {
 	State
 	Entries []avlstar.KV       // with KeysOnly without values
 	Keys    []avlstar.KeyEntry // with KeysOnly: of the same keys, length and SHA-256 of the values
-	Next    []byte             // start of the next page or, with Reverse, its end; nil: that was the last
-	Proof   *avlstar.RangeProof
+	// Start of the next page or, with Reverse, its end; nil: that was the last.
+	Next  []byte
+	Proof *avlstar.RangeProof
 }
 
 // ReadOption changes how to read.

@@ -114,6 +114,9 @@ type entryJSON struct {
 	KeyHex   string  `json:"key_hex"`
 	Value    *string `json:"value,omitempty"`
 	ValueHex string  `json:"value_hex,omitempty"`
+
+	ValueBytes int    `json:"value_bytes,omitempty"` // without the value
+	ValueHash  string `json:"value_sha256,omitempty"`
 }
 
 // The operators' data in base64 (docs/spec/proofs.md).
@@ -204,12 +207,15 @@ func newRangeCmd(env *cliEnv) *cobra.Command {
 		Long: `List keys and values in key order, from START up to but excluding END.
 
 One page of at most --limit entries is read. If there are more, the next key is printed
-on standard error; pass it as --cursor.
+on standard error; pass it as --cursor. --reverse begins at the end, --keys-only leaves the
+values out, and --count prints how many keys there are, on all pages.
 
 ` + verifyHelp + ` A verified page is complete: no key was left out of it.`,
 		Example: `  starlingd range --prefix fruit/
   starlingd range a b --limit 10
-  starlingd range --prefix fruit/ --cursor fruit/pear --prove --verify`,
+  starlingd range --prefix fruit/ --cursor fruit/pear --prove --verify
+  starlingd range --prefix log/ --reverse --limit 1
+  starlingd range --prefix fruit/ --count --verify`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			start, end, err := rangeArgs(env, args)
@@ -226,6 +232,19 @@ on standard error; pass it as --cursor.
 			if limit < 1 {
 				return usagef("--limit is %d, it must be 1 or more", limit)
 			}
+			if env.V.GetBool("count") {
+				count, state, err := c.Count(ctx, start, end, options...)
+				if err != nil {
+					return explain(err)
+				}
+				return printCount(env, count, state)
+			}
+			if env.V.GetBool("keys-only") {
+				options = append(options, client.KeysOnly())
+			}
+			if env.V.GetBool("reverse") {
+				options = append(options, client.Reverse())
+			}
 			page, err := c.Range(ctx, start, end, append(options, client.Limit(limit))...)
 			if err != nil {
 				return explain(err)
@@ -236,6 +255,9 @@ on standard error; pass it as --cursor.
 	addReadFlags(cmd.Flags())
 	cmd.Flags().Int("limit", client.DefaultRangeLimit, "maximum number of entries")
 	cmd.Flags().String("prefix", "", "list only keys with this prefix")
+	cmd.Flags().Bool("keys-only", false, "leave the values out (--output json: their lengths and SHA-256)")
+	cmd.Flags().Bool("reverse", false, "begin at the end; --cursor is then the first key that is not listed")
+	cmd.Flags().Bool("count", false, "print the number of keys and nothing else, whatever --limit is")
 	cmd.Flags().String("cursor", "", "continue from this key (use the --height of the previous page for a consistent view)")
 	return cmd
 }
@@ -264,18 +286,44 @@ func rangeArgs(env *cliEnv, args []string) (start, end []byte, err error) {
 		end = client.PrefixEnd(start)
 	}
 	if cursor := env.V.GetString("cursor"); cursor != "" {
-		if start, err = parseBytes(env, "--cursor", cursor); err != nil {
+		from := &start
+		if env.V.GetBool("reverse") {
+			from = &end
+		}
+		if *from, err = parseBytes(env, "--cursor", cursor); err != nil {
 			return nil, nil, err
+		}
+		if len(end) > 0 && bytes.Compare(start, end) >= 0 {
+			return nil, nil, usagef("nothing is left behind --cursor %q", cursor)
 		}
 	}
 	return start, end, nil
 }
 
+// printCount prints the number of keys of a range, and on standard error how far it is proved.
+func printCount(env *cliEnv, count int, state client.State) error {
+	if env.JSON() {
+		return writeJSON(env.Out, struct {
+			stateJSON
+			Count int `json:"count"`
+		}{toStateJSON(state), count})
+	}
+	_, err := fmt.Fprintln(env.Out, count)
+	if noteState(env, state, 0); !state.Verified {
+		fmt.Fprintf(env.Err, "height %d, as the node reports it (--verify has it proved)\n", state.Height)
+	}
+	return err
+}
+
 func printPage(env *cliEnv, page *client.Page) error {
 	if env.JSON() {
 		entries := make([]entryJSON, 0, len(page.Entries))
-		for _, e := range page.Entries {
-			entries = append(entries, toEntryJSON(e.Key, e.Value))
+		for i, e := range page.Entries {
+			entry := toEntryJSON(e.Key, e.Value)
+			if len(page.Keys) > 0 {
+				entry.ValueBytes, entry.ValueHash = page.Keys[i].ValueBytes, hex.EncodeToString(page.Keys[i].ValueHash[:])
+			}
+			entries = append(entries, entry)
 		}
 		out := struct {
 			stateJSON
@@ -290,7 +338,11 @@ func printPage(env *cliEnv, page *client.Page) error {
 		return writeJSON(env.Out, out)
 	}
 	for _, e := range page.Entries {
-		if _, err := fmt.Fprintf(env.Out, "%s\t%s\n", formatBytes(env, e.Key), formatBytes(env, e.Value)); err != nil {
+		line := formatBytes(env, e.Key)
+		if len(page.Keys) == 0 {
+			line += "\t" + formatBytes(env, e.Value)
+		}
+		if _, err := fmt.Fprintln(env.Out, line); err != nil {
 			return err
 		}
 	}
