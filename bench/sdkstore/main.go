@@ -43,7 +43,7 @@ type Answer struct {
 	Root  []byte `json:"root,omitempty"`
 
 	Seconds float64 `json:"seconds,omitempty"` // of create, restore
-	CPUS    float64 `json:"cpu_s,omitempty"`   // of restore, join
+	CPUS    float64 `json:"cpu_s,omitempty"`   // of create, restore, join
 	Chunks  int     `json:"chunks,omitempty"`
 	Bytes   int64   `json:"bytes,omitempty"` // of the chunks; the SDK's are compressed
 

@@ -129,11 +129,11 @@ func (n *node) background(height int64) {
 // create makes a snapshot of the newest height.
 func (n *node) create() (a Answer, err error) {
 	debug.FreeOSMemory() // garbage of the load is not the snapshot's
-	from := time.Now()
+	cpu, from := cpuSeconds(), time.Now()
 	if n.snapshot, err = n.manager.Create(uint64(n.state.LastCommitID().Version)); err != nil {
 		return a, err
 	}
-	a.Seconds = time.Since(from).Seconds()
+	a.Seconds, a.CPUS = time.Since(from).Seconds(), cpuSeconds()-cpu
 	return a, nil
 }
 

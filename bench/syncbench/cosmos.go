@@ -57,7 +57,8 @@ type CosmosFigure struct {
 	// SDKCreateS and SDKRestoreS are what the SDK's own snapshots take.
 	SDKCreateS  float64 `json:"sdk_create_s"`
 	SDKRestoreS float64 `json:"sdk_restore_s"`
-	Times       float64 `json:"times"` // create and restore over join
+	SDKCPUS     float64 `json:"sdk_cpu_s"` // of both
+	Times       float64 `json:"times"`     // create and restore over join
 	Overhead    float64 `json:"overhead_bytes_per_leaf"`
 	Bytes       int64   `json:"bytes"`
 	Chunks      int     `json:"chunks"`
@@ -117,7 +118,7 @@ func (r *runner) cosmos(ctx context.Context, o CosmosOptions, program, engine st
 		return f, err
 	}
 	r.progress.Add(1)
-	var manifest, serve, verify, write, join, cpu, restore []float64
+	var manifest, serve, verify, write, join, cpu, restore, restoreCPU []float64
 	for range o.Repeat {
 		syncDisk()
 		a, err := store.join()
@@ -133,10 +134,12 @@ func (r *runner) cosmos(ctx context.Context, o CosmosOptions, program, engine st
 		r.progress.Add(1)
 		manifest, serve, verify, write = append(manifest, a.ManifestMS), append(serve, a.ServeCPUS), append(verify, a.VerifyCPUS), append(write, a.WriteCPUS)
 		join, cpu, restore = append(join, a.Seconds), append(cpu, a.CPUS), append(restore, b.Seconds)
+		restoreCPU = append(restoreCPU, b.CPUS)
 		f.Overhead, f.Bytes, f.Chunks = a.Overhead, a.Bytes, a.Chunks
 	}
 	f.ManifestMS, f.ServeCPUS, f.VerifyCPUS, f.WriteCPUS = harness.Median(manifest), harness.Median(serve), harness.Median(verify), harness.Median(write)
 	f.JoinS, f.JoinCPUS, f.SDKCreateS, f.SDKRestoreS = harness.Median(join), harness.Median(cpu), created.Seconds, harness.Median(restore)
+	f.SDKCPUS = created.CPUS + harness.Median(restoreCPU)
 	f.Times = harness.Ratio(f.SDKCreateS+f.SDKRestoreS, f.JoinS)
 	return f, nil
 }
@@ -144,7 +147,7 @@ func (r *runner) cosmos(ctx context.Context, o CosmosOptions, program, engine st
 // Print writes a table with a column for each engine, and how to read it.
 func (r *CosmosResult) Print(out io.Writer) {
 	head := []string{harness.Count(r.Keys, "key")}
-	rows := [][]string{{"manifest, ms"}, {"serve, CPU s"}, {"verify, CPU s"}, {"write, CPU s"}, {"join, s"}, {"SDK create, s"}, {"SDK restore, s"},
+	rows := [][]string{{"manifest, ms"}, {"serve, CPU s"}, {"verify, CPU s"}, {"write, CPU s"}, {"join, s"}, {"join, CPU s"}, {"SDK create, s"}, {"SDK restore, s"}, {"SDK both, CPU s"},
 		{"create + restore over join"}, {"beside keys and values, bytes a leaf"}}
 	for _, engine := range Engines {
 		f, measured := r.Engines[engine]
@@ -152,7 +155,7 @@ func (r *CosmosResult) Print(out io.Writer) {
 			continue
 		}
 		head = append(head, engine)
-		for i, v := range []float64{f.ManifestMS, f.ServeCPUS, f.VerifyCPUS, f.WriteCPUS, f.JoinS, f.SDKCreateS, f.SDKRestoreS, f.Times, f.Overhead} {
+		for i, v := range []float64{f.ManifestMS, f.ServeCPUS, f.VerifyCPUS, f.WriteCPUS, f.JoinS, f.JoinCPUS, f.SDKCreateS, f.SDKRestoreS, f.SDKCPUS, f.Times, f.Overhead} {
 			rows[i] = append(rows[i], fmt.Sprintf("%.2f", v))
 		}
 	}

@@ -12,19 +12,20 @@ import (
 // one that a scan can follow. The answer is then made from the nodes.
 var errScan = errors.New("the fast index is of no use here")
 
-// scanned answers a request with one scan of the fast index and a read for each inner node; nil if
-// that is not possible. Keys and values come from the index, versions from the inner nodes, which
-// name their children by version: the index does not reliably have those of the leaves. The chunk
-// is proved before it is returned.
+// scanned answers a request with one walk over the inner nodes, and one scan of the fast index if
+// that is of this height; nil if that is not possible. With the index keys and values come from
+// there, and versions from the inner nodes, which name their children by version: the index does
+// not reliably have those of the leaves. The chunk is proved before it is returned.
 func (s *store) scanned(q *iavlsync.Request) []byte {
-	if !s.fast || q.Offset > 0 {
+	if q.Offset > 0 {
 		return nil
 	}
 	n, image, err := iavlsync.Subtree(q, s.root, s)
 	if err != nil || n.Height == 0 {
 		return nil
 	}
-	w := scan{store: s, version: n.Version, b: []byte{byte(iavlsync.AnswerWhole)}}
+	w := scan{cursors: newCursors(s), version: n.Version, b: []byte{byte(iavlsync.AnswerWhole)}}
+	defer w.close()
 	if err := w.run(n); err != nil {
 		return nil
 	}
@@ -36,9 +37,9 @@ func (s *store) scanned(q *iavlsync.Request) []byte {
 
 // scan writes a chunk.
 type scan struct {
-	*store
-	version int64 // of the chunk's root
-	it      Iterator
+	*cursors
+	version int64    // of the chunk's root
+	it      Iterator // over the fast index; nil: it is not used
 	b       []byte
 	gap     *inner // before the next leaf
 }
@@ -50,9 +51,12 @@ type inner struct {
 }
 
 func (w *scan) run(n *iavlsync.Node) (err error) {
+	if !w.fast {
+		return w.write(n)
+	}
 	first := n
 	for first.Height > 0 {
-		below, err := w.Node(first.Left)
+		below, err := w.store.Node(first.Left) // not in the order of the walk
 		if err != nil {
 			return err
 		}
@@ -68,31 +72,30 @@ func (w *scan) run(n *iavlsync.Node) (err error) {
 	return w.write(n)
 }
 
-// write writes the subtree of an inner node.
+// write writes the subtree of an inner node. Nothing right of a node is read before all left of it.
 func (w *scan) write(n *iavlsync.Node) error {
 	left, err := w.child(n, n.Left)
 	if err != nil {
+		return err
+	}
+	if err := w.subtree(left); err != nil {
 		return err
 	}
 	right, err := w.child(n, n.Right)
 	if err != nil {
 		return err
 	}
-	above := inner{n.Height, n.Version - max(left.Version, right.Version)}
-	if above.above < 0 {
+	w.gap = &inner{n.Height, n.Version - max(left.Version, right.Version)}
+	if w.gap.above < 0 {
 		return errScan
 	}
-	if err := w.subtree(left); err != nil {
-		return err
-	}
-	w.gap = &above
 	return w.subtree(right)
 }
 
-// child returns a child of n. Of a leaf below the lowest inner nodes nothing is read: its version
-// is in its key.
+// child returns a child of n. With the fast index nothing is read of a leaf below the lowest inner
+// nodes: its version is in its key.
 func (w *scan) child(n *iavlsync.Node, key []byte) (*iavlsync.Node, error) {
-	if n.Height == 1 && len(key) == nodeKeyBytes {
+	if w.it != nil && n.Height == 1 && len(key) == nodeKeyBytes {
 		version, _ := splitNodeKey(key)
 		return &iavlsync.Node{Version: version}, nil
 	}
@@ -107,16 +110,12 @@ func (w *scan) subtree(n *iavlsync.Node) error {
 	if n.Height > 0 {
 		return w.write(n)
 	}
-	if !w.it.Valid() {
-		return errors.Join(errScan, w.it.Error())
-	}
-	key, ok := bytes.CutPrefix(w.it.Key(), w.key(kindFast, nil))
-	if !ok {
-		return errScan
-	}
-	_, value, err := DecodeFast(w.it.Value())
-	if err != nil {
-		return fmt.Errorf("key %.20x: %w", key, err)
+	key, value := n.Key, n.Value
+	if w.it != nil {
+		var err error
+		if key, value, err = w.indexed(); err != nil {
+			return err
+		}
 	}
 	if w.gap != nil {
 		w.b = iavlsync.AppendInner(w.b, w.gap.height, w.gap.above)
@@ -125,6 +124,23 @@ func (w *scan) subtree(n *iavlsync.Node) error {
 		return errScan
 	}
 	w.b = iavlsync.AppendLeaf(w.b, w.version, n.Version, key, value)
-	w.it.Next()
+	if w.it != nil {
+		w.it.Next()
+	}
 	return nil
+}
+
+// indexed returns the leaf at which the scan of the index is.
+func (w *scan) indexed() (key, value []byte, err error) {
+	if !w.it.Valid() {
+		return nil, nil, errors.Join(errScan, w.it.Error())
+	}
+	key, ok := bytes.CutPrefix(w.it.Key(), w.key(kindFast, nil))
+	if !ok {
+		return nil, nil, errScan
+	}
+	if _, value, err = DecodeFast(w.it.Value()); err != nil {
+		return nil, nil, fmt.Errorf("key %.20x: %w", key, err)
+	}
+	return key, value, nil
 }

@@ -1,12 +1,14 @@
 package oracle
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/cosmos/iavl"
 	"github.com/cosmos/iavl/db"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
@@ -91,6 +93,45 @@ func (c *running) Prove(t *testing.T, store string, key []byte, there bool) {
 	ok, err := tree.VerifyNonMembership(proof, key)
 	require.NoError(t, err)
 	require.True(t, ok)
+}
+
+// counting counts reads by key.
+type counting struct {
+	nodedb.DB
+	gets int
+}
+
+func (c *counting) Get(key []byte) ([]byte, error) {
+	c.gets++
+	return c.DB.Get(key)
+}
+
+// TestReadsInOrder: IAVL numbers nodes in the order in which they are read, so most reads are steps
+// of an iterator, at the newest height, which the fast index is of, and at an older one.
+func TestReadsInOrder(t *testing.T) {
+	h := &home{db.NewMemDB()}
+	chain := h.Load(t, 0, nil)
+	for v := range 6 {
+		ops := make([]iavlsynctest.Op, 2000)
+		for i := range ops {
+			ops[i] = iavlsynctest.Op{Key: fmt.Appendf(nil, "%08d", (v*2000+i)*7919%12000), Value: []byte("value")}
+		}
+		chain.Commit(t, map[string][]iavlsynctest.Op{"bank": ops})
+	}
+	for _, height := range []int64{6, 5} {
+		c := &counting{DB: h.DB()}
+		s, err := nodedb.Open(c, height)
+		require.NoError(t, err)
+		m, err := s.Manifest(iavlsync.Format8192)
+		require.NoError(t, err)
+		u, err := m.Upper(0)
+		require.NoError(t, err)
+		for k, e := range m.Stores[0].Entries {
+			_, err := s.Answer(&iavlsync.Request{Height: height, Store: "bank", First: u.First[k], Leaves: e.Root.Size})
+			require.NoError(t, err)
+		}
+		require.Less(t, c.gets, 2000, "for %d leaves", 2000*height)
+	}
 }
 
 func TestInstalled(t *testing.T) {
