@@ -127,10 +127,19 @@ type Conn interface {
 }
 
 // Unproved reports whether answers of a connection may have been sent by somebody else than the
-// peer. If one is wrong, the same call with Proved is made: only its answer is the peer's.
+// peer. If one is wrong, Doubt says so to the connection, and the call is made with Proved: only
+// that answer is the peer's.
 func Unproved(c Conn) bool {
 	u, is := c.(interface{ Unproved() bool })
 	return is && u.Unproved()
+}
+
+// Doubt tells a connection that an answer which came unproved was wrong. It then uses the path for
+// some time no more.
+func Doubt(c Conn) {
+	if d, is := c.(interface{ Doubt() }); is {
+		d.Doubt()
+	}
 }
 
 // Dialer connects to nodes.

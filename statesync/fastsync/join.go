@@ -86,6 +86,7 @@ type joiner struct {
 	// Used by the loop only.
 	sched    *scheduler.Scheduler
 	conns    map[scheduler.PeerID]transport.Conn
+	doubted  map[scheduler.PeerID]bool        // their last wrong answers came unproved
 	has      map[scheduler.PeerID]Status      // what connected peers claim to serve
 	requests map[scheduler.RequestID]*request // asked and not ended, of any round
 	items    map[scheduler.ItemID]*item       // not done; of the present round only
@@ -108,7 +109,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 		o: o, log: o.Logger, started: time.Now(), ctx: ctx,
 		mail: newMailbox(), workers: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
-		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID]Status{},
+		conns: map[scheduler.PeerID]transport.Conn{}, doubted: map[scheduler.PeerID]bool{}, has: map[scheduler.PeerID]Status{},
 		requests: map[scheduler.RequestID]*request{}, items: map[scheduler.ItemID]*item{}, tried: map[int64]bool{},
 		compared: map[int64]bool{}, look: firstLook,
 	}
@@ -261,6 +262,7 @@ func (e peerStatus) handle(j *joiner) {
 
 func (e peerDown) handle(j *joiner) {
 	delete(j.conns, e.peer)
+	delete(j.doubted, e.peer)
 	delete(j.has, e.peer)
 	j.step(scheduler.PeerDown{Peer: e.peer})
 }

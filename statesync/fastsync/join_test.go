@@ -148,6 +148,58 @@ func TestJoinOverABadNetwork(t *testing.T) {
 	})
 }
 
+// unproved is a dialer over paths where a stranger damages answers, unless they are to be proved.
+type unproved struct {
+	transport.Dialer
+	share  uint32 // of damaged answers: one in so many
+	calls  atomic.Uint32
+	doubts atomic.Int64
+}
+
+func (u *unproved) Dial(ctx context.Context, a transport.Address) (transport.Conn, error) {
+	c, err := u.Dialer.Dial(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return &unprovedConn{c, u}, nil
+}
+
+type unprovedConn struct {
+	transport.Conn
+	u *unproved
+}
+
+func (*unprovedConn) Unproved() bool { return true }
+func (c *unprovedConn) Doubt()       { c.u.doubts.Add(1) }
+
+func (c *unprovedConn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
+	got, err := c.Conn.Call(ctx, call)
+	if err == nil && !call.Proved && len(call.Into) > 0 && c.u.calls.Add(1)%c.u.share == 0 {
+		if got[0] ^= 1; c.u.calls.Load()%2 == 0 {
+			got = got[:len(got)-1]
+		}
+	}
+	return got, err
+}
+
+// Who damages what comes past TLS gets nobody banned, and keeps nothing from arriving.
+func TestJoinWithAStrangerInTheFabric(t *testing.T) {
+	for _, share := range []uint32{1, 3} {
+		inWorld(t, func(t *testing.T, w *world) {
+			w.state(1500, 10_000, 10)
+			for range 3 {
+				w.add(nil, 10)
+			}
+			u := &unproved{Dialer: w.faulty(transporttest.Faults{}), share: share}
+			p := w.peersOver(u, 0)
+			w.join(30*time.Minute, w.options(p, newDisk()), 10)
+			_, banned := p.Count()
+			require.Zero(t, banned)
+			require.Positive(t, u.doubts.Load())
+		})
+	}
+}
+
 // What was verified before a kill is not fetched again.
 func TestJoinResumes(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {

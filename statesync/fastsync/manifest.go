@@ -80,7 +80,7 @@ func (j *joiner) manifestFrom(ctx context.Context, k *sketch, conn transport.Con
 			}
 			return nil, lied(fmt.Errorf("%w: it is longer than its chunks allow", avlstar.ErrInvalidManifest))
 		}
-		b, err := moving(ctx, conn, transport.Call{Method: MethodManifest, Body: k.body(d, r), Into: make([]byte, r.length), Received: &d.received})
+		b, err := moving(ctx, conn, transport.Call{Method: MethodManifest, Body: k.body(d, r), Into: make([]byte, r.length), Received: &d.received, Proved: true})
 		k.took(d, r, b, err == nil)
 		switch {
 		case errors.Is(err, transport.ErrRefused) && k.refused(d):
@@ -179,7 +179,7 @@ func (j *joiner) probe(ctx context.Context, k *sketch, m *avlstar.Manifest, conn
 func (j *joiner) chunkFrom(ctx context.Context, c *choice, k int, conn transport.Conn, received *atomic.Int64) error {
 	n := uint32(c.manifest.Entries[k].Root.Bytes)
 	data, err := moving(ctx, conn, transport.Call{
-		Method: MethodChunk, Body: chunkRequest{c.height, uint32(k), 0, n}.encode(), Into: make([]byte, n), Received: received,
+		Method: MethodChunk, Body: chunkRequest{c.height, uint32(k), 0, n}.encode(), Into: make([]byte, n), Received: received, Proved: true,
 	})
 	if err == nil {
 		_, err = c.manifest.VerifyChunk(uint32(k), data)

@@ -30,6 +30,8 @@ type request struct {
 	received atomic.Int64 // bytes of the answer so far: the transport writes it, the loop reads it
 	told     int64        // how many of these the scheduler knows of
 	answer   []byte       // from its arrival until a worker takes it
+	// unproved: somebody else than the peer may have sent the answer.
+	unproved bool
 }
 
 // add gives items to the scheduler. They must be of the present round.
@@ -59,6 +61,7 @@ func (j *joiner) ask(a scheduler.Ask) bool {
 	j.o.View.asked(it, r.peer)
 	call := it.call()
 	call.Received = &r.received
+	call.Proved = j.doubted[r.peer]
 	j.wg.Go(func() {
 		defer cancel()
 		if it.exact() { // not in the loop: clearing new memory takes time
@@ -68,7 +71,7 @@ func (j *joiner) ask(a scheduler.Ask) bool {
 		if err != nil {
 			j.buffers.give(call.Into)
 		}
-		j.mail.put(answered{r, answer, err})
+		j.mail.put(answered{r, answer, err, !call.Proved && transport.Unproved(conn)})
 	})
 	return true
 }
@@ -85,9 +88,10 @@ func (j *joiner) tellProgress() {
 
 // answered is the end of a call: its answer, or why there is none.
 type answered struct {
-	r      *request
-	answer []byte
-	err    error
+	r        *request
+	answer   []byte
+	err      error
+	unproved bool
 }
 
 func (e answered) handle(j *joiner) {
@@ -103,12 +107,27 @@ func (e answered) handle(j *joiner) {
 		j.step(scheduler.Failed{Request: r.id, Reason: reasonOf(e.err), Detail: e.err.Error()})
 		return
 	}
+	if r.unproved = e.unproved; r.unproved && r.item.exact() && uint64(len(e.answer)) != r.item.bytes {
+		j.doubt(r)
+		return
+	}
 	r.answer = e.answer
 	j.step(scheduler.Received{Request: r.id, Bytes: uint64(len(e.answer))})
 	if r.answer != nil { // no Verify: its length alone proves a lie
 		j.o.View.lied(r.item)
 		j.end(r)
 	}
+}
+
+// doubt ends a request whose answer is wrong and came unproved. The peer is asked over a path that
+// proves who sends, until it has given a right answer there.
+func (j *joiner) doubt(r *request) {
+	if conn := j.conns[r.peer]; conn != nil {
+		transport.Doubt(conn)
+	}
+	j.doubted[r.peer] = true
+	j.end(r)
+	j.step(scheduler.Failed{Request: r.id, Reason: scheduler.Broken})
 }
 
 // reasonOf translates an error of a call for the scheduler.
@@ -151,8 +170,12 @@ type checked struct {
 
 func (e checked) handle(j *joiner) {
 	r := e.r
+	wrong := errors.Is(e.err, avlstar.ErrInvalidChunk) || errors.Is(e.err, avlstar.ErrInvalidManifest)
 	switch {
-	case errors.Is(e.err, avlstar.ErrInvalidChunk), errors.Is(e.err, avlstar.ErrInvalidManifest):
+	case wrong && r.unproved:
+		j.doubt(r)
+		return
+	case wrong:
 		j.o.View.lied(r.item)
 		j.end(r)
 		j.step(scheduler.Rejected{Request: r.id, Reason: e.err.Error()})
@@ -162,6 +185,9 @@ func (e checked) handle(j *joiner) {
 		j.fail(e.err)
 		return
 	default:
+		if !r.unproved {
+			delete(j.doubted, r.peer)
+		}
 		j.verified(e)
 	}
 	j.end(r)

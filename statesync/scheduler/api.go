@@ -113,7 +113,8 @@ type (
 		Request RequestID
 		Reason  string
 	}
-	// Failed: a request in flight will have no answer.
+	// Failed: a request in flight will have no answer; or, with Broken, the one that is being
+	// verified is wrong and proves nothing.
 	Failed struct {
 		Request RequestID
 		Reason  Reason
@@ -187,8 +188,8 @@ type (
 	// Cancel: a request in flight is no longer needed.
 	Cancel struct{ Request RequestID }
 	// Verify has the answer of a request checked and, if it is right, put where it belongs. It is
-	// to be answered by Verified or Rejected. There may be several at a time for one item; the
-	// caller keeps one of the right answers and reports all as Verified.
+	// to be answered by Verified, Rejected or Failed. There may be several at a time for one item;
+	// the caller keeps one of the right answers and reports all as Verified.
 	Verify struct{ Request RequestID }
 	// Ban: a peer has lied, and there is proof. Its requests in flight get Cancel.
 	Ban struct {

@@ -119,7 +119,7 @@ func (s *Scheduler) take(e Event) bool {
 			s.lied(r, e.Reason)
 		}
 	case Failed:
-		if r := s.requests[e.Request]; r != nil && r.phase == flying {
+		if r := s.requests[e.Request]; r != nil && (r.phase == flying || e.Reason == Broken) {
 			s.failed(r, e.Reason, e.Detail)
 		}
 	}

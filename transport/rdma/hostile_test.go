@@ -416,6 +416,7 @@ func TestProved(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, bytes.Equal(body, got))
 		require.True(t, transport.Unproved(conn))
+		transport.Doubt(conn)
 		call.Proved = true
 		got, err = conn.Call(context.Background(), call)
 		require.NoError(t, err)

@@ -103,9 +103,6 @@ func (c *Conn) fail(cause error) {
 
 // Call implements transport.Conn. A call whose path past TLS is lost is made again without one.
 func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
-	if call.Proved && c.side != nil && c.Unproved() {
-		c.side.Doubt()
-	}
 	counted := 0
 	for {
 		got, err := c.call(ctx, call, &counted)

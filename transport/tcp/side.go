@@ -51,7 +51,7 @@ type Lender interface {
 	Lend(n int, landed func(piece []byte, last bool) error, lost func()) Slot
 	// PeerLost: the server says that the path is lost.
 	PeerLost()
-	// Doubt: an answer that came by a path was asked for once more, since it was wrong.
+	// Doubt: an answer that came by a path was wrong.
 	Doubt()
 	// Close ends the path with its connection, and proposes no other. It may be called again.
 	Close()
@@ -91,6 +91,13 @@ func (c *Conn) LocalAddr() net.Addr { return c.wire.Conn.LocalAddr() }
 // Unproved reports whether an answer of the connection has come past TLS: a wrong answer is then
 // no proof that the peer has sent it. Call it again with Call.Proved.
 func (c *Conn) Unproved() bool { return c.unproved.Load() }
+
+// Doubt notes that an answer which may have come past TLS was wrong.
+func (c *Conn) Doubt() {
+	if c.side != nil {
+		c.side.Doubt()
+	}
+}
 
 // SideLost tells the server that the path is lost.
 func (c *Conn) SideLost() {
