@@ -208,3 +208,9 @@ func maxValidators(p *cmtproto.ConsensusParams) (uint32, error) {
 	}
 	return uint32(min(n, mostValidators)), nil
 }
+
+// ValidatorPower reads the voting power of a validator in a state, 0 if it is none.
+func ValidatorPower(v *avlstar.Version, publicKey []byte) (uint64, error) {
+	value, _, err := v.Get(ValidatorKey(publicKey))
+	return decodeUint64(value), err
+}

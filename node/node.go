@@ -91,6 +91,8 @@ func WithApp(wrap func(abci.Application) abci.Application) Option {
 // afterwards.
 type Node struct {
 	config    *config.Config
+	began     time.Time
+	signing   *signing
 	log       log.Logger
 	genesis   *cmttypes.GenesisDoc
 	nodeKey   *p2p.NodeKey
@@ -141,7 +143,7 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 	for _, option := range opts {
 		option(&o)
 	}
-	n := &Node{config: config, log: logger, failed: make(chan error, 1)}
+	n := &Node{config: config, log: logger, failed: make(chan error, 1), began: time.Now()}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life, n.endLife = context.WithCancel(n.ctx) //nolint:gosec // close calls it
 	if err := n.open(ctx, o); err != nil {
@@ -168,6 +170,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		return err
 	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
+	n.signing = newSigning(validator)
 	if err := n.openApplication(ctx, have, validator, o); err != nil {
 		return n.joinAgain(err)
 	}

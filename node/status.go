@@ -1,11 +1,15 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	cometnode "github.com/cometbft/cometbft/node"
+	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/store"
 
 	"github.com/starling-kv/starling/health"
@@ -71,6 +75,7 @@ func (s statusSource) Status() statuspage.Status {
 		Node: statuspage.Node{
 			Moniker: n.config.CometBFT.Moniker, ID: n.ID(), ChainID: n.genesis.ChainID,
 			Version: versions.Starling, CometBFT: versions.CometBFT, AppVersion: n.application.appVersion(),
+			Started: n.began.UTC(),
 		},
 		Disk: s.disk(), Caches: s.caches(), Snapshots: n.application.snapshots.Heights(), Join: s.join(),
 	}
@@ -81,6 +86,9 @@ func (s statusSource) Status() statuspage.Status {
 		memory := v.Memory()
 		status.Chain.Height, status.Chain.AppHash = height, v.AppHash().String()
 		status.Chain.OldestHeight = n.application.Oldest()
+		n.instance.Read(func(comet *cometnode.Node, _ bool) {
+			status.Chain.Validator = n.signing.status(v, comet.BlockStore())
+		})
 		status.Tree = statuspage.Tree{
 			Keys: int64(v.Len()), Bytes: v.Root().Bytes, Height: int(v.Root().Height), Chunks: v.NumChunks(),
 			MemoryBytes: memory.NodeBytes + memory.LeafBytes, HeldNodes: memory.Held, HeldBytes: memory.HeldBytes, Versions: memory.Versions,
@@ -99,6 +107,7 @@ func (s statusSource) Status() statuspage.Status {
 func (s statusSource) chain() (c statuspage.Chain, phase string) {
 	there := s.n.instance.Read(func(comet *cometnode.Node, syncing bool) {
 		c.Peers, c.CatchingUp = comet.Switch().Peers().Size(), comet.ConsensusReactor().WaitSync()
+		c.PeerList = chainPeers(comet.Switch().Peers(), s.n.config.CometBFT.P2P.PrivatePeerIDs)
 		c.BlockTime, c.BlockSeconds = blockTime(comet.BlockStore())
 		switch {
 		case syncing:
@@ -118,6 +127,30 @@ func (s statusSource) chain() (c statuspage.Chain, phase string) {
 		return c, statuspage.PhaseJoining
 	}
 	return c, statuspage.PhaseStarting
+}
+
+// chainPeers lists the nodes to which CometBFT is connected, those that have been there for longest
+// first. Those of p2p.private_peer_ids are left out: they are nobody's business, and a page may be
+// public.
+func chainPeers(set p2p.IPeerSet, private string) []statuspage.ChainPeer {
+	peers := []statuspage.ChainPeer{}
+	for _, p := range set.Copy() {
+		if strings.Contains(private, string(p.ID())) {
+			continue
+		}
+		peer := statuspage.ChainPeer{ID: string(p.ID()), Outbound: p.IsOutbound(), Seconds: p.Status().Duration.Seconds()}
+		if address := p.SocketAddr(); address != nil {
+			peer.Address = address.DialString()
+		}
+		if info, ok := p.NodeInfo().(p2p.DefaultNodeInfo); ok {
+			peer.Moniker = info.Moniker
+		}
+		peers = append(peers, peer)
+	}
+	slices.SortFunc(peers, func(a, b statuspage.ChainPeer) int {
+		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.ID, b.ID))
+	})
+	return peers[:min(len(peers), statuspage.MaxPeers)]
 }
 
 // blockTime returns the time of the last block, and the average between two of the last ones.
@@ -175,10 +208,17 @@ func (s statusSource) join() *statuspage.Join {
 	if p.Phase == fastsync.PhaseFetching {
 		j.SecondsLeft = p.Left.Seconds()
 	}
-	for _, peer := range listed(s.n.joinView.Peers()) {
+	peers := s.n.joinView.Peers()
+	var verified uint64
+	for _, peer := range peers {
+		verified += peer.VerifiedBytes
+	}
+	for _, peer := range listed(peers) {
+		// Its part of the join's rate, so that they add up.
+		rate := float64(p.Rate) * float64(peer.VerifiedBytes) / float64(max(verified, 1))
 		j.Peers = append(j.Peers, statuspage.Peer{
 			Index: peer.Index, ID: string(peer.ID), Address: peer.Address, State: peer.State.String(), Reason: peer.Reason,
-			Rate: peer.Rate, RoundTrip: peer.RoundTrip.Seconds(), InFlight: peer.InFlight,
+			Rate: uint64(rate), RoundTrip: peer.RoundTrip.Seconds(), InFlight: peer.InFlight,
 			Chunks: peer.Verified, Bytes: peer.VerifiedBytes, Wasted: peer.WastedBytes,
 		})
 	}

@@ -5,8 +5,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/libs/log"
@@ -58,6 +60,14 @@ func TestStatusOfANode(t *testing.T) {
 	height, v := n.application.Latest()
 	defer v.Release()
 	require.GreaterOrEqual(t, height, s.Chain.Height)
+	require.WithinDuration(t, time.Now(), s.Node.Started, time.Hour)
+	s.Node.Started = time.Time{}
+	nodetest.Until(t, "what the only validator has signed is shown", func() bool {
+		nodetest.Put(t, nodetest.RPC(t, home), "b", strconv.Itoa(int(time.Now().UnixNano())))
+		v := statusSource{n}.Status().Chain.Validator
+		return v != nil && v.Power > 0 && v.LastHeight > 0 && v.LastSigned && v.Blocks > 1 && v.Missed == 0
+	})
+	require.Empty(t, s.Chain.PeerList)
 	require.Equal(t, statuspage.Node{
 		Moniker: "test", ID: n.ID(), ChainID: "test-chain", Version: buildinfo.Read().Starling, CometBFT: buildinfo.Read().CometBFT, AppVersion: 1,
 	}, s.Node)

@@ -58,15 +58,18 @@ func (l large) Status() statuspage.Status {
 	return s
 }
 
-// The largest map that has a cell for each chunk, and one with more chunks than cells, both among
-// peers whose names are markup.
-func TestLargeMapInABrowser(t *testing.T) {
+// fixed is a node that always says the same.
+type fixed statuspage.Status
+
+func (f fixed) Status() statuspage.Status { return statuspage.Status(f) }
+func (f fixed) Map() statuspage.Map       { return statuspage.Map{} }
+
+// attach starts a browser that ends with the test.
+func attach(ctx context.Context, t *testing.T) *browser.Tab {
 	chromium, found := browser.Path()
 	if !found {
-		t.Skip("NOT RUN: TestLargeMapInABrowser: there is no chromium (Debian: apt-get install chromium)")
+		t.Skipf("NOT RUN: %s: there is no chromium (Debian: apt-get install chromium)", t.Name())
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
 	t.TempDir() // removed after the browser has ended
 	processes := runner.NewProcesses(ctx)
 	t.Cleanup(func() { require.NoError(t, processes.Stop(10*time.Second)) })
@@ -75,6 +78,76 @@ func TestLargeMapInABrowser(t *testing.T) {
 	require.NoError(t, err)
 	tab, err := browser.Attach(ctx, profile)
 	require.NoError(t, err)
+	return tab
+}
+
+// What an operator asks first is answered first; while a node joins, there are no cards of zeros.
+func TestFirstAnswersInABrowser(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	tab := attach(ctx, t)
+	defer tab.Close()
+	now := time.Now()
+	idle := statuspage.Status{
+		Time: now, Phase: statuspage.PhaseRunning,
+		Node: statuspage.Node{Moniker: "ann", ChainID: "demo-1", ID: strings.Repeat("ab", 20), Version: "v1", CometBFT: "v0.40.0", AppVersion: 1, Started: now.Add(-26 * time.Hour)},
+		Chain: statuspage.Chain{
+			Height: 1200, OldestHeight: 1100, AppHash: strings.Repeat("cd", 32), BlockTime: now, BlockSeconds: 1.1, Peers: 2,
+			PeerList: []statuspage.ChainPeer{
+				{ID: strings.Repeat("01", 20), Moniker: "bob", Address: "10.0.0.2:26656", Outbound: true, Seconds: 90000},
+				{ID: strings.Repeat("02", 20), Moniker: "carol", Address: "10.0.0.3:40112", Seconds: 30},
+			},
+			Validator: &statuspage.Validator{Power: 10, LastHeight: 1199, LastSigned: true, Blocks: 100, Missed: 2},
+		},
+		Tree:    statuspage.Tree{Keys: 3010, Bytes: 339933, Height: 14, Chunks: 376, MemoryBytes: 1 << 20, Versions: 101, HeldBytes: 50_000},
+		Caches:  []statuspage.Cache{{Zone: "state", Hits: 1000, Misses: 3}, {Zone: "blocks", Hits: 500, Misses: 20}},
+		Flusher: statuspage.Flusher{SafeHeight: 1190, LagBlocks: 10, LagBytes: 5000, LagSeconds: 11},
+		Disk:    statuspage.Disk{Known: true, FreeBytes: 50e9, MinFreeBytes: 1e9}, Snapshots: []int64{1000},
+	}
+	joining := statuspage.Status{
+		Time: now, Phase: statuspage.PhaseJoining, Node: idle.Node, Disk: idle.Disk, Caches: []statuspage.Cache{{Zone: "state"}, {Zone: "blocks"}},
+		Join: &statuspage.Join{Phase: "looking", Connected: 3, Peers: []statuspage.Peer{}},
+	}
+	// Those of cards that are shown.
+	const titles = `[...document.querySelectorAll("main > .card")].filter((c) => !c.hidden && c.offsetHeight > 0).map((c) => c.querySelector("h2").textContent).join("; ")`
+	for name, c := range map[string]struct {
+		status statuspage.Status
+		cards  string
+		says   []string
+	}{
+		"idle":    {idle, "This node; Chain; State; Disk; Caches; Program; 2 peers", []string{"yes, power 10", "Signed block 1,199", "Missed of the last 100", "26 hr", "bob", "carol"}},
+		"joining": {joining, "Joining: looking for peers and a snapshot; This node; Disk; Program", nil},
+	} {
+		s, err := statuspage.Listen(ctx, "127.0.0.1:0", statuspage.Options{Logger: log.NewNopLogger(), Source: fixed(c.status)})
+		require.NoError(t, err)
+		for _, width := range []int64{420, 1280} {
+			require.NoError(t, tab.Look(ctx, width, 900, width == 420)) // dark, the narrow one
+			require.NoError(t, tab.Open(ctx, "http://"+s.Addr()+"/"))
+			var cards, text string
+			require.NoError(t, runner.Poll(ctx, "the cards", func() bool {
+				return tab.Eval(ctx, titles, &cards) == nil && cards == c.cards
+			}), "%s: %s", name, cards)
+			require.NoError(t, tab.Eval(ctx, "document.body.innerText", &text))
+			for _, words := range c.says {
+				require.Contains(t, text, words)
+			}
+			var wide bool
+			require.NoError(t, tab.Eval(ctx, "document.documentElement.scrollWidth > window.innerWidth", &wide))
+			require.False(t, wide, "%s at %d: it scrolls sideways", name, width)
+			if dir := os.Getenv("STARLING_SCREENSHOTS"); dir != "" {
+				require.NoError(t, tab.Screenshot(ctx, filepath.Join(dir, fmt.Sprintf("status-%s-%d.png", name, width))))
+			}
+		}
+		require.NoError(t, s.Close())
+	}
+}
+
+// The largest map that has a cell for each chunk, and one with more chunks than cells, both among
+// peers whose names are markup.
+func TestLargeMapInABrowser(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	tab := attach(ctx, t)
 	defer tab.Close()
 	for _, l := range []large{{statuspage.MaxCells, 1}, {5_000_000, 77}} {
 		s, err := statuspage.Listen(ctx, "127.0.0.1:0", statuspage.Options{Logger: log.NewNopLogger(), Source: l})

@@ -84,6 +84,8 @@ type Node struct {
 	Version    string `json:"version"`
 	CometBFT   string `json:"cometbft_version"`
 	AppVersion uint64 `json:"app_version"` // the rules by which blocks are executed
+	// Started is when this process opened the node.
+	Started time.Time `json:"started"`
 }
 
 // Chain is the node's position in the chain.
@@ -94,10 +96,32 @@ type Chain struct {
 	BlockTime    time.Time `json:"block_time"`
 	BlockSeconds float64   `json:"block_seconds"` // mean time between recent blocks; 0: unknown
 	Peers        int       `json:"peers"`         // of CometBFT
-	CatchingUp   bool      `json:"catching_up"`
+	// PeerList are at most MaxPeers of them.
+	PeerList []ChainPeer `json:"peer_list"`
+	// Validator is nil if this node is none.
+	Validator  *Validator `json:"validator"`
+	CatchingUp bool       `json:"catching_up"`
 	// MissingHeaders is the number of headers from before this node joined that evidence may be
 	// about and that are not here: a block with such evidence would stop the node.
 	MissingHeaders int64 `json:"missing_headers"`
+}
+
+// ChainPeer is a node to which CometBFT is connected.
+type ChainPeer struct {
+	ID       string  `json:"id"`
+	Moniker  string  `json:"moniker"`
+	Address  string  `json:"address"`
+	Outbound bool    `json:"outbound"` // this node has dialled it
+	Seconds  float64 `json:"seconds"`  // since it is connected
+}
+
+// Validator is what this node does as one.
+type Validator struct {
+	Power      uint64 `json:"power"`
+	LastHeight int64  `json:"last_height"` // the last block whose commit is complete; 0: none yet
+	LastSigned bool   `json:"last_signed"`
+	Blocks     int    `json:"blocks"` // that it could have signed, of the last 100
+	Missed     int    `json:"missed"` // of these
 }
 
 // Tree describes the state.
@@ -173,7 +197,7 @@ type Peer struct {
 	Address   string  `json:"address"` // empty: not connected
 	State     string  `json:"state"`   // new, proven, late, waiting, down, banned
 	Reason    string  `json:"reason"`  // why it was banned
-	Rate      uint64  `json:"rate"`    // bytes a second
+	Rate      uint64  `json:"rate"`    // bytes a second, of Join.Rate
 	RoundTrip float64 `json:"round_trip_seconds"`
 	InFlight  int     `json:"in_flight"`
 	Chunks    int     `json:"chunks"` // its answers that were verified

@@ -29,7 +29,7 @@ func (b joinBar) show(p join.Progress) {
 	case join.PhaseLooking:
 		b.screen.show("looking for peers and a snapshot …")
 	case join.PhaseVerifying:
-		b.screen.show(fmt.Sprintf("verifying what an earlier join has left: height %d, chunk %d of %d", p.Height, p.ChunksDone, p.Chunks))
+		b.screen.show(fmt.Sprintf("height %d: looking for chunks that are already here, %d of %d", p.Height, p.ChunksDone, p.Chunks))
 	case join.PhaseWriting:
 		b.screen.show(fmt.Sprintf("writing the state of height %d …", p.Height))
 	case join.PhaseDone:

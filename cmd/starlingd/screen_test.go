@@ -54,7 +54,7 @@ func TestJoinOnTheScreen(t *testing.T) {
 		return text[strings.LastIndex(text, "\n")+1:]
 	}
 	require.Equal(t, "looking for peers and a snapshot …", show(join.Progress{Phase: "looking"}))
-	require.Equal(t, "verifying what an earlier join has left: height 40, chunk 64 of 100", show(join.Progress{Phase: "verifying", Height: 40, Chunks: 100, ChunksDone: 64}))
+	require.Equal(t, "height 40: looking for chunks that are already here, 64 of 100", show(join.Progress{Phase: "verifying", Height: 40, Chunks: 100, ChunksDone: 64}))
 	p := join.Progress{Phase: "fetching", Height: 40, Chunks: 100, ChunksDone: 25, Bytes: 12 << 20, BytesDone: 3 << 20, Peers: 1, Rate: 1 << 20,
 		Elapsed: 3 * time.Second, Left: 9 * time.Second}
 	require.Equal(t, "height 40 [=====>              ]  25 %  3.0 MiB of 12 MiB, 1.0 MiB/s, 3s so far, about 9s left, 25 of 100 chunks, 1 peer", show(p))

@@ -65,12 +65,25 @@ function show(s) {
 
   const blockAge = (Date.parse(s.time) - Date.parse(s.chain.block_time)) / 1000;
   const hasBlock = Date.parse(s.chain.block_time) > 0;
+  const chainPeers = s.chain.peer_list || [];
+  list("card-now", [...standing(s.chain.validator, early),
+    ["Peers", early ? undefined : count.format(s.chain.peers), s.chain.peers === 0 ? "bad" : ""],
+    ["Up since", Date.parse(s.node.started) > 0 ? new Date(s.node.started).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : undefined],
+    ["Up for", Date.parse(s.node.started) > 0 ? duration(Math.max((Date.parse(s.time) - Date.parse(s.node.started)) / 1000, 0)) : undefined],
+  ]);
+  byId("connected").hidden = chainPeers.length === 0;
+  setText(byId("connected-title"), plural(s.chain.peers, "peer"));
+  byId("connected-peers").replaceChildren(...chainPeers.map(chainPeerRow));
+  // A card of zeros says nothing: each is there once it has something to show.
+  card("card-chain", s.chain.height > 0 || hasBlock);
+  card("card-tree", s.tree.keys > 0);
+  card("card-disk", s.disk.known);
+  card("caches", (s.caches || []).some((c) => c.hits + c.misses > 0));
   list("card-chain", [
     ["Height", count.format(s.chain.height)],
     ["Queries answered from", s.chain.oldest_height > 0 ? "height " + count.format(s.chain.oldest_height) : undefined],
     ["Last block", hasBlock ? duration(Math.max(blockAge, 0)) + " ago" : "none yet"],
     ["Between blocks", s.chain.block_seconds > 0 ? duration(s.chain.block_seconds) : undefined],
-    ["Peers", early ? undefined : count.format(s.chain.peers)],
     ["Catching up", early ? undefined : s.chain.catching_up ? "yes" : "no"],
     ["Headers missing for evidence", s.chain.missing_headers > 0 ? count.format(s.chain.missing_headers) : undefined, "bad"],
     ["App hash", s.chain.app_hash || "none yet", "hash"],
@@ -79,20 +92,19 @@ function show(s) {
     ["Keys", count.format(s.tree.keys)],
     ["Data", bytes(s.tree.bytes)],
     ["Chunks", count.format(s.tree.chunks)],
-    ["Height of the tree", String(s.tree.height)],
+    ["Levels of the tree", String(s.tree.height)],
     ["Memory", bytes(s.tree.memory_bytes)],
-    ["Versions in use", count.format(s.tree.versions)],
-    ["Held by old versions", bytes(s.tree.held_bytes) + ", " + count.format(s.tree.held_nodes) + " nodes"],
+    ["Heights in use", count.format(s.tree.versions)],
+    ["Memory for older heights", bytes(s.tree.held_bytes)],
     ["Snapshots to join from", s.snapshots && s.snapshots.length ? s.snapshots.map((h) => count.format(h)).join(", ") : "none"],
   ]);
   const low = s.disk.known && s.disk.min_free_bytes > 0 && s.disk.free_bytes < 2 * s.disk.min_free_bytes;
   list("card-disk", [
     ["Free space", s.disk.known ? bytes(s.disk.free_bytes) : "unknown", low ? "bad" : ""],
     ["Node stops below", s.disk.min_free_bytes > 0 ? bytes(s.disk.min_free_bytes) : "never"],
-    ["Height on disk", count.format(s.flusher.safe_height)],
-    ["Backlog, blocks", count.format(s.flusher.lag_blocks)],
-    ["Backlog, bytes", bytes(s.flusher.lag_bytes)],
-    ["Backlog, time", duration(s.flusher.lag_seconds)],
+    ["Height on disk", s.flusher.safe_height > 0 ? count.format(s.flusher.safe_height) : undefined],
+    ["Not yet on disk", s.flusher.safe_height === 0 ? undefined : plural(s.flusher.lag_blocks, "block") + ", " + bytes(s.flusher.lag_bytes)],
+    ["Oldest of that", s.flusher.lag_blocks > 0 ? duration(s.flusher.lag_seconds) + " old" : undefined],
   ]);
   list("card-node", [
     ["Version", s.node.version || "unknown"],
@@ -140,13 +152,35 @@ function replicaRow(range, node) {
   return row;
 }
 
+// standing says what an operator asks first: am I a validator, and do I sign?
+function standing(v, early) {
+  if (!v) return [["Validator", early ? undefined : "no"]];
+  return [
+    ["Validator", "yes, power " + count.format(v.power)],
+    ["Signed block " + count.format(v.last_height), v.last_height > 0 ? (v.last_signed ? "yes" : "no") : undefined, v.last_signed ? "" : "bad"],
+    ["Missed of the last " + count.format(v.blocks), v.blocks > 0 ? count.format(v.missed) : undefined, v.missed > 0 ? "bad" : ""],
+  ];
+}
+
+function chainPeerRow(p) {
+  const row = element("tr"), name = element("th"), id = element("code", p.id.slice(0, 12));
+  name.scope = "row";
+  id.title = p.id;
+  name.append(id, element("span", " " + p.address, "dim"));
+  row.append(name, element("td", p.moniker), element("td", duration(p.seconds)), element("td", p.outbound ? "this node" : "the peer"));
+  return row;
+}
+
+// card shows the card that holds an element, or hides it.
+function card(id, shown) { byId(id).closest(".card").hidden = !shown; }
+
 function showCaches(caches) {
   const rate = (c) => c.hits + c.misses === 0 ? "–" : (100 * c.hits / (c.hits + c.misses)).toFixed(1) + " %";
   const rows = [
     ["Hit rate", rate],
     ["Hits", (c) => count.format(c.hits)],
     ["Misses", (c) => count.format(c.misses)],
-    ["Ghost hits among them", (c) => count.format(c.ghost_hits)],
+    ["Misses a larger cache saves", (c) => count.format(c.ghost_hits)],
     ["Memory", (c) => bytes(c.bytes)],
     ["Memory limit", (c) => bytes(c.target_bytes)],
     ["On disk", (c) => bytes(c.disk_bytes)],

@@ -1,0 +1,113 @@
+package node
+
+import (
+	"sync"
+
+	"github.com/cometbft/cometbft/store"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statuspage"
+)
+
+// signedBlocks is the number of blocks over which the page counts what this validator missed.
+const signedBlocks = 100
+
+// signing is what this node's key has signed of the last blocks. Of each block it reads the commit
+// once.
+type signing struct {
+	key, address []byte // of the validator; nil: the node has no key
+
+	mu     sync.Mutex
+	blocks map[int64]signedBlock // by height; the last signedBlocks; guarded by mu
+}
+
+type signedBlock struct {
+	signed bool
+	set    string // hash of the validators
+}
+
+// newSigning takes a signer that answers at once.
+func newSigning(validator cmttypes.PrivValidator) *signing {
+	s := &signing{blocks: make(map[int64]signedBlock)}
+	if validator == nil {
+		return s
+	}
+	if key, err := validator.GetPubKey(); err == nil { // otherwise the page says that there is none
+		s.key, s.address = key.Bytes(), key.Address()
+	}
+	return s
+}
+
+// status describes the validator, nil if this node is none by the state v (nil: there is none yet).
+func (s *signing) status(v *avlstar.Version, blocks *store.BlockStore) *statuspage.Validator {
+	power := s.power(v)
+	if power == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := blocks.Height() - 1 // the commit of the last block is in the next
+	first := max(last-signedBlocks+1, blocks.Base(), 1)
+	for height := range s.blocks {
+		if height < first || height > last {
+			delete(s.blocks, height)
+		}
+	}
+	// Sets that this key is in: it has signed a block of theirs, or theirs is the last one.
+	sets := map[string]bool{}
+	for height := first; height <= last; height++ {
+		b, known := s.blocks[height]
+		if !known {
+			if b, known = s.read(blocks, height); !known {
+				continue // pruned meanwhile
+			}
+			s.blocks[height] = b
+		}
+		if b.signed || height == last {
+			sets[b.set] = true
+		}
+	}
+	status := &statuspage.Validator{Power: power}
+	for height := first; height <= last; height++ {
+		b, known := s.blocks[height]
+		if !known || !sets[b.set] {
+			continue
+		}
+		status.Blocks++
+		if !b.signed {
+			status.Missed++
+		}
+		if height == last {
+			status.LastHeight, status.LastSigned = height, b.signed
+		}
+	}
+	return status
+}
+
+// power is that of the record in the state. 0: it has none, or that cannot be read now.
+func (s *signing) power(v *avlstar.Version) uint64 {
+	if v == nil || s.key == nil {
+		return 0
+	}
+	power, err := app.ValidatorPower(v, s.key)
+	if err != nil {
+		return 0
+	}
+	return power
+}
+
+func (s *signing) read(blocks *store.BlockStore, height int64) (signedBlock, bool) {
+	meta, commit := blocks.LoadBlockMeta(height), blocks.LoadBlockCommit(height)
+	if meta == nil || commit == nil {
+		return signedBlock{}, false
+	}
+	b := signedBlock{set: string(meta.Header.ValidatorsHash)}
+	for _, signature := range commit.Signatures {
+		if signature.BlockIDFlag == cmttypes.BlockIDFlagCommit && string(signature.ValidatorAddress) == string(s.address) {
+			b.signed = true
+		}
+	}
+	return b, true
+}
