@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/tx"
 )
 
 const (
@@ -204,7 +205,8 @@ func newRangeCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "range [START] [END]",
 		Short: "List keys in order, from START up to but excluding END",
-		Long: `List keys and values in key order, from START up to but excluding END.
+		Long: `List keys and values in key order, from START up to but excluding END. Without any of
+them, all keys but those of the chain's own records, which start with byte 0x00.
 
 One page of at most --limit entries is read. If there are more, the next key is printed
 on standard error; pass it as --cursor. --reverse begins at the end, --keys-only leaves the
@@ -284,6 +286,9 @@ func rangeArgs(env *cliEnv, args []string) (start, end []byte, err error) {
 			return nil, nil, err
 		}
 		end = client.PrefixEnd(start)
+	}
+	if len(args) == 0 && start == nil {
+		start = []byte{tx.Reserved + 1}
 	}
 	if cursor := env.V.GetString("cursor"); cursor != "" {
 		from := &start

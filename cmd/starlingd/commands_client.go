@@ -30,7 +30,7 @@ import (
 func clientCommands(env *cliEnv) []*cobra.Command {
 	return []*cobra.Command{
 		newTxCmd(env), newTxnCmd(env), newGetCmd(env), newRangeCmd(env), newWatchCmd(env), newKeysCmd(env),
-		newGrantCmd(env), newRevokeCmd(env), newValidatorCmd(env), newAdminCmd(env), newUpgradeCmd(env), newSnapshotsCmd(env),
+		newGrantCmd(env), newRevokeCmd(env), newGrantsCmd(env), newValidatorCmd(env), newAdminCmd(env), newUpgradeCmd(env), newSnapshotsCmd(env),
 	}
 }
 

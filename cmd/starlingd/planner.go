@@ -105,15 +105,7 @@ func (p *planner) grant(grantee, prefix, quota []byte) error {
 	if len(grantee) == 0 {
 		grantee = []byte{}
 	}
-	return p.change(what, grantee, app.GrantKey(grantee, prefix), quota, func(quota []byte) string {
-		switch {
-		case len(quota) != 8:
-			return "none"
-		case binary.BigEndian.Uint64(quota) == 0:
-			return "without a limit of bytes"
-		}
-		return counted(binary.BigEndian.Uint64(quota), "byte") + " at most"
-	})
+	return p.change(what, grantee, app.GrantKey(grantee, prefix), quota, quotaText)
 }
 
 func (p *planner) admin(account []byte, remove bool) error {
