@@ -81,6 +81,10 @@ type Options struct {
 	// rehearsed before there is one.
 	NewestVersion uint64
 	Metrics       *Metrics // default: none
+	// Events takes what blocks change, for watchers; nil: nobody does.
+	Events Events
+	// WatchWait limits the time for which a query about events waits for one; 0: it does not wait.
+	WatchWait time.Duration
 	// Source brings what the tree lacks: then it need not have all of the state. nil: it has.
 	Source Source
 	// Retention says what of such a tree stays in memory; what KeepRecords names always does, and
@@ -243,6 +247,11 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 	defer a.block.Unlock()
 	if a.block.height > 0 {
 		return fmt.Errorf("there is a state already, at height %d", a.block.height)
+	}
+	if a.options.Events != nil {
+		if err := a.options.Events.Begin(height); err != nil {
+			return err
+		}
 	}
 	v.Retain()
 	a.limitMemory(v)

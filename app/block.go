@@ -34,6 +34,7 @@ type pending struct {
 	params    *Params          // of version
 	changes   []avlstar.Change // they refer to the transactions' bytes, not to a version
 	res       *abci.ResponseFinalizeBlock
+	events    events // for Options.Events
 	rewritten map[[sha256.Size]byte]struct{}
 	executed  []decoded // its transactions, with Options.Source; nil otherwise
 }
@@ -118,6 +119,7 @@ func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *
 			x.name(t.tx) // it may take another way when it is run again
 		}
 		res.TxResults[i] = execResult(ran)
+		done.events.collect(i, x.journal)
 		x.keep(0)
 		if t.tx.Text != nil {
 			done.rewritten[colonID(t.tx.Text)] = struct{}{}
@@ -239,6 +241,9 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	}
 	start := time.Now()
 	if err == nil {
+		err = a.handOver(p)
+	}
+	if err == nil {
 		err = a.options.Store.Commit(p.height, p.made(), base, changes)
 	}
 	if err != nil {
@@ -261,6 +266,9 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	}
 	a.replace(p.height, p.version, p.params)
 	a.publish(p.rewritten, !changeRights(p.changes), p.executed)
+	if a.options.Events != nil {
+		a.options.Events.Committed(p.height)
+	}
 	p.version.Retain()
 	return p.height, p.version, nil
 }

@@ -57,8 +57,8 @@ type overlayEntry struct {
 }
 
 type undoRecord struct {
-	entry *overlayEntry
-	value []byte
+	entry        *overlayEntry
+	value, after []byte // before and after the write
 }
 
 func newOverlay(base *avlstar.Version) *overlay {
@@ -123,7 +123,7 @@ func (o *overlay) set(key, value []byte) (old []byte, err error) {
 		o.entries.ReplaceOrInsert(e)
 	}
 	old = e.value
-	o.journal = append(o.journal, undoRecord{e, old})
+	o.journal = append(o.journal, undoRecord{e, old, value})
 	o.put(e, value)
 	return old, nil
 }

@@ -73,7 +73,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
 		return nil, err
 	}
-	watch := disk.NewWatch(o.Config.Storage.MinFreeBytes, dataDir, config.StateDir(dataDir), config.SnapshotsDir(dataDir))
+	watch := disk.NewWatch(o.Config.Storage.MinFreeBytes, dataDir, config.StateDir(dataDir), config.SnapshotsDir(dataDir), config.EventsDir(dataDir))
 	err := watch.Check()
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 		}
 	}
 	s.application, err = NewApplication(ApplicationOptions{
-		DataDir: dataDir, Config: o.Config, Logger: o.Logger, Genesis: genesis, Failed: fail,
+		DataDir: dataDir, Config: o.Config, Logger: o.Logger, Genesis: genesis, Failed: fail, SerialQueries: true,
 	})
 	if err != nil {
 		return nil, err

@@ -20,6 +20,7 @@ import (
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/events"
 	"github.com/starling-kv/starling/storage/sgc"
 	"github.com/starling-kv/starling/treestore"
 )
@@ -50,6 +51,9 @@ type ApplicationOptions struct {
 	// Sharded is used where Config says that storage nodes keep the state.
 	Sharded *ShardedOptions
 
+	// SerialQueries: CometBFT asks one query after another, so that none may wait.
+	SerialQueries bool
+
 	// Converting is storage.Options.Converting.
 	Converting func(done, total uint64) error
 
@@ -66,6 +70,7 @@ type Application struct {
 	joined    *atomic.Int64 // height of the state that was restored; 0: none
 	interval  int64         // of snapshots, as the genesis file says; 0: not known
 	metrics   *statesync.Metrics
+	events    *events.Log // nil: it keeps none
 
 	// Of a state in this home.
 	state     *storage.Zone
@@ -87,13 +92,17 @@ func NewApplication(o ApplicationOptions) (*Application, error) {
 	if err := config.CheckMode(o.DataDir, config.ModeLocal); err != nil {
 		return nil, err
 	}
-	state, err := openState(o)
+	log, err := openEvents(o)
 	if err != nil {
 		return nil, err
 	}
-	a, err := wire(o, state)
+	state, err := openState(o, log)
 	if err != nil {
-		return nil, errors.Join(err, state.Close())
+		return nil, errors.Join(err, closeEvents(log))
+	}
+	a, err := wire(o, state, log)
+	if err != nil {
+		return nil, errors.Join(err, state.Close(), closeEvents(log))
 	}
 	a.scrub(o.Config.Storage.ScrubRate)
 	return a, nil
@@ -117,17 +126,21 @@ func (a *Application) scrub(bytesPerSecond int64) {
 	}()
 }
 
-func openState(o ApplicationOptions) (*storage.Zone, error) {
+func openState(o ApplicationOptions, log *events.Log) (*storage.Zone, error) {
 	c := o.Config.Storage
+	var before func(int64) error
+	if log != nil {
+		before = log.Sync
+	}
 	return storage.Open(config.StateDir(o.DataDir), storage.Options{
-		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Converting: o.Converting,
+		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Converting: o.Converting, Before: before,
 		CacheBytes: c.DatabaseCache(), PinDir: config.SnapshotsDir(o.DataDir),
 		FlushBlocks: c.FlushBlocks, FlushBytes: c.FlushBytes, FlushInterval: c.FlushInterval,
 		MaxLagBlocks: c.MaxLagBlocks, MaxLagBytes: c.MaxLagBytes, Generations: !c.StateInMemory,
 	})
 }
 
-func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
+func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Application, error) {
 	if err := treestore.CheckInterrupted(state); err != nil {
 		return nil, err
 	}
@@ -166,7 +179,7 @@ func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
 		store.Cache = o.Cache
 	}
 	trees := treestore.New(store)
-	options, err := o.forApp()
+	options, err := o.forApp(log)
 	if err != nil {
 		return nil, err
 	}
@@ -194,19 +207,26 @@ func wire(o ApplicationOptions, state *storage.Zone) (*Application, error) {
 	application.SetSnapshots(&snapshots{Manager: manager, app: application, state: state, known: interval > 0})
 	return &Application{
 		App: application, snapshots: manager, state: state, store: trees, cache: o.Cache, joined: joined,
-		target: target, interval: interval, metrics: syncMetrics,
+		target: target, interval: interval, metrics: syncMetrics, events: log,
 	}, nil
 }
 
 // forApp returns what does not depend on who keeps the state.
-func (o ApplicationOptions) forApp() (app.Options, error) {
+func (o ApplicationOptions) forApp(log *events.Log) (app.Options, error) {
 	newest, err := buildinfo.NewestAppVersion()
 	c := o.Config.State
-	return app.Options{
+	options := app.Options{
 		Logger:     o.Logger.With("module", "app"),
 		KeepRecent: c.KeepRecent, KeepRecentBytes: uint64(c.KeepRecentBytes), RetainBlocks: c.RetainBlocks,
 		Version: buildinfo.Read().Starling, NewestVersion: newest,
-	}, err
+	}
+	if log != nil {
+		options.Events = log
+	}
+	if !o.SerialQueries {
+		options.WatchWait = watchWait
+	}
+	return options, err
 }
 
 // Target is where a join writes the state, and where it resumes.
@@ -229,6 +249,9 @@ func (s joinState) SnapshotInterval() int64      { return s.interval }
 // state that was joined, so that no Commit waits for it; or all waiting for storage nodes. No
 // snapshot is served afterwards.
 func (a *Application) StopJoining() error {
+	if a.events != nil {
+		a.events.Stop()
+	}
 	err := a.snapshots.Close()
 	if a.sharded != nil {
 		a.App.Stop()
@@ -243,10 +266,10 @@ func (a *Application) StopJoining() error {
 // as after a kill.
 func (a *Application) Close() error {
 	if a.sharded != nil {
-		return errors.Join(a.snapshots.Close(), a.sharded.source.Close())
+		return errors.Join(a.snapshots.Close(), a.sharded.source.Close(), closeEvents(a.events))
 	}
 	a.stopScrub()
-	return errors.Join(a.snapshots.Close(), a.state.Close())
+	return errors.Join(a.snapshots.Close(), a.state.Close(), closeEvents(a.events))
 }
 
 // snapshots is the Manager, which takes the snapshot interval from the first state if there is no

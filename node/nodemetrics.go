@@ -18,6 +18,7 @@ func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 		newJoinMetrics(&n.joinView), n.newMetrics(),
 		// in sharded mode those of the block zone; package dsm/source has registered its own
 		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store),
+		newEventMetrics(n.application.events),
 	}
 	for _, c := range collectors {
 		if err := registry.Register(c); err != nil {

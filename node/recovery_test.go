@@ -27,6 +27,7 @@ import (
 	"github.com/spf13/viper"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/event"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
@@ -56,6 +57,10 @@ type replica struct {
 	cache         int64
 	mixed         *mixed // nil: text only
 	answers       []*abci.ResponseFinalizeBlock
+	// All events that were read, and of these, those that watchAll has not read again yet.
+	events  map[event.Token]event.Event
+	unheard map[event.Token]bool
+	heard   int64 // the height up to which all were read
 }
 
 func (r *replica) open() {
@@ -136,6 +141,48 @@ func (r *replica) block() {
 	commit, err := r.app.Commit(ctx, &abci.RequestCommit{})
 	require.NoError(t, err)
 	require.LessOrEqual(t, commit.RetainHeight, r.app.state.Safe(), "a restart needs the blocks since")
+	r.watch(height)
+}
+
+// watch reads the events from a height on, and compares them with what was read before.
+func (r *replica) watch(from int64) {
+	if r.config.State.KeepEvents == 0 {
+		return
+	}
+	if r.events == nil {
+		r.events = map[event.Token]event.Event{}
+	}
+	request := event.Request{From: event.Token{Height: from}, Previous: true}
+	for request.From.Height <= r.app.Height() {
+		res, err := r.app.Query(context.Background(), &abci.RequestQuery{Path: event.Path, Data: request.Encode()})
+		require.NoError(r.t, err)
+		require.Zero(r.t, res.Code, res.Log)
+		answer, err := event.DecodeAnswer(res.Value, &request)
+		require.NoError(r.t, err)
+		require.False(r.t, answer.Compacted(request.From), "height %d, there are those from %d on", request.From.Height, answer.Least)
+		for _, e := range answer.Events {
+			at := event.Token{Height: e.Height, Index: e.Index}
+			if e.Height <= r.heard {
+				require.Equal(r.t, r.events[at], e)
+			}
+			r.events[at] = e
+			delete(r.unheard, at)
+		}
+		request.From = answer.Next
+	}
+	r.heard = max(r.heard, r.app.Height())
+}
+
+// watchAll compares all events with those that were read before: none is lost, none is new.
+func (r *replica) watchAll() {
+	r.unheard = map[event.Token]bool{}
+	for at := range r.events {
+		if at.Height <= r.app.Height() {
+			r.unheard[at] = true
+		}
+	}
+	r.watch(1)
+	require.Empty(r.t, r.unheard, "lost events")
 }
 
 // served reads every snapshot that is offered, whole.
@@ -186,6 +233,7 @@ func TestCrashesOfTheStateZone(t *testing.T) {
 				r.crash()
 				height := r.app.Height()
 				require.GreaterOrEqual(t, height, r.safe)
+				r.watchAll()
 				for at, s := range r.served() {
 					require.LessOrEqual(t, int64(at), height)
 					if known := snapshots[at]; known != nil {
@@ -198,6 +246,8 @@ func TestCrashesOfTheStateZone(t *testing.T) {
 			for int(r.app.Height()) < len(r.blocks) {
 				r.block()
 			}
+			r.watchAll()
+			require.NotEmpty(t, r.events)
 			require.NoError(t, r.app.Close())
 		})
 	}
@@ -210,6 +260,8 @@ func TestFullDiskStopsTheApplication(t *testing.T) {
 	genesis, err := config.LoadGenesis(filepath.Join(home, "config", "genesis.json"))
 	require.NoError(t, err)
 	r := &replica{t: t, rng: rand.New(rand.NewPCG(1, 1)), genesis: genesis, config: config.DefaultApp(), disk: vfs.NewMem()}
+	// The log of events has a log of its own: a full disk ends the process, as in the block zone.
+	r.config.State.KeepEvents = 0
 	var full atomic.Bool
 	failed := make(chan error, 10)
 	open := func() {

@@ -42,7 +42,16 @@ func newSharded(o ApplicationOptions) (_ *Application, err error) {
 	if err != nil {
 		return nil, err
 	}
-	options, err := o.forApp()
+	log, err := openEvents(o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeEvents(log))
+		}
+	}()
+	options, err := o.forApp(log)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +66,7 @@ func newSharded(o ApplicationOptions) (_ *Application, err error) {
 		return nil, err
 	}
 	return &Application{
-		App: application, sharded: s, cache: o.Cache, joined: new(atomic.Int64), interval: genesis.SnapshotInterval, metrics: metrics,
+		App: application, sharded: s, cache: o.Cache, joined: new(atomic.Int64), interval: genesis.SnapshotInterval, metrics: metrics, events: log,
 		snapshots: statesync.NewManager(statesync.Options{Logger: o.Logger.With("module", "snapshots"), Metrics: metrics}),
 	}, nil
 }

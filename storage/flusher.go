@@ -305,6 +305,9 @@ func (s *Zone) flush(group []*waiting) error {
 	if err != nil {
 		return s.folder.Err("write", err)
 	}
+	if err := s.opts.Before(last.Meta.Height); err != nil {
+		return errors.Join(err, batch.Close())
+	}
 	if err := s.commit(batch); err != nil {
 		return err
 	}

@@ -43,6 +43,10 @@ type Options struct {
 	// the state of the safe height. Default: nothing is called.
 	Failed func(error)
 
+	// Before is called by the flusher before the state after height becomes durable, and what it
+	// makes durable is never older than that state. Its error is the zone's failure. Default:
+	// nothing is called.
+	Before func(height int64) error
 	// Converting is called now and then while Open converts a zone of an older layout, which it
 	// does once and which takes minutes where the state is large; total is about twice the bytes of
 	// its keys and values, which are copied, and then written as tables. An error interrupts the
@@ -76,6 +80,9 @@ func (o Options) withDefaults(dir string) Options {
 	}
 	if o.Failed == nil {
 		o.Failed = func(error) {}
+	}
+	if o.Before == nil {
+		o.Before = func(int64) error { return nil }
 	}
 	if o.Converting == nil {
 		o.Converting = func(_, _ uint64) error { return nil }

@@ -23,6 +23,13 @@ keep_recent = {{ .State.KeepRecent }}
 # last one (` + "`starlingd status`" + ` shows which). Snapshots are not counted here: each takes at most as much as the whole state once more. 0: no limit.
 keep_recent_bytes = {{ .State.KeepRecentBytes }}
 
+# For watchers (` + "`starlingd watch`" + `): of how many of the last blocks it is kept what they have changed, in data/events; 0 keeps none, and
+# this node answers no watcher. A watcher continues from any of these heights.
+keep_events = {{ .State.KeepEvents }}
+
+# Bytes that these events may take: where blocks change much, those of fewer blocks are kept. On disk they are compressed.
+keep_events_bytes = {{ .State.KeepEventsBytes }}
+
 # Number of recent blocks that CometBFT keeps; 0 keeps all. Blocks that a served snapshot needs are kept in any case.
 # A node that is further behind than the blocks of all others reach can only return by state sync.
 retain_blocks = {{ .State.RetainBlocks }}

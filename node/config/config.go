@@ -93,6 +93,10 @@ type State struct {
 	RetainBlocks int64 `mapstructure:"retain_blocks"` // number of blocks that are kept; 0: all
 	// KeepRecentBytes limits the memory of these versions beyond that of the last one; 0: no limit.
 	KeepRecentBytes int64 `mapstructure:"keep_recent_bytes"`
+	// KeepEvents is of how many of the last blocks the events are kept for watchers, as far as they
+	// take no more than KeepEventsBytes; 0: of none.
+	KeepEvents      int64 `mapstructure:"keep_events"`
+	KeepEventsBytes int64 `mapstructure:"keep_events_bytes"`
 	// Index: keys in memory are found by their hashes.
 	Index bool `mapstructure:"index"`
 	// Mode is ModeLocal or ModeSharded. The settings below are of ModeSharded only.
@@ -170,7 +174,7 @@ const MaxSnapshots = 10
 func DefaultApp() App {
 	return App{
 		State: State{
-			KeepRecent: 100, KeepRecentBytes: 256 << 20,
+			KeepRecent: 100, KeepRecentBytes: 256 << 20, KeepEvents: 100_000, KeepEventsBytes: 1 << 30,
 			Mode: ModeLocal, RetainDepth: 12, Window: 32, StorageNodes: DefaultStorageNodesFile,
 			MinAcks: 1, MaxLagBlocks: 500, MaxLagBytes: 256 << 20, WitnessTimeout: time.Second,
 		},
@@ -196,6 +200,10 @@ func (c App) validate() error {
 		return fmt.Errorf("state.keep_recent is %d, it must be 1 or more", c.State.KeepRecent)
 	case c.State.KeepRecentBytes < 0:
 		return fmt.Errorf("state.keep_recent_bytes is %d, it must be 0 (no limit) or more", c.State.KeepRecentBytes)
+	case c.State.KeepEvents < 0:
+		return fmt.Errorf("state.keep_events is %d, it must be 0 (keep none) or more", c.State.KeepEvents)
+	case c.State.KeepEventsBytes < minMemory:
+		return fmt.Errorf("state.keep_events_bytes is %d, it must be %d (16 MiB) or more (state.keep_events = 0 keeps none)", c.State.KeepEventsBytes, minMemory)
 	case c.State.RetainBlocks < 0:
 		return fmt.Errorf("state.retain_blocks is %d, it must be 0 (keep all) or more", c.State.RetainBlocks)
 	case c.Snapshots.Keep < 0 || c.Snapshots.Keep > MaxSnapshots:

@@ -83,6 +83,8 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 		"fraction":             {app: "[state]\nkeep_recent = 1.5\n", want: "state.keep_recent must be a whole number"},
 		"wrong kind":           {app: "[snapshots]\nkeep = true\n", want: "snapshots.keep must be a whole number"},
 		"negative bytes":       {app: "[state]\nkeep_recent_bytes = -1\n", want: "state.keep_recent_bytes is -1, it must be 0 (no limit) or more"},
+		"negative events":      {app: "[state]\nkeep_events = -1\n", want: "state.keep_events is -1, it must be 0 (keep none) or more"},
+		"few event bytes":      {app: "[state]\nkeep_events_bytes = 1\n", want: "state.keep_events_bytes is 1, it must be 16777216 (16 MiB) or more"},
 		"out of range":         {app: "[state]\nkeep_recent = 0\n", want: "state.keep_recent is 0, it must be 1 or more"},
 		"too many":             {app: "[snapshots]\nkeep = 11\n", want: "snapshots.keep is 11"},
 		"little memory":        {app: "[storage]\nmemory_bytes = 1000\n", want: "storage.memory_bytes is 1000, it must be 16777216"},

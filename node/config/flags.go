@@ -49,6 +49,8 @@ var shown = map[string]string{
 	"halt_height":                "stop after this block; 0: never",
 	"state.keep_recent":          "states that can be queried",
 	"state.keep_recent_bytes":    "memory for these beyond the last one; 0: no limit",
+	"state.keep_events":          "blocks whose events watchers can read; 0: none",
+	"state.keep_events_bytes":    "bytes that these events may take",
 	"state.retain_blocks":        "blocks that are kept; 0: all",
 	"state.index":                "find keys in memory by an index of hashes",
 	"snapshots.keep":             "snapshots served to joining nodes",

@@ -13,6 +13,9 @@ func StateDir(dataDir string) string { return filepath.Join(dataDir, "state") }
 // SnapshotsDir is the folder of the snapshots that survive a restart, in CometBFT's data folder.
 func SnapshotsDir(dataDir string) string { return filepath.Join(dataDir, "snapshots") }
 
+// EventsDir contains what the last blocks have changed, for watchers.
+func EventsDir(dataDir string) string { return filepath.Join(dataDir, "events") }
+
 // BlockZoneBackend is the db_backend of config.toml that puts CometBFT's databases into the block
 // zone (storage/blocks). All others are CometBFT's own.
 const BlockZoneBackend = "starling"
@@ -24,7 +27,7 @@ func BlocksDir(dataDir string) string { return filepath.Join(dataDir, "blocks") 
 func DataFolders(c *cfg.Config) []string {
 	dir := c.DBDir()
 	return []string{
-		dir, StateDir(dir), SnapshotsDir(dir), BlocksDir(dir), filepath.Dir(c.Consensus.WalFile()), filepath.Dir(c.PrivValidatorStateFile()),
+		dir, StateDir(dir), SnapshotsDir(dir), EventsDir(dir), BlocksDir(dir), filepath.Dir(c.Consensus.WalFile()), filepath.Dir(c.PrivValidatorStateFile()),
 	}
 }
 

@@ -1,0 +1,95 @@
+package events
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/starling-kv/starling/event"
+)
+
+// block is a block whose events are in memory.
+type block struct {
+	height int64
+	bytes  int64 // about, of its events
+
+	once sync.Once    // of encode
+	from *event.Block // until encode
+	// What encode makes. The fields of events lie in list.
+	events []event.Event
+	list   []byte // of event.AppendEvent, with previous values
+	ends   []int  // of the events in list
+	byKey  []int  // the events in the order of their keys, and of their numbers
+}
+
+// bytesOf is about what the events of a block take.
+func bytesOf(b *event.Block) int64 {
+	n := int64(128)
+	for i := range b.Changes {
+		c := &b.Changes[i]
+		n += int64(len(c.Key)+len(c.Value)+len(c.Previous)) + 160
+	}
+	return n
+}
+
+// encode numbers the events and makes records of them. Whoever needs them first does that, and
+// never a block's execution.
+func (n *block) encode() {
+	n.once.Do(func() {
+		b := n.from
+		hashes := make([][]byte, len(b.Txs))
+		n.list = make([]byte, 0, n.bytes)
+		n.ends = make([]int, len(b.Changes))
+		for i := range b.Changes {
+			c := &b.Changes[i]
+			if hashes[c.Tx] == nil {
+				hash := sha256.Sum256(b.Txs[c.Tx])
+				hashes[c.Tx] = hash[:]
+			}
+			n.list = event.AppendEvent(n.list, &event.Event{
+				Height: b.Height, Index: uint32(i), Tx: hashes[c.Tx], Kind: c.Kind, Key: c.Key, Value: c.Value, Previous: c.Previous, Omitted: c.Omitted,
+			}, true)
+			n.ends[i] = len(n.list)
+		}
+		n.events = make([]event.Event, len(b.Changes))
+		rest := n.list
+		for i := range n.events {
+			var err error
+			if n.events[i], rest, err = event.NextEvent(rest); err != nil {
+				panic(err) // AppendEvent has just written it
+			}
+		}
+		n.byKey = make([]int, len(n.events))
+		for i := range n.byKey {
+			n.byKey[i] = i
+		}
+		slices.SortFunc(n.byKey, func(i, j int) int {
+			return cmp.Or(bytes.Compare(n.events[i].Key, n.events[j].Key), cmp.Compare(i, j))
+		})
+		n.from = nil
+	})
+}
+
+// find returns the numbers, ascending, of the events of keys from a number on.
+func (n *block) find(keys event.Keys, from uint32) []int {
+	n.encode()
+	lo := sort.Search(len(n.byKey), func(i int) bool { return bytes.Compare(n.events[n.byKey[i]].Key, keys.Start) >= 0 })
+	hi := len(n.byKey)
+	if len(keys.End) > 0 {
+		hi = sort.Search(len(n.byKey), func(i int) bool { return bytes.Compare(n.events[n.byKey[i]].Key, keys.End) >= 0 })
+	}
+	if lo >= hi {
+		return nil
+	}
+	found := make([]int, 0, hi-lo)
+	for _, i := range n.byKey[lo:hi] {
+		if uint64(i) >= uint64(from) {
+			found = append(found, i)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
