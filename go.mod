@@ -15,7 +15,6 @@ require (
 	github.com/cosmos/ics23/go v0.11.0
 	github.com/dustin/go-humanize v1.0.1
 	github.com/google/btree v1.1.3
-	github.com/gorilla/websocket v1.5.3
 	github.com/klauspost/compress v1.19.1
 	github.com/klauspost/cpuid/v2 v2.3.0
 	github.com/onsi/ginkgo/v2 v2.34.0
@@ -82,6 +81,7 @@ require (
 	github.com/google/orderedcode v0.0.1 // indirect
 	github.com/google/pprof v0.0.0-20260402051712-545e8a4df936 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/gorilla/websocket v1.5.3 // indirect
 	github.com/hashicorp/golang-lru/v2 v2.0.7 // indirect
 	github.com/huin/goupnp v1.3.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect

@@ -348,36 +348,6 @@ func TestPipeline(t *testing.T) {
 	}
 }
 
-func TestWatch(t *testing.T) {
-	ctx, chain, _, c := connected(t)
-	watching, stop := context.WithCancel(ctx)
-	events, err := c.Watch(watching, []byte("fruit/"))
-	require.NoError(t, err)
-	put := func(key string) {
-		_, err := c.Put(ctx, []byte(key), []byte("v"))
-		require.NoError(t, err)
-	}
-	put("veg/carrot")
-	put("fruit/apple")
-	e := <-events
-	require.Equal(t, "fruit/apple", string(e.Key))
-	require.Equal(t, "put", e.Kind)
-	require.Len(t, e.TxHash, 32)
-	chain.cut()
-	require.True(t, (<-events).Missed)
-	put("fruit/pear")
-	require.Equal(t, "fruit/pear", string((<-events).Key))
-	stop()
-	_, open := <-events
-	require.False(t, open)
-}
-
-func TestWatchQueryStaysShort(t *testing.T) {
-	require.Equal(t, "starling.key EXISTS", watchQuery(nil))
-	require.Equal(t, "starling.key CONTAINS '00ff'", watchQuery([]byte{0, 0xff}))
-	require.Less(t, len(watchQuery(make([]byte, 4096))), 512)
-}
-
 func TestConnect(t *testing.T) {
 	chain := newFakeChain(t)
 	ctx := testContext(t)

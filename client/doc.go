@@ -3,7 +3,7 @@
 //
 //	         Put, Txn, Submit …                        Get, Range, Scan                     Watch
 //	                 │                                        │                               │
-//	nonce ─► sign ─► broadcast ─► wait for the block    query at H, with proof         events of transactions
+//	nonce ─► sign ─► broadcast ─► wait for the block    query at H, with proof         events from a token on
 //	                 │                                        │                               │
 //	                 │                                  proof ─► app hash ◄─ header H+1       │
 //	                 │                                        (light client, from Trust)      │
@@ -24,7 +24,7 @@
 //     of a write or of a read without verification, is waited for two seconds at most. A node that
 //     reports a height that the chain has not reached delays a read by a second.
 //   - A watch moves to another node when its own is lost, is silent for nine seconds, or stands at
-//     one height for ten seconds while another node advances. It then delivers an event with Missed.
+//     one height for ten seconds while another node advances. Nothing is lost and nothing repeated.
 //   - When every node fails, the error is a *CallError with the address and the words of each.
 //
 // Nothing runs while a client is not used, so it need not be closed.

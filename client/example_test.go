@@ -137,6 +137,29 @@ func ExampleClient_Scan() {
 	// fruit/x/2 = lime
 }
 
+func ExampleClient_NewCache() {
+	ctx := context.Background()
+	address, genesis := demo()
+	c, err := client.Dial(ctx, []string{address}, client.WithKey(admin), client.WithVerification(client.Trust{Genesis: genesis}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	prefix := []byte("fruit/cached/")
+	cache, err := c.NewCache(ctx, prefix, client.PrefixEnd(prefix))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := c.Put(ctx, []byte("fruit/cached/plum"), []byte("blue")); err != nil {
+		log.Fatal(err)
+	}
+	if err := cache.Wait(ctx); err != nil { // a program calls it again and again
+		log.Fatal(err)
+	}
+	value, _ := cache.Get([]byte("fruit/cached/plum"))
+	fmt.Printf("%s, proved: %t\n", value, cache.State().Verified)
+	// Output: blue, proved: true
+}
+
 func ExampleClient_Watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -145,14 +168,18 @@ func ExampleClient_Watch() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	events, err := c.Watch(ctx, []byte("fruit/watched/"))
+	watcher, err := c.Watch(ctx, []byte("fruit/watched/"), client.WatchPrevious())
 	if err != nil {
 		log.Fatal(err)
 	}
 	if _, err := c.Put(ctx, []byte("fruit/watched/fig"), []byte("ripe")); err != nil {
 		log.Fatal(err)
 	}
-	e := <-events
-	fmt.Printf("%s %s\n", e.Kind, e.Key)
-	// Output: put fruit/watched/fig
+	e, err := watcher.Next(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s %s = %s (%t)\n", e.Kind, e.Key, e.Value, e.Previous == nil)
+	// Whoever continues later keeps the token: client.WatchFrom(watcher.Token()).
+	// Output: put fruit/watched/fig = ripe (true)
 }

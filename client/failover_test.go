@@ -22,8 +22,9 @@ type trio struct {
 	*Client
 }
 
-func newTrio(t *testing.T, options ...Option) *trio {
-	chain := newFakeChain(t)
+func newTrio(t *testing.T, options ...Option) *trio { return newTrioOn(t, newFakeChain(t), options...) }
+
+func newTrioOn(t *testing.T, chain *fakeChain, options ...Option) *trio {
 	r := &trio{t: t, ctx: testContext(t), chain: chain}
 	var all []RPC
 	for i, name := range []string{"a", "b", "c"} {
@@ -423,55 +424,4 @@ func TestHeadersAreShared(t *testing.T) {
 		}
 		require.LessOrEqual(t, node.calls, 4)
 	})
-}
-
-// A watch moves to another node when the connection to its own is lost, and when that node answers
-// but has stopped to follow the chain.
-func TestWatchMoves(t *testing.T) {
-	for name, fail := range map[string]func(r *trio, n *fakeNode){
-		"killed": func(r *trio, n *fakeNode) {
-			n.change(func() { n.down = errDial })
-			r.chain.cut(n)
-		},
-		"stopped": func(r *trio, n *fakeNode) {
-			n.change(func() { n.stopped = make(chan struct{}) })
-			r.chain.cut(n) // by subscription.alive, after a while
-		},
-		"left behind": func(r *trio, n *fakeNode) {
-			go func() { // it stays where it is
-				for pause(r.ctx, time.Second) == nil {
-					n.change(func() { n.lag++ })
-				}
-			}()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				r := newTrio(t)
-				ctx, cancel := context.WithCancel(r.ctx)
-				r.ctx = ctx
-				defer cancel()
-				go func() {
-					for pause(ctx, time.Second) == nil {
-						r.chain.grow(1)
-					}
-				}()
-				events, err := r.Watch(ctx, nil)
-				require.NoError(t, err)
-				at := func() *fakeNode {
-					r.chain.mu.Lock()
-					defer r.chain.mu.Unlock()
-					return r.chain.events[len(r.chain.events)-1].node
-				}
-				first := at()
-				require.NoError(t, pause(ctx, 100*time.Second), "while all is well it stays")
-				require.Same(t, first, at())
-				began := time.Now()
-				fail(r, first)
-				require.Equal(t, Event{Missed: true}, <-events)
-				require.Less(t, time.Since(began), standstill+3*guardEvery)
-				require.NotSame(t, first, at())
-			})
-		})
-	}
 }

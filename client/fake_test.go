@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/event"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -42,8 +43,9 @@ type fakeChain struct {
 	versions   []*avlstar.Version    // versions[h] is the state after block h
 	nonces     map[string]uint64
 	found      map[string]*ctypes.ResultTx
-	events     []subscriber
-	held       bool // transactions are accepted, but no block is made
+	events     []event.Event
+	least      int64 // events of blocks below it are compacted
+	held       bool  // transactions are accepted, but no block is made
 	mempool    [][]byte
 }
 
@@ -153,7 +155,6 @@ func (c *fakeChain) execute(raw []byte) *tx.Error {
 	var (
 		result  tx.Result
 		changes []avlstar.Change
-		events  []abci.Event
 		state   = c.versions[len(c.versions)-1]
 		failed  *tx.Error
 	)
@@ -178,17 +179,20 @@ func (c *fakeChain) execute(raw []byte) *tx.Error {
 	} else {
 		done.Data, err = result.Marshal()
 		require.NoError(c.t, err)
-		for _, change := range changes {
-			events = append(events, fakeEvent(change.Key, "put"))
-		}
-		done.Events = events
 	}
 	c.block(changes)
 	height := int64(len(c.blocks))
 	c.block(nil) // whose header proves the state
 	c.found[string(types.Tx(raw).Hash())] = &ctypes.ResultTx{Hash: types.Tx(raw).Hash(), Height: height, TxResult: done, Tx: raw}
-	for _, s := range c.events {
-		s.events <- ctypes.ResultEvent{Data: types.EventDataTx{TxResult: abci.TxResult{Height: height, Tx: raw, Result: done}}}
+	for i, change := range changes {
+		e := event.Event{Height: height, Index: uint32(i), Tx: types.Tx(raw).Hash(), Kind: event.Put, Key: change.Key, Value: change.Value}
+		if change.Value == nil {
+			e.Kind = event.Delete
+		}
+		before, _, err := state.Get(change.Key)
+		require.NoError(c.t, err)
+		e.Previous = before
+		c.events = append(c.events, e)
 	}
 	return nil
 }
@@ -240,16 +244,6 @@ func (c *fakeChain) operation(state *avlstar.Version, op *tx.Operation, changes 
 	return tx.OperationResult{}, tx.Errorf(tx.CodeNotAdmin, "nobody is")
 }
 
-// subscriber is a subscription at one of the nodes.
-type subscriber struct {
-	node   *fakeNode
-	events chan ctypes.ResultEvent
-}
-
-func fakeEvent(key []byte, kind string) abci.Event {
-	return abci.Event{Type: eventType, Attributes: []abci.EventAttribute{{Key: "key", Value: fmt.Sprintf("%x", key), Index: true}, {Key: "kind", Value: kind, Index: true}}}
-}
-
 // fakeNode serves a chain. lie can change every answer before it is sent, or replace it by an
 // error. The other fields are guarded by the chain's mutex.
 type fakeNode struct {
@@ -262,6 +256,8 @@ type fakeNode struct {
 	stopped chan struct{} // until it is closed, it answers nothing
 	down    error         // every call ends with it
 	calls   int           // how often it was called
+
+	watchers int // how often it was asked for events
 }
 
 var _ RPC = (*fakeNode)(nil)
@@ -365,6 +361,9 @@ func (n *fakeNode) ABCIQueryWithOptions(ctx context.Context, path string, data c
 			}
 		case "/nonce":
 			r.Value = nonceBytes(c.nonces[string(data)] + uint64(len(c.mempool)))
+		case event.Path:
+			n.watchers++
+			r.Value = n.watched(data)
 		default:
 			r.Code, r.Log = uint32(tx.CodeUnknownPath), "no such path"
 		}
@@ -450,25 +449,31 @@ func (n *fakeNode) Validators(ctx context.Context, height *int64, page, perPage 
 	})
 }
 
-func (n *fakeNode) Events(ctx context.Context, _ string) (<-chan ctypes.ResultEvent, error) {
-	return answer(ctx, n, func() (<-chan ctypes.ResultEvent, error) {
-		events := make(chan ctypes.ResultEvent, 100)
-		n.chain.events = append(n.chain.events, subscriber{n, events})
-		return events, nil
-	})
-}
-
-// cut ends all subscriptions at the nodes, or at all nodes.
-func (c *fakeChain) cut(at ...*fakeNode) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.events = slices.DeleteFunc(c.events, func(s subscriber) bool {
-		gone := len(at) == 0 || slices.Contains(at, s.node)
-		if gone {
-			close(s.events)
+// watched answers a request for events, of the blocks below the last one that the node has: they
+// are published with the header that proves their state.
+func (n *fakeNode) watched(data []byte) []byte {
+	r, err := event.DecodeRequest(data)
+	require.NoError(n.chain.t, err)
+	head := int64(n.head()) - 1
+	a := event.Answer{Next: r.From, Head: head, Least: max(n.chain.least, 1)}
+	if r.From.Height == 0 {
+		a.Next = Token{Height: head + 1}
+	}
+	if a.Compacted(r.From) {
+		return a.Encode()
+	}
+	for _, e := range n.chain.events {
+		if at := (Token{Height: e.Height, Index: e.Index}); !at.Before(a.Next) && e.Height <= head && r.Keys.Contains(e.Key) {
+			if !r.Previous {
+				e.Previous = nil
+			}
+			a.Events = append(a.Events, e)
 		}
-		return gone
-	})
+	}
+	if a.Next.Height <= head {
+		a.Next = Token{Height: head + 1}
+	}
+	return a.Encode()
 }
 
 func rpcError(text string) error {

@@ -30,10 +30,6 @@ type RPC interface {
 	Commit(ctx context.Context, height *int64) (*ctypes.ResultCommit, error)
 	Validators(ctx context.Context, height *int64, page, perPage *int) (*ctypes.ResultValidators, error)
 
-	// Events subscribes. Once it has returned, all later events are delivered. The channel is
-	// closed when ctx ends or the subscription is lost.
-	Events(ctx context.Context, query string) (<-chan ctypes.ResultEvent, error)
-
 	// Remote names the node in messages.
 	Remote() string
 }
@@ -47,7 +43,7 @@ const (
 	maxAnswerBytes = 64 << 20
 )
 
-// node is an RPC over HTTP, with events over a websocket.
+// node is an RPC over HTTP.
 type node struct {
 	*rpchttp.HTTP
 	url *url.URL

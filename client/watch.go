@@ -1,163 +1,289 @@
 package client
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
-	ctypes "github.com/cometbft/cometbft/rpc/core/types"
-	"github.com/cometbft/cometbft/types"
+	rpcclient "github.com/cometbft/cometbft/rpc/client"
+
+	"github.com/starling-kv/starling/event"
 )
 
-// Event is a change of one key by one transaction.
+// Token is where a watch continues: at the event with this number in the block of this height. It
+// is good at any node of the chain.
+type Token = event.Token
+
+// ParseToken reads a token as its String writes it, HEIGHT.INDEX.
+func ParseToken(s string) (Token, error) { return event.ParseToken(s) }
+
+// Event is a change of one key by one operation of a transaction. A node may invent, change or
+// leave out events: see WatchVerified.
 type Event struct {
 	Height int64
+	Index  uint32 // among all events of its block
 	TxHash []byte
 	Key    []byte // of a grant, validator or admin: the key of its record, which starts with 0x00
-	Kind   string // put, delete, grant, revoke, validator or admin
+	Kind   string // put, delete, or the kind of an admin's operation, such as grant
+	Value  []byte // nil: the key was deleted
 
-	// Missed means that the connection was lost and restored, and events in between may be missing.
-	// The other fields are empty. A caller that keeps a copy of the keys must read them again.
-	Missed bool
+	// Previous is the value before the operation, with WatchPrevious; nil: there was none, or it is
+	// Omitted, because those of the block are too large together.
+	Previous []byte
+	Omitted  bool
+
+	// Proved, with WatchVerified: after the block the key has this value, or is absent. It does not
+	// extend to Previous, and is never set for an event that a later one of the block replaces.
+	Proved bool
 }
 
+// Token returns where a watch continues that has seen e.
+func (e *Event) Token() Token { return (&event.Event{Height: e.Height, Index: e.Index}).Token() }
+
+// CompactedError means that no node has the events from Token on any more. A program that keeps a
+// copy of the keys reads them anew, at a height H, and watches from height H+1 on.
+type CompactedError struct {
+	Token Token
+	Least int64 // the lowest height from which a node that was asked has all events
+}
+
+func (e *CompactedError) Error() string {
+	return fmt.Sprintf("the events from %v on are compacted: the least height is %d", e.Token, e.Least)
+}
+
+// WatchOption changes what to watch, and how.
+type WatchOption func(*Watcher)
+
+// WatchFrom continues at a token: that of a Watcher, or of the last event that was seen.
+func WatchFrom(t Token) WatchOption { return func(w *Watcher) { w.request.From = t } }
+
+// WatchFromHeight begins with the events of the block at this height.
+func WatchFromHeight(height int64) WatchOption { return WatchFrom(Token{Height: height}) }
+
+// WatchRange watches the keys in [start, end) of those with the prefix; an empty bound is open.
+func WatchRange(start, end []byte) WatchOption {
+	return func(w *Watcher) { w.request.Keys = event.Keys{Start: start, End: end} }
+}
+
+// WatchKey watches one key.
+func WatchKey(key []byte) WatchOption {
+	return WatchRange(key, append(append([]byte(nil), key...), 0))
+}
+
+// WatchPrevious delivers previous values.
+func WatchPrevious() WatchOption { return func(w *Watcher) { w.request.Previous = true } }
+
+// WatchVerified proves what events say, as far as that can be: the last event of each key in a
+// block agrees with a proved read at that height, or it is not delivered, and another node is
+// asked. An event whose height no node answers reads of any more is delivered without Proved. That
+// nothing was left out is not proved by events: a Cache sees to that.
+func WatchVerified() WatchOption { return func(w *Watcher) { w.verified = true } }
+
 const (
-	eventType = "starling"
-	attrKey   = eventType + ".key"
+	// pollWait is for how long a node is to wait for an event, and silence how long it may be
+	// silent then before another one is asked.
+	pollWait = 5 * time.Second
+	silence  = 9 * time.Second
+	// standstill is how long a watch stays at a node whose height does not change while that of
+	// another grows.
+	standstill = 10 * time.Second
+	// statusTimeout limits the question to another node for its height.
+	statusTimeout = 3 * time.Second
 
 	firstPause = 100 * time.Millisecond
 	longPause  = 5 * time.Second
-	// subscribeTimeout limits a subscription at one node.
-	subscribeTimeout = 3 * time.Second
-	// The heights of nodes are compared at each interval of guardEvery. A node whose height has not
-	// changed for standstill, while that of another has grown, is left.
-	guardEvery = 3 * time.Second
-	standstill = 10 * time.Second
-	// maxQueryPrefix, in bytes, keeps the query of the subscription below CometBFT's limit of 512
-	// bytes (rpc/core/events.go, maxQueryLength).
-	maxQueryPrefix = 200
+	// verifiedBytes limits what is asked for at once where each event is proved.
+	verifiedBytes = 64 << 10
 )
 
-// Watch delivers all future changes of keys that start with prefix (empty: all keys), in the order
-// of the chain. When its node is lost, falls silent or stops to follow the chain, it subscribes
-// again, at another node if there is one, as often as necessary, and then delivers an event with
-// Missed. The channel is closed when ctx ends. The caller must keep receiving: a node drops
-// subscribers that do not.
-func (c *Client) Watch(ctx context.Context, prefix []byte) (<-chan Event, error) {
-	query := watchQuery(prefix)
-	source, err := c.subscribe(ctx, query, nil)
-	if err != nil {
+// Watcher delivers changes of keys in the order of the chain, each once. It holds nothing at a
+// node: it asks for more when its caller does. Its methods must not be called concurrently.
+type Watcher struct {
+	c        *Client
+	request  event.Request // From is behind what is ready
+	verified bool
+	token    Token
+	ready    []Event // to be delivered
+	at       *endpoint
+	since    time.Time // when request.From changed last
+	seen     map[*endpoint]int64
+}
+
+// Watch watches the keys that start with prefix (empty: all keys), from now on unless an option
+// says otherwise. The error is that of all nodes, or a *CompactedError. Afterwards the watch
+// continues for as long as Next is called, at another node if its own is lost, silent or behind.
+// A Watcher need not be closed.
+func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOption) (*Watcher, error) {
+	w := &Watcher{c: c, since: time.Now()}
+	w.request.Keys = event.Keys{Start: prefix, End: PrefixEnd(prefix)}
+	for _, o := range options {
+		o(w)
+	}
+	if w.verified {
+		if c.verifier == nil {
+			return nil, errors.New("client: WatchVerified needs a client that verifies: see WithVerification")
+		}
+		w.request.MaxBytes = verifiedBytes
+	}
+	w.token = w.request.From
+	if err := w.poll(ctx, 0); err != nil {
 		return nil, err
 	}
-	out := make(chan Event)
-	go func() {
-		defer close(out)
-		for {
-			more := forward(ctx, source, prefix, out)
-			source.cancel()
-			if !more {
-				return
-			}
-			if source = c.resubscribe(ctx, query, source.from); source == nil {
-				return
-			}
-			if !send(ctx, out, Event{Missed: true}) {
-				source.cancel()
-				return
-			}
+	return w, nil
+}
+
+// Token returns where the watch continues: behind the event that Next returned last, or further on
+// where it is known that no event lies in between.
+func (w *Watcher) Token() Token { return w.token }
+
+// Next returns the next event. It waits for one until ctx ends. Errors: that of ctx, and
+// *CompactedError, which ends the watch.
+func (w *Watcher) Next(ctx context.Context) (Event, error) {
+	for wait := firstPause; len(w.ready) == 0; {
+		err := w.poll(ctx, pollWait)
+		switch {
+		case ctx.Err() != nil:
+			return Event{}, ctx.Err()
+		case errors.As(err, new(*CompactedError)):
+			return Event{}, err
+		case err == nil:
+			wait = firstPause
+			continue
 		}
-	}()
-	return out, nil
+		if err := pause(ctx, wait); err != nil {
+			return Event{}, err
+		}
+		wait = min(2*wait, longPause)
+	}
+	e := w.ready[0]
+	w.ready = w.ready[1:]
+	if w.token = e.Token(); len(w.ready) == 0 {
+		w.token = w.request.From
+	}
+	return e, nil
 }
 
-// feed is a subscription at a node.
-type feed struct {
-	from   *endpoint
-	life   context.Context // ends with the subscription
-	events <-chan ctypes.ResultEvent
-	cancel context.CancelFunc
-}
-
-// subscribe subscribes at the best node that lets it; at last only if there is no other.
-func (c *Client) subscribe(ctx context.Context, query string, last *endpoint) (*feed, error) {
-	c.pool.refresh(ctx)
-	t := newTally("subscribe")
-	nodes := c.pool.order(nil, []*endpoint{last})
-	if last != nil {
-		nodes = append(nodes, last)
+// poll asks once for more: the node that answered last, or another one if that fails.
+func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
+	w.c.pool.refresh(ctx)
+	w.leave(ctx)
+	t := newTally("watch")
+	var compacted *CompactedError
+	nodes := w.c.pool.order(nil, []*endpoint{w.at})
+	if w.at != nil {
+		nodes = append([]*endpoint{w.at}, nodes...)
 	}
 	for _, e := range nodes {
 		t.asked(e)
-		f, err := c.subscribeAt(ctx, e, query)
+		err := w.pollAt(ctx, e, wait)
 		if err == nil {
-			return f, nil
+			return nil
 		}
 		t.failed(e, err)
+		var c *CompactedError
+		if errors.As(err, &c) && (compacted == nil || c.Least < compacted.Least) {
+			compacted = c
+		}
+		if w.at == e {
+			w.at = nil
+		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	return nil, t.error(ctx.Err())
+	if compacted != nil {
+		return compacted
+	}
+	return t.error(ctx.Err())
 }
 
-func (c *Client) subscribeAt(ctx context.Context, e *endpoint, query string) (*feed, error) {
-	life, cancel := context.WithCancel(ctx)
-	timer := time.AfterFunc(subscribeTimeout, cancel)
-	events, err := call(life, c.pool, e, false, func(_ context.Context, e *endpoint) (<-chan ctypes.ResultEvent, error) {
-		return e.Events(life, query)
-	})
-	if !timer.Stop() && ctx.Err() == nil {
-		err = fmt.Errorf("%w for %v", errSilent, subscribeTimeout)
-		e.update(func(r *record) { r.lose(err) })
-	}
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	if c.pool.nodes > 1 {
-		go c.guard(life, e, cancel)
-	}
-	return &feed{e, life, events, cancel}, nil
-}
-
-// guard ends a subscription, by cancel, when its node stops to follow the chain: the connection is
-// up, but the node's height stays the same for longer than standstill, while that of another node
-// has grown. It returns when ctx ends.
-func (c *Client) guard(ctx context.Context, e *endpoint, cancel context.CancelFunc) {
-	height, since := int64(0), time.Now()
-	others := make(map[*endpoint]int64) // their heights when e was seen to grow last
-	for pause(ctx, guardEvery) == nil {
-		now, err := c.heightOf(ctx, e)
-		if err == nil && now > height {
-			height, since = now, time.Now()
-			clear(others)
-		}
-		grew := false
-		for _, other := range c.pool.others(e) {
-			theirs, err := c.heightOf(ctx, other)
-			before, seen := others[other]
-			switch {
-			case err != nil:
-			case !seen:
-				others[other] = theirs
-			case theirs > before:
-				grew = true
+// pollAt asks a node, which the watch stays at if it answers.
+func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) error {
+	r := w.request
+	r.WaitMS = uint32(wait / time.Millisecond)
+	began := time.Now()
+	answer, err := call(ctx, w.c.pool, e, false, func(ctx context.Context, e *endpoint) (event.Answer, error) {
+		limited, cancel := context.WithTimeout(ctx, silence)
+		defer cancel()
+		result, err := queryOne(limited, e, event.Path, r.Encode(), rpcclient.ABCIQueryOptions{})
+		if err != nil {
+			if limited.Err() != nil && ctx.Err() == nil {
+				err = fmt.Errorf("%w for %v", errSilent, silence)
 			}
+			return event.Answer{}, err
 		}
-		if grew && time.Since(since) >= standstill {
-			e.isBehind()
-			cancel()
-			return
+		answer, err := event.DecodeAnswer(result.Response.Value, &r)
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrUnproved, err)
 		}
+		return answer, err
+	})
+	if err != nil {
+		return err
+	}
+	if answer.Compacted(r.From) {
+		return &CompactedError{r.From, answer.Least}
+	}
+	events := make([]Event, len(answer.Events))
+	for i, a := range answer.Events {
+		events[i] = Event{
+			Height: a.Height, Index: a.Index, TxHash: a.Tx, Key: a.Key, Kind: a.Kind, Value: a.Value, Previous: a.Previous, Omitted: a.Omitted,
+		}
+	}
+	if w.verified {
+		if err := w.c.proveEvents(ctx, events); err != nil {
+			if errors.Is(err, ErrUnproved) {
+				e.isDoubted()
+			}
+			return err
+		}
+	}
+	w.at = e
+	w.ready = events
+	if answer.Next != w.request.From {
+		w.request.From, w.since, w.seen = answer.Next, time.Now(), nil
+	}
+	if len(events) == 0 {
+		w.token = answer.Next
+		if wait > 0 && answer.Next == r.From && time.Since(began) < wait/2 {
+			return pause(ctx, firstPause) // a node that does not wait
+		}
+	}
+	return nil
+}
+
+// leave gives up the node of the watch if no block has come from it for standstill, while the
+// height of another has grown.
+func (w *Watcher) leave(ctx context.Context) {
+	if w.at == nil || w.c.pool.nodes == 1 || time.Since(w.since) < standstill/2 {
+		return
+	}
+	first := w.seen == nil
+	if first {
+		w.seen = map[*endpoint]int64{}
+	}
+	grew := false
+	for _, other := range w.c.pool.others(w.at) {
+		height, err := w.c.heightOf(ctx, other)
+		before, seen := w.seen[other]
+		switch {
+		case err != nil:
+		case !seen:
+			w.seen[other] = height
+		case height > before:
+			grew = true
+		}
+	}
+	if grew && time.Since(w.since) >= standstill {
+		w.at.isBehind()
+		w.at, w.since, w.seen = nil, time.Now(), nil
 	}
 }
 
 // heightOf asks a node for its height.
 func (c *Client) heightOf(ctx context.Context, e *endpoint) (int64, error) {
-	limited, cancel := context.WithTimeout(ctx, guardEvery)
+	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	return call(limited, c.pool, e, true, func(ctx context.Context, e *endpoint) (int64, error) {
 		status, err := e.Status(ctx)
@@ -166,92 +292,6 @@ func (c *Client) heightOf(ctx context.Context, e *endpoint) (int64, error) {
 		}
 		return status.SyncInfo.LatestBlockHeight, nil
 	})
-}
-
-// watchQuery returns a query that lets the node filter as far as it can: it knows "contains", but
-// not "starts with".
-func watchQuery(prefix []byte) string {
-	if len(prefix) == 0 {
-		return attrKey + " EXISTS"
-	}
-	return fmt.Sprintf("%s CONTAINS '%x'", attrKey, prefix[:min(len(prefix), maxQueryPrefix)])
-}
-
-// forward delivers the changes of a subscription until it is lost (true) or ctx ends (false).
-func forward(ctx context.Context, source *feed, prefix []byte, out chan<- Event) bool {
-	for {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-source.life.Done():
-			return ctx.Err() == nil
-		case event, ok := <-source.events:
-			if !ok {
-				return ctx.Err() == nil
-			}
-			for _, change := range changes(event, prefix) {
-				if !send(ctx, out, change) {
-					return false
-				}
-			}
-		}
-	}
-}
-
-// send reports whether it could send before ctx ended.
-func send(ctx context.Context, out chan<- Event, event Event) bool {
-	select {
-	case out <- event:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// resubscribe subscribes again, with growing pauses, until it succeeds, at the node that was lost
-// only if no other lets it. It returns nil when ctx ends.
-func (c *Client) resubscribe(ctx context.Context, query string, from *endpoint) *feed {
-	for wait := firstPause; ; wait = min(2*wait, longPause) {
-		if f, err := c.subscribe(ctx, query, from); err == nil {
-			return f
-		}
-		if pause(ctx, wait) != nil {
-			return nil
-		}
-	}
-}
-
-// changes reads the events of a transaction. It skips those that are not as the application writes
-// them, since events carry no proof anyway.
-func changes(event ctypes.ResultEvent, prefix []byte) []Event {
-	data, ok := event.Data.(types.EventDataTx)
-	if !ok {
-		return nil
-	}
-	var found []Event
-	hash := types.Tx(data.Tx).Hash()
-	for _, e := range data.Result.Events {
-		if e.Type != eventType {
-			continue
-		}
-		change := Event{Height: data.Height, TxHash: hash}
-		for _, attribute := range e.Attributes {
-			switch attribute.Key {
-			case "key":
-				key, err := hex.DecodeString(attribute.Value)
-				if err != nil {
-					key = nil
-				}
-				change.Key = key
-			case "kind":
-				change.Kind = attribute.Value
-			}
-		}
-		if len(change.Key) > 0 && bytes.HasPrefix(change.Key, prefix) {
-			found = append(found, change)
-		}
-	}
-	return found
 }
 
 // pause waits for d, or until ctx ends, whose error it returns then.
@@ -264,8 +304,4 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-func basicAuth(user, password string) string {
-	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }

@@ -36,6 +36,10 @@ func addReadFlags(flags *pflag.FlagSet) {
 	addBytesFlags(flags)
 	flags.Int64("height", 0, "read the state after this block (default: the last block)")
 	flags.Bool("prove", false, "request the proof and show it (--output json: all of it)")
+	addVerifyFlags(flags)
+}
+
+func addVerifyFlags(flags *pflag.FlagSet) {
 	flags.Bool("verify", false, "verify the proof against a signed block header")
 	flags.Int64("trust-height", 0, "with --verify: height of a trusted header")
 	flags.String("trust-hash", "", "with --verify: hash of that header, in hex")

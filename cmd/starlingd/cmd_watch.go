@@ -1,35 +1,65 @@
 package main
 
 import (
+	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/client"
 )
 
 type eventJSON struct {
-	Height int64   `json:"height,omitempty"`
-	Hash   string  `json:"hash,omitempty"`
-	Kind   string  `json:"kind,omitempty"`
-	Key    *string `json:"key,omitempty"`
-	KeyHex string  `json:"key_hex,omitempty"`
-	Missed bool    `json:"missed,omitempty"`
+	Height      int64   `json:"height"`
+	Token       string  `json:"token"` // continues after this event
+	Hash        string  `json:"hash"`
+	Kind        string  `json:"kind"`
+	Key         *string `json:"key,omitempty"`
+	KeyHex      string  `json:"key_hex"`
+	Value       *string `json:"value,omitempty"`
+	ValueHex    string  `json:"value_hex,omitempty"`
+	Previous    *string `json:"previous,omitempty"`
+	PreviousHex string  `json:"previous_hex,omitempty"`
+	Omitted     bool    `json:"previous_omitted,omitempty"`
+	Proved      bool    `json:"proved,omitempty"`
+}
+
+// watchFlags are what to watch, besides the prefix.
+type watchFlags struct {
+	height   int64
+	token    string
+	previous bool
+	count    int
 }
 
 func newWatchCmd(env *cliEnv) *cobra.Command {
+	var f watchFlags
 	cmd := &cobra.Command{
 		Use:   "watch [PREFIX]",
-		Short: "Show changes of keys that start with PREFIX as they happen, until Ctrl-C",
-		Long: `Show changes of keys that start with PREFIX as they happen, until Ctrl-C.
+		Short: "Show changes of keys that start with PREFIX, from any height on, until Ctrl-C",
+		Long: `Show changes of keys that start with PREFIX, until Ctrl-C: those that happen from now on,
+or all since a height or a token.
 
-Each line has height, kind (put, delete, grant, revoke, validator, admin) and key. If the
-node disconnects, the command waits for it and reports that changes may have been missed.`,
+Each line has height, kind (put, delete; of the application's own records grant, revoke,
+validator, admin, upgrade, threshold, proposal), key and value; with --prev also the value
+before, "-" where there was none. With --output json each line has the token that continues
+behind it. If the node is lost, another of --node is asked: nothing is lost or repeated. Nodes
+keep the events of a number of blocks ([state] keep_events in app.toml); for older ones
+the command ends and names the least height.
+
+Events are the node's word. With --verify each value is proved by a read of its key after that
+block, if nodes still answer that height: "proved" is then behind it.
+
+` + verifyHelp,
 		Example: `  starlingd watch fruit/
-  starlingd watch --output json`,
+  starlingd watch --from-height 1000 --prev
+  starlingd watch fruit/ --token 1203.7 --verify --output json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -41,37 +71,113 @@ node disconnects, the command waits for it and reports that changes may have bee
 					return err
 				}
 			}
-			c, err := dial(ctx, env)
+			options, err := f.options(env, cmd)
+			if err != nil {
+				return err
+			}
+			c, _, err := reader(ctx, env)
 			if err != nil {
 				return explain(err)
 			}
-			events, err := c.Watch(ctx, prefix)
+			w, err := c.Watch(ctx, prefix, options...)
 			if err != nil {
 				return explain(err)
 			}
-			fmt.Fprintf(env.Err, "watching %s, Ctrl-C to stop\n", c.ChainID())
-			lines := json.NewEncoder(env.Out)
-			for e := range events {
-				switch {
-				case env.JSON():
-					out := eventJSON{Height: e.Height, Kind: e.Kind, KeyHex: hex.EncodeToString(e.Key), Missed: e.Missed}
-					if !e.Missed {
-						out.Key, out.Hash = jsonText(e.Key), fmt.Sprintf("%X", e.TxHash)
-					}
-					err = lines.Encode(out)
-				case e.Missed:
-					_, err = fmt.Fprintln(env.Err, "the node was away: changes may be missing here")
-				default:
-					_, err = fmt.Fprintf(env.Out, "%d\t%s\t%s\n", e.Height, e.Kind, formatBytes(env, e.Key))
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
+			fmt.Fprintf(env.Err, "watching %s from %v, Ctrl-C to stop\n", c.ChainID(), w.Token())
+			return f.show(ctx, env, w)
 		},
 	}
-	cmd.Flags().String("chain-id", "", "chain to talk to (default: that of the home's genesis.json, else the node's word)")
-	addBytesFlags(cmd.Flags())
+	flags := cmd.Flags()
+	flags.Int64Var(&f.height, "from-height", 0, "begin with the changes of this block")
+	flags.StringVar(&f.token, "token", "", "continue at HEIGHT.INDEX, as an earlier watch has shown it")
+	flags.IntVar(&f.count, "count", 0, "end after this many changes; 0: never")
+	flags.BoolVar(&f.previous, "prev", false, "show the values before the changes")
+	flags.String("chain-id", "", "chain to talk to (default: that of the home's genesis.json, else the node's word)")
+	addBytesFlags(flags)
+	addVerifyFlags(flags)
 	return cmd
+}
+
+func (f *watchFlags) options(env *cliEnv, cmd *cobra.Command) ([]client.WatchOption, error) {
+	var options []client.WatchOption
+	switch {
+	case f.token != "" && cmd.Flags().Changed("from-height"):
+		return nil, usagef("give --from-height or --token, not both")
+	case f.token != "":
+		t, err := client.ParseToken(f.token)
+		if err != nil {
+			return nil, usagef("--token: %w", err)
+		}
+		options = append(options, client.WatchFrom(t))
+	case cmd.Flags().Changed("from-height"):
+		if f.height < 1 {
+			return nil, usagef("--from-height is %d, the first block has height 1", f.height)
+		}
+		options = append(options, client.WatchFromHeight(f.height))
+	}
+	if f.previous {
+		options = append(options, client.WatchPrevious())
+	}
+	if env.V.GetBool("verify") {
+		options = append(options, client.WatchVerified())
+	}
+	return options, nil
+}
+
+// show writes events until ctx ends.
+func (f *watchFlags) show(ctx context.Context, env *cliEnv, w *client.Watcher) error {
+	lines := json.NewEncoder(env.Out)
+	for n := 1; ; n++ {
+		e, err := w.Next(ctx)
+		switch {
+		case ctx.Err() != nil:
+			fmt.Fprintf(env.Err, "to continue: --token %v\n", w.Token())
+			return nil //nolint:nilerr // it was to end
+		case errors.As(err, new(*client.CompactedError)):
+			return fmt.Errorf("%w: read the keys anew, and watch from the height after that", err)
+		case err != nil:
+			return explain(err)
+		}
+		if env.JSON() {
+			err = lines.Encode(eventJSON{
+				Height: e.Height, Token: e.Token().String(), Hash: fmt.Sprintf("%X", e.TxHash), Kind: e.Kind,
+				Key: jsonText(e.Key), KeyHex: hex.EncodeToString(e.Key), Value: jsonOptional(e.Value), ValueHex: hex.EncodeToString(e.Value),
+				Previous: jsonOptional(e.Previous), PreviousHex: hex.EncodeToString(e.Previous), Omitted: e.Omitted && f.previous, Proved: e.Proved,
+			})
+		} else {
+			_, err = fmt.Fprintln(env.Out, f.line(env, e))
+		}
+		if err != nil || n == f.count {
+			return err
+		}
+	}
+}
+
+func (f *watchFlags) line(env *cliEnv, e client.Event) string {
+	line := fmt.Sprintf("%d\t%s\t%s\t%s", e.Height, e.Kind, formatBytes(env, e.Key), orDash(env, e.Value))
+	switch {
+	case f.previous && e.Omitted:
+		line += "\tomitted: too large"
+	case f.previous:
+		line += "\t" + orDash(env, e.Previous)
+	}
+	if e.Proved {
+		line += "\tproved"
+	}
+	return line
+}
+
+// jsonOptional is jsonText of a value that may be absent.
+func jsonOptional(b []byte) *string {
+	if b == nil {
+		return nil
+	}
+	return jsonText(b)
+}
+
+func orDash(env *cliEnv, value []byte) string {
+	if value == nil {
+		return "-"
+	}
+	return formatBytes(env, value)
 }

@@ -1,0 +1,214 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/event"
+)
+
+// text is an event as a line.
+func text(e Event) string {
+	return fmt.Sprintf("%s %s=%s was %s", e.Kind, e.Key, e.Value, e.Previous)
+}
+
+func nextOf(t *testing.T, w *Watcher, want string) Event {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	e, err := w.Next(ctx)
+	require.NoError(t, err)
+	require.Equal(t, want, text(e))
+	require.Len(t, e.TxHash, 32)
+	return e
+}
+
+func TestWatch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		_, err := newTrio(t).Watch(t.Context(), nil, WatchVerified())
+		require.ErrorContains(t, err, "WithVerification")
+		ctx, chain, _, c := connected(t)
+		put := func(key, value string) {
+			_, err := c.Put(ctx, []byte(key), []byte(value))
+			require.NoError(t, err)
+		}
+		put("fruit/apple", "0")
+		fruit, err := c.Watch(ctx, []byte("fruit/"))
+		require.NoError(t, err)
+		put("veg/carrot", "1")
+		put("fruit/apple", "1")
+		_, err = c.Delete(ctx, []byte("fruit/apple"))
+		require.NoError(t, err)
+		first := nextOf(t, fruit, "put fruit/apple=1 was ")
+		second := nextOf(t, fruit, "delete fruit/apple= was ")
+		require.Greater(t, second.Height, first.Height)
+		require.False(t, second.Token().Before(first.Token()))
+
+		// From a token, a height, and a range of keys; with previous values.
+		again, err := c.Watch(ctx, []byte("fruit/"), WatchFrom(first.Token()), WatchPrevious())
+		require.NoError(t, err)
+		require.Equal(t, first.Token(), again.Token())
+		nextOf(t, again, "delete fruit/apple= was 1")
+		all, err := c.Watch(ctx, nil, WatchFromHeight(1))
+		require.NoError(t, err)
+		nextOf(t, all, "put fruit/apple=0 was ")
+		nextOf(t, all, "put veg/carrot=1 was ")
+		one, err := c.Watch(ctx, nil, WatchKey([]byte("veg/carrot")), WatchFromHeight(1))
+		require.NoError(t, err)
+		nextOf(t, one, "put veg/carrot=1 was ")
+		none, err := c.Watch(ctx, nil, WatchRange([]byte("g"), []byte("v")), WatchFromHeight(1))
+		require.NoError(t, err)
+		short, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		_, err = none.Next(short)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, Token{Height: int64(len(chain.blocks))}, none.Token(), "it knows that there was nothing")
+
+		// Compacted: what was read before is kept, and the least height is said.
+		chain.mu.Lock()
+		chain.least = second.Height
+		chain.mu.Unlock()
+		_, err = c.Watch(ctx, nil, WatchFrom(first.Token()))
+		var compacted *CompactedError
+		require.ErrorAs(t, err, &compacted)
+		require.Equal(t, CompactedError{first.Token(), second.Height}, *compacted)
+	})
+}
+
+// A watch moves to another node when its own is killed, silent, or has stopped to follow the chain.
+// Nothing is lost and nothing repeated.
+func TestWatchMoves(t *testing.T) {
+	for name, fail := range map[string]func(r *trio, n *fakeNode){
+		"killed":  func(_ *trio, n *fakeNode) { n.change(func() { n.down = errDial }) },
+		"stopped": func(_ *trio, n *fakeNode) { n.change(func() { n.stopped = make(chan struct{}) }) },
+		"left behind": func(r *trio, n *fakeNode) {
+			go func() { // it stays where it is
+				for pause(r.ctx, time.Second) == nil {
+					n.change(func() { n.lag += 2 }) // as many as each change makes
+				}
+			}()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newTrio(t)
+				ctx, cancel := context.WithCancel(r.ctx)
+				r.ctx = ctx
+				defer cancel()
+				w, err := r.Watch(ctx, nil)
+				require.NoError(t, err)
+				first := w.at.RPC.(*fakeNode)
+				go func() {
+					for i := 0; pause(ctx, time.Second) == nil; i++ {
+						r.chain.mu.Lock()
+						_ = r.chain.execute(fmt.Appendf(nil, "k=%d", i))
+						r.chain.mu.Unlock()
+					}
+				}()
+				for i := range 60 {
+					if i == 5 {
+						require.Same(t, first, w.at.RPC, "while all is well it stays")
+						fail(r, first)
+					}
+					e, err := w.Next(ctx)
+					require.NoError(t, err)
+					require.Equal(t, fmt.Sprint(i), string(e.Value))
+				}
+				require.NotSame(t, first, w.at.RPC)
+			})
+		})
+	}
+}
+
+// With verification, what a node invents or changes is not delivered: the watch goes to another
+// node and continues there.
+func TestWatchVerified(t *testing.T) {
+	for name, change := range map[string]func(*event.Answer){
+		"another value":  func(a *event.Answer) { a.Events[0].Value = []byte("false") },
+		"deleted":        func(a *event.Answer) { a.Events[0].Value, a.Events[0].Kind = nil, event.Delete },
+		"another key":    func(a *event.Answer) { a.Events[0].Key = []byte("l") },
+		"not its height": func(a *event.Answer) { a.Events[0].Height-- },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				chain := newFakeChain(t)
+				r := newTrioOn(t, chain, WithVerification(Trust{Genesis: chain.genesis()}))
+				w, err := r.Watch(r.ctx, nil, WatchFromHeight(1), WatchVerified())
+				require.NoError(t, err)
+				liar := w.at.RPC.(*fakeNode)
+				liar.lie = func(answer any) error {
+					res, is := answer.(*ctypes.ResultABCIQuery)
+					if !is {
+						return nil
+					}
+					request := event.Request{}
+					a, err := event.DecodeAnswer(res.Response.Value, &request)
+					if err == nil && len(a.Events) > 0 {
+						change(&a)
+						res.Response.Value = a.Encode()
+					}
+					return nil
+				}
+				_, err = r.Put(r.ctx, []byte("k"), []byte("true"))
+				require.NoError(t, err)
+				e := nextOf(t, w, "put k=true was ")
+				require.True(t, e.Proved)
+				require.NotSame(t, liar, w.at.RPC)
+			})
+		})
+	}
+}
+
+// A cache is what was proved, whatever a node says of events.
+func TestCache(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		r := newTrioOn(t, chain, WithVerification(Trust{Genesis: chain.genesis()}))
+		put := func(key, value string) {
+			_, err := r.Put(r.ctx, []byte(key), []byte(value))
+			require.NoError(t, err)
+		}
+		put("a/1", "x")
+		_, err := newTrio(t).NewCache(r.ctx, nil, nil)
+		require.ErrorContains(t, err, "WithVerification")
+		k, err := r.NewCache(r.ctx, []byte("a/"), []byte("a0"))
+		require.NoError(t, err)
+		require.True(t, k.State().Verified)
+		value, ok := k.Get([]byte("a/1"))
+		require.True(t, ok)
+		require.Equal(t, "x", string(value))
+		put("b", "not in it")
+		put("a/2", "y")
+		require.NoError(t, k.Wait(r.ctx))
+		require.Len(t, k.Entries(), 2)
+		require.Equal(t, "a/2", string(k.Entries()[1].Key))
+		_, ok = k.Get([]byte("b"))
+		require.False(t, ok)
+
+		// Events that are false, or of a height that there is not, make it read once more.
+		chain.mu.Lock()
+		chain.events = append(chain.events, event.Event{Height: int64(len(chain.blocks)) - 1, Index: 9, Tx: make([]byte, 32), Kind: event.Put, Key: []byte("a/3"), Value: []byte("false")})
+		chain.mu.Unlock()
+		require.NoError(t, k.Refresh(r.ctx))
+		require.Len(t, k.Entries(), 2)
+
+		// What was missed is there when it is read anew.
+		chain.mu.Lock()
+		chain.least = 1 << 40
+		chain.mu.Unlock()
+		put("a/4", "z")
+		short, cancel := context.WithTimeout(r.ctx, time.Minute)
+		defer cancel()
+		require.Error(t, k.Wait(short))
+		chain.mu.Lock()
+		chain.least = 0
+		chain.mu.Unlock()
+		require.NoError(t, k.Refresh(r.ctx))
+		require.Len(t, k.Entries(), 3)
+	})
+}
