@@ -42,8 +42,8 @@ func newSigning(validator cmttypes.PrivValidator) *signing {
 
 // status describes the validator, nil if this node is none by the state v (nil: there is none yet).
 func (s *signing) status(v *avlstar.Version, blocks *store.BlockStore) *statuspage.Validator {
-	power := s.power(v)
-	if power == 0 {
+	power, known := s.power(v)
+	if s.key == nil || known && power == 0 {
 		return nil
 	}
 	s.mu.Lock()
@@ -58,9 +58,9 @@ func (s *signing) status(v *avlstar.Version, blocks *store.BlockStore) *statuspa
 	// Sets that this key is in: it has signed a block of theirs, or theirs is the last one.
 	sets := map[string]bool{}
 	for height := first; height <= last; height++ {
-		b, known := s.blocks[height]
-		if !known {
-			if b, known = s.read(blocks, height); !known {
+		b, have := s.blocks[height]
+		if !have {
+			if b, have = s.read(blocks, height); !have {
 				continue // pruned meanwhile
 			}
 			s.blocks[height] = b
@@ -69,33 +69,33 @@ func (s *signing) status(v *avlstar.Version, blocks *store.BlockStore) *statuspa
 			sets[b.set] = true
 		}
 	}
-	status := &statuspage.Validator{Power: power}
+	status, signed := &statuspage.Validator{Power: power}, false
 	for height := first; height <= last; height++ {
-		b, known := s.blocks[height]
-		if !known || !sets[b.set] {
+		b, have := s.blocks[height]
+		if !have || !sets[b.set] {
 			continue
 		}
 		status.Blocks++
-		if !b.signed {
+		if signed = signed || b.signed; !b.signed {
 			status.Missed++
 		}
 		if height == last {
 			status.LastHeight, status.LastSigned = height, b.signed
 		}
 	}
+	if !known && !signed {
+		return nil
+	}
 	return status
 }
 
-// power is that of the record in the state. 0: it has none, or that cannot be read now.
-func (s *signing) power(v *avlstar.Version) uint64 {
+// power is that of the record in the state; not known where that is at a storage node.
+func (s *signing) power(v *avlstar.Version) (power uint64, known bool) {
 	if v == nil || s.key == nil {
-		return 0
+		return 0, false
 	}
 	power, err := app.ValidatorPower(v, s.key)
-	if err != nil {
-		return 0
-	}
-	return power
+	return power, err == nil
 }
 
 func (s *signing) read(blocks *store.BlockStore, height int64) (signedBlock, bool) {

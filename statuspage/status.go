@@ -117,7 +117,7 @@ type ChainPeer struct {
 
 // Validator is what this node does as one.
 type Validator struct {
-	Power      uint64 `json:"power"`
+	Power      uint64 `json:"power"`       // 0: not known here, see Sharded
 	LastHeight int64  `json:"last_height"` // the last block whose commit is complete; 0: none yet
 	LastSigned bool   `json:"last_signed"`
 	Blocks     int    `json:"blocks"` // that it could have signed, of the last 100

@@ -156,7 +156,7 @@ function replicaRow(range, node) {
 function standing(v, early) {
   if (!v) return [["Validator", early ? undefined : "no"]];
   return [
-    ["Validator", "yes, power " + count.format(v.power)],
+    ["Validator", v.power > 0 ? "yes, power " + count.format(v.power) : "yes"],
     ["Signed block " + count.format(v.last_height), v.last_height > 0 ? (v.last_signed ? "yes" : "no") : undefined, v.last_signed ? "" : "bad"],
     ["Missed of the last " + count.format(v.blocks), v.blocks > 0 ? count.format(v.missed) : undefined, v.missed > 0 ? "bad" : ""],
   ];
