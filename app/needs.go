@@ -170,13 +170,17 @@ func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
 	}
 	x.undo(mark)
 	x.validators = counted
+	var inner error
 	switch op := operation.Op.(type) {
 	case *tx.Operation_DeleteRange:
-		x.exploreRange(op.DeleteRange)
+		inner = x.exploreRange(op.DeleteRange)
 	case *tx.Operation_Txn:
-		x.exploreTxn(account, op.Txn)
+		inner = x.exploreTxn(account, op.Txn)
 	case *tx.Operation_Propose, *tx.Operation_Approve:
 		x.exploreProposal(account, operation)
+	}
+	if inner != nil && !isMissing(inner) {
+		return // a failure that the next run meets again
 	}
 	key, writes := written(operation)
 	if !writes || !isMissing(err) {

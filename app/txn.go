@@ -240,9 +240,9 @@ func (x *executor) spendReads(length, number uint64) error {
 }
 
 // exploreRange finds what a range lacks whose rights could not be looked up.
-func (x *executor) exploreRange(op *tx.DeleteRange) {
+func (x *executor) exploreRange(op *tx.DeleteRange) error {
 	n := 0 // and it notes what it lacks
-	_ = x.ascendRange(op.Start, op.End, int(op.Limit), func(_, _ []byte) bool {
+	return x.ascendRange(op.Start, op.End, int(op.Limit), func(_, _ []byte) bool {
 		n++
 		return n <= int(op.Limit)
 	})
@@ -250,9 +250,11 @@ func (x *executor) exploreRange(op *tx.DeleteRange) {
 
 // exploreTxn finds what a Txn lacks that came upon a missing node: each part alone, of both
 // branches, because its conditions may come out otherwise when they are known.
-func (x *executor) exploreTxn(account []byte, t *tx.Txn) {
+func (x *executor) exploreTxn(account []byte, t *tx.Txn) error {
 	for i := range t.Compares {
-		_, _ = x.get(t.Compares[i].Key) // notes what it lacks
+		if _, err := x.get(t.Compares[i].Key); err != nil && !isMissing(err) {
+			return err
+		}
 	}
 	for _, branch := range t.Branches() {
 		mark, before := x.mark(), x.reads
@@ -262,6 +264,7 @@ func (x *executor) exploreTxn(account []byte, t *tx.Txn) {
 		x.undo(mark)
 		x.reads = before
 	}
+	return nil
 }
 
 // wantsOf appends a want for each key of a client that the operation names, in both branches of a

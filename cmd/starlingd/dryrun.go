@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -137,10 +139,31 @@ func signerInfo(env *cliEnv) (*client.KeyInfo, error) {
 	return &info, err
 }
 
+// firstBlockPoll is how often a node is asked whether the chain has its first block.
+const firstBlockPoll = 200 * time.Millisecond
+
+// adminsOf reads the records of admins. It waits for the first block of a chain: what an admin does
+// first is often typed right after the start.
+func adminsOf(ctx context.Context, c *client.Client) (*client.Admins, error) {
+	poll := time.NewTicker(firstBlockPoll)
+	defer poll.Stop()
+	for {
+		all, err := c.Admins(ctx)
+		if !errors.Is(err, &tx.Error{Code: tx.CodeUnknownHeight}) {
+			return all, err
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
 // planOperations computes what the operations change, one after another, where the key from signs
 // (nil: an admin). together: they are proposed, or a proposal that others approve of.
 func planOperations(ctx context.Context, env *cliEnv, c *client.Client, from *client.KeyInfo, together bool, operations []tx.Operation) (*plan, error) {
-	all, err := c.Admins(ctx)
+	all, err := adminsOf(ctx, c)
 	if err != nil {
 		return nil, err
 	}
