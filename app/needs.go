@@ -120,6 +120,10 @@ func nameKeys(n *needs, t *tx.Tx) {
 // explore finds what a transaction lacks that came upon a missing node. What it did is undone, but
 // for its nonce, so that the next ones of the account come to their operations.
 func (x *executor) explore(t *tx.Tx) {
+	// Nothing is read ahead meanwhile: the operation that is tried is not the one where ahead is.
+	ahead := x.ahead
+	x.ahead = lookahead{}
+	defer func() { x.ahead = ahead }()
 	x.undo(0)
 	x.name(t)
 	if t.Body == nil {
