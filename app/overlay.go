@@ -37,6 +37,7 @@ type overlay struct {
 	// The sum of the quotas of the grants to everyone; nil: not known.
 	everyone *uint64
 	needs    *needs       // nil: base lacks nothing
+	wide     bool         // a range is asked for as a whole: a proposer asks once in many blocks
 	probe    overlayEntry // what a search compares entries with
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
 )
 
 // Ranges are read from two ordered sets that exclude each other: the keys of base without an
@@ -72,7 +73,7 @@ func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar
 		at, skip := from, false
 		for kv, err := range o.base.Ascend(from, end) {
 			if err != nil {
-				o.needs.addRange(o.base, at, end, min(rangeRound, uint64(most)*perRangeKey), err)
+				o.needs.addRange(o.base, at, end, o.rangeRoom(most), err)
 				return err
 			}
 			at = kv.Key
@@ -97,6 +98,15 @@ func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar
 			return nil
 		}
 	}
+}
+
+// rangeRoom returns how many bytes of a range that base lacks are asked for at once, where the
+// caller wants most keys.
+func (o *overlay) rangeRoom(most int) uint64 {
+	if o.wide {
+		return min(tx.MaxDeleteBytes+tx.MaxValueBytes, uint64(most)*tx.MaxValueBytes)
+	}
+	return min(rangeRound, uint64(most)*perRangeKey)
 }
 
 // listPresent makes the set of entries that are present. put keeps it up to date from then on.

@@ -69,7 +69,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		passed: a.passed.of(req.Height),
 	}
 	if a.options.Source != nil {
-		p.needs = newNeeds()
+		p.needs, p.wide = newNeeds(), true
 		defer func() { a.ask(v, p.needs.wants) }() // for the next height
 	}
 	p.deadline, p.signed = deadline, proposedSigners(req.LocalLastCommit)

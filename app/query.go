@@ -197,7 +197,7 @@ func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, ne
 		// One in reverse is all of the range from its last entry on.
 		start, limit, rest := r.Start, max(len(answer.Entries), 1), answer.Next
 		if r.Reverse && len(rest) > 0 {
-			start, rest = rest, nil
+			start, rest = bytes.Clone(rest), nil // it outlives v
 		}
 		entries, next, proof, err := v.ProveRange(start, r.End, limit)
 		if err != nil {

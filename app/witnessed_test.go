@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -345,4 +346,68 @@ func TestProposalOfOtherSigners(t *testing.T) {
 	require.Equal(t, want, runBlockAfter(t, a, absent, raw))
 	require.True(t, processed(t, a, absent))
 	require.Equal(t, runBlock(t, local), runBlock(t, a), "no signers are known")
+}
+
+// What a transaction lacks is sought apart from the block: its operations are not those that are
+// read ahead.
+func TestExploringReadsNothingAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := newFakeSource(t, rand.New(rand.NewPCG(1, 4)))
+		local := startChain(t, &memoryStore{}, witnessedState)
+		store := &shardedStore{t: t}
+		keep := avlstar.Retention{Window: 8}
+		sharded := startSharded(t, store, source, keep, witnessedState)
+		both := func(txs ...[]byte) {
+			t.Helper()
+			want := runBlock(t, local, txs...)
+			require.Equal(t, want, runBlock(t, sharded, txs...))
+			source.has(local)
+		}
+		both(prefill(t)...)
+		var seen [][]byte
+		for i := range 60 {
+			seen = append(seen, sign(t, fmt.Sprint("user ", i), 0, read("a0")))
+		}
+		both(seen...)
+		sharded.Stop()
+		sharded = startSharded(t, store, source, keep, "")
+		var many []tx.Operation
+		for i := range 126 {
+			many = append(many, read(fmt.Sprintf("a%d", 7*(i%50))))
+		}
+		both(sign(t, "alice", 4, many...))
+		both(sign(t, "alice", 5, many...), sign(t, "user 7", 1, tx.NewTxn([]tx.Compare{{Key: []byte("a0"), Present: true}}, nil, nil)))
+		sharded.Stop()
+	})
+}
+
+// A proposer asks for a range as a whole. It is its turn once in many blocks, and what it was
+// brought does not stay for as long as many turns would take.
+func TestProposerAsksForWholeRanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := newFakeSource(t, rand.New(rand.NewPCG(1, 4)))
+		local := startChain(t, &memoryStore{}, witnessedState)
+		store := &shardedStore{t: t}
+		keep := avlstar.Retention{Window: 100}
+		a := startSharded(t, store, source, keep, witnessedState)
+		var large []tx.Operation
+		for i := range 10 {
+			large = append(large, put(fmt.Sprintf("abig%d", i), strings.Repeat("x", 100<<10)))
+		}
+		first := append(prefill(t), sign(t, "alice", 4, large...))
+		require.Equal(t, runBlock(t, local, first...), runBlock(t, a, first...))
+		source.has(local)
+		a.Stop()
+		a = startSharded(t, store, source, keep, "")
+		defer a.Stop()
+		txs := [][]byte{sign(t, "bob", 0, tx.NewReadRange([]byte("abig"), []byte("abih"), 10))}
+		turns := 0
+		for proposed := [][]byte(nil); len(proposed) == 0; turns++ {
+			res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: txs, MaxTxBytes: 1 << 20})
+			require.NoError(t, err)
+			proposed = res.Txs
+			bubble.Sleep(time.Second)
+		}
+		require.LessOrEqual(t, turns, 5)
+	})
 }
