@@ -32,7 +32,13 @@ var (
 		opaque(1, "key"), opaque(2, "value"), {Number: 3, Name: "present", Kind: protowalk.Varint},
 	}}
 	branchTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: plainKinds(), Rule: func(b []byte) error {
-		return none(b, 13, "a txn in a txn")
+		// What is not walked here must not be decoded: see nested.
+		for _, kind := range []int{13, 20, 21, 22} {
+			if err := none(b, kind, "a txn, or what admins do together, in a txn"); err != nil {
+				return err
+			}
+		}
+		return nil
 	}}
 
 	resultTable = protowalk.Message{Name: "Result", Fields: []protowalk.Field{

@@ -49,6 +49,7 @@ func TestDecodingCostsNoMoreThanWhatCame(t *testing.T) {
 		"txns with a compare each":       fill(in(3, in(13, in(1, nil))), 6*MaxOperations),
 		"empty operations in branches":   in(3, in(13, append(fill(in(2, nil), room/2), fill(in(3, nil), room/2-20)...))),
 		"txns in a txn":                  in(3, in(13, fill(in(2, in(13, nil)), room-20))),
+		"a proposal in a txn":            in(3, in(13, in(2, in(20, fill(in(1, in(5, nil)), room-30))))),
 		"a txn in a txn in a txn":        in(3, deep(5000)),
 		"keys in one operation":          in(3, in(1, fill([]byte{1<<3 | 2, 1, 'k'}, room-20))),
 		"empty operations":               fill(in(3, nil), room),
