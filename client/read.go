@@ -171,7 +171,7 @@ func decodePage(start, end []byte, o readOptions, a *abci.ResponseQuery) (page *
 	// The proof shows that too. An unverified answer must not make Scan loop forever.
 	ahead := page.Next == nil || bytes.Compare(page.Next, start) > 0
 	if o.reverse {
-		ahead = page.Next == nil || bytes.Compare(page.Next, start) >= 0 && (len(end) == 0 || bytes.Compare(page.Next, end) < 0)
+		ahead = page.Next == nil || len(page.Next) > 0 && bytes.Compare(page.Next, start) >= 0 && (len(end) == 0 || bytes.Compare(page.Next, end) < 0)
 	}
 	if !ahead {
 		return nil, nil, fmt.Errorf("%w: its next page does not lie behind this one", ErrUnproved)
