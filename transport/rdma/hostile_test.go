@@ -215,6 +215,17 @@ func TestStranger(t *testing.T) {
 	c.endsWith(t, ErrBreach)
 }
 
+// TestCallsHearFirst: while a call does not know of the end, PeerLost finds the path and waits.
+// Else the server's error 5 for that call, which follows its frame 9, would look like a lie.
+func TestCallsHearFirst(t *testing.T) {
+	s, c := lendingThatIsUp(t)
+	var found *lending
+	require.NotNil(t, s.lend(unit, nil, func() { found = s.lender.lent(false) }))
+	c.path.end(ErrStalled)
+	require.True(t, s == found)
+	require.Nil(t, s.lender.lent(false))
+}
+
 // newTestWriter returns a writer whose dialer is the test.
 func newTestWriter(t *testing.T) (*writer, *couple, chan error) {
 	t.Helper()

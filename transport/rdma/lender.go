@@ -377,13 +377,15 @@ func (s *lending) lost(error) {
 		}
 	}
 	s.mu.Unlock()
-	l := s.lender
-	l.mu.Lock()
-	if l.mu.lent == s {
-		l.mu.lent, l.mu.up = nil, false
-	}
-	l.mu.Unlock()
+	// Calls hear first: the server's errors 5 for them follow its frame 9, and PeerLost waits only
+	// as long as it finds the path.
 	for _, t := range slots {
 		t.lost() // a call that is over is not disturbed
+	}
+	l := s.lender
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.lent == s {
+		l.mu.lent, l.mu.up = nil, false
 	}
 }
