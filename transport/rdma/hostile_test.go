@@ -47,6 +47,14 @@ func TestBadGreetings(t *testing.T) {
 	}
 }
 
+// TestGreetingAfterTheEnd: a greeting reads where the memory lies, which is released by then.
+func TestGreetingAfterTheEnd(t *testing.T) {
+	_, c := newLending(t)
+	c.path.end(ErrStalled)
+	c.endsWith(t, ErrStalled)
+	require.ErrorIs(t, c.path.greet(), ErrStalled)
+}
+
 func TestWriteBeforeTheGreeting(t *testing.T) {
 	_, c := newLending(t)
 	c.write(t, 0, 10, 0)

@@ -97,7 +97,13 @@ func (p *path) connect(theirs proposal, dialler bool) error {
 	return nil
 }
 
+// greet sends the greeting. The caller does not hold p.use.
 func (p *path) greet() error {
+	p.use.RLock()
+	defer p.use.RUnlock()
+	if err := p.why(); err != nil {
+		return err
+	}
 	memory, address, key := p.queue.Lent()
 	return p.queue.Send(greeting{p.ours, region{address, key, len(memory) / unit}}.encode(), greetingTag)
 }
