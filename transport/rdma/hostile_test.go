@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -232,6 +233,69 @@ func TestCallsHearFirst(t *testing.T) {
 	c.path.end(ErrStalled)
 	require.True(t, s == found)
 	require.Nil(t, s.lender.lent(false))
+}
+
+// failingDevice fails while a queue pair of it is being made.
+type failingDevice struct {
+	verbs.Device
+	awaited func() bool // its failing waits for what is being made
+	failed  chan struct{}
+	closed  atomic.Bool
+	early   bool // it was closed before the queue pair was made
+}
+
+var errDevice = errors.New("the device is gone")
+
+func (d *failingDevice) Wait([]verbs.Completion) (int, error) {
+	<-d.failed
+	return 0, errDevice
+}
+
+func (d *failingDevice) NewQueue(s verbs.Sizes) (verbs.Queue, error) {
+	close(d.failed)
+	for !d.closed.Load() && !d.awaited() {
+		runtime.Gosched()
+	}
+	d.early = d.closed.Load()
+	return d.Device.NewQueue(s)
+}
+
+func (d *failingDevice) Close() error {
+	d.closed.Store(true)
+	return d.Device.Close()
+}
+
+// TestDeviceFailsWhileAPathIsMade: libibverbs crashes where a device is closed under a call.
+func TestDeviceFailsWhileAPathIsMade(t *testing.T) {
+	memory, v := new(verbstest.Fabric), &failingDevice{failed: make(chan struct{})}
+	o := Options{Hooks: Hooks{Leaked: func(err error) { t.Error(err) }}}
+	o.addr, o.units = memoryAddr, 8
+	o.open = func(a netip.Addr, room int) (_ verbs.Device, err error) {
+		v.Device, err = memory.Open(a, room)
+		return v, err
+	}
+	f := New(o)
+	d, err := f.device(addr(addrs[0]))
+	require.NoError(t, err)
+	v.awaited = func() bool {
+		free := d.making.TryRLock()
+		if free {
+			d.making.RUnlock()
+		}
+		return !free
+	}
+	s, sizes := &lending{lender: &lender{fabric: f}}, verbs.Sizes{Lent: unit, Writes: 1, Receives: 1}
+	p, err := f.newPath(d, transporttest.ID(1), s, sizes)
+	require.NoError(t, err)
+	require.False(t, v.early)
+	<-p.released
+	require.ErrorIs(t, p.why(), errDevice)
+	_, err = f.newPath(d, transporttest.ID(1), s, sizes)
+	require.ErrorIs(t, err, verbs.ErrClosed)
+	require.NoError(t, f.Close())
+	require.True(t, v.closed.Load())
+	require.Zero(t, memory.Queues())
+	require.Zero(t, f.mu.memory)
 }
 
 // newTestWriter returns a writer whose dialer is the test.

@@ -57,6 +57,12 @@ func (f *Fabric) newPath(d *device, peer transport.ID, s side, sizes verbs.Sizes
 		return nil, err
 	}
 	defer f.making.Done()
+	d.making.RLock()
+	defer d.making.RUnlock()
+	if d.failed {
+		f.giveBack(size)
+		return nil, verbs.ErrClosed
+	}
 	q, err := d.verbs.NewQueue(sizes)
 	if err != nil {
 		f.giveBack(size)

@@ -216,6 +216,10 @@ type device struct {
 	fabric *Fabric
 	addr   netip.Addr
 	verbs  verbs.Device
+	// making is held for reading while a path is made, until it is among paths; for writing while
+	// failed is set, from when on none is made.
+	making sync.RWMutex
+	failed bool
 
 	mu struct {
 		sync.Mutex
@@ -257,6 +261,9 @@ func (d *device) run() {
 
 // fail ends all paths of a device that is of no more use.
 func (d *device) fail(why error) {
+	d.making.Lock() // closed while a queue pair is made, the device would crash in C
+	d.failed = true
+	d.making.Unlock()
 	d.mu.Lock()
 	paths := make([]*path, 0, len(d.mu.paths))
 	for _, p := range d.mu.paths {
