@@ -192,7 +192,8 @@ func (n *session) propose(body []byte) ([]byte, error) {
 		return nil, transport.ErrFailed
 	}
 	w, n.side.writer = made, made
-	n.wg.Go(func() { n.writeSide(n.queue.follow(made)) })
+	side := n.queue.follow(made) // before the lock is released: then it can be lost
+	n.wg.Go(func() { n.writeSide(side) })
 	return answer, nil
 }
 

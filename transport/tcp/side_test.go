@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -252,6 +253,27 @@ func TestSideIsLost(t *testing.T) {
 			require.Equal(t, byte(frameWritten), kind)
 		})
 	}
+}
+
+// TestSideIsLostAtOnce: the path of a proposal is the queue's when its answer is given, so that
+// whatever ends it finds it.
+func TestSideIsLostAtOnce(t *testing.T) {
+	sides := new(testSides)
+	o, err := Options{Key: keyOf(1), Handler: echo, Sides: sides}.withDefaults()
+	require.NoError(t, err)
+	s := prepare(o)
+	s.ctx = t.Context()
+	n := newSession(s, nil, &wire{Conn: &net.TCPConn{}}, newGuest("host"), hello{chainID: chain}, transport.Request{})
+	_, err = n.propose(nil)
+	require.NoError(t, err)
+	n.queue.mu.Lock()
+	side := n.queue.mu.side
+	n.queue.mu.Unlock()
+	require.NotNil(t, side)
+	sides.writers[0].link.Lost(errors.New("cut"))
+	<-side.lost
+	<-sides.writers[0].closed
+	n.wg.Wait()
 }
 
 // TestCancelWithASlot: the ending comes when nothing is under way any more.
