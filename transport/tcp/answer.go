@@ -56,7 +56,9 @@ func (a *answer) start(total int) (tooLong bool) {
 	a.started, a.total, a.skip = true, total, maxSkip
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.mu.tls, a.mu.n = true, 0
+	if a.mu.tls = true; !a.mu.left { // else the caller is reading n
+		a.mu.n = 0
+	}
 	if a.long = total > a.mu.limit; !a.long {
 		return false
 	}

@@ -419,6 +419,17 @@ func TestLandedTooLong(t *testing.T) {
 	require.ErrorIs(t, a.land([]byte("x"), false), transport.ErrProtocol, "the answer comes over TLS")
 }
 
+// TestAnswerTwice: the answer that the caller has is whole, though another one comes over TLS.
+func TestAnswerTwice(t *testing.T) {
+	a := newAnswer(transport.Call{Into: make([]byte, 10)})
+	require.NoError(t, a.land([]byte("answer"), true))
+	require.False(t, a.start(3))
+	a.take([]byte("lie"))
+	got, err := a.result()
+	require.NoError(t, err)
+	require.Equal(t, "answer", string(got))
+}
+
 // TestHostileEndings of a request with a slot.
 func TestHostileEndings(t *testing.T) {
 	for name, frames := range map[string][]byte{
