@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -24,7 +26,8 @@ type Conn struct {
 	slots   chan struct{} // one element for each id that is not settled; its capacity is the window
 	wake    chan struct{} // an element: there are frames to write
 	done    chan struct{}
-	side    Lender // of paths past TLS; nil: none
+	side    Lender        // of paths past TLS; nil: none
+	lost    *rate.Limiter // of the server's words that a path is lost
 	// unproved: an answer has come past TLS.
 	unproved atomic.Bool
 
@@ -42,6 +45,7 @@ func newConn(t *tls.Conn, w *wire, remote transport.Address, h hello, idle time.
 	c := &Conn{
 		remote: remote, chainID: h.chainID, tls: t, wire: w, idle: idle,
 		slots: make(chan struct{}, h.window), wake: make(chan struct{}, 1), done: make(chan struct{}),
+		lost: rate.NewLimiter(idleFrames, idleFrames),
 	}
 	c.mu.answers = make(map[uint64]*answer)
 	if sides != nil {
@@ -245,11 +249,7 @@ func (c *Conn) readFrame(br *bufio.Reader) error {
 	case framePong:
 		return c.pong()
 	case frameLost:
-		if c.side != nil {
-			c.side.PeerLost()
-			return nil
-		}
-		return fmt.Errorf("%w: a path is lost that there was not", transport.ErrProtocol)
+		return c.peerLost()
 	case frameAnswer, frameMore, frameError, frameWritten:
 	default:
 		return fmt.Errorf("%w: frame of type %d from a server", transport.ErrProtocol, h.kind)

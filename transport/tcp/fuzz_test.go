@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"github.com/starling-kv/starling/transport"
 )
@@ -81,6 +82,7 @@ func FuzzClient(f *testing.F) {
 	f.Add(append(written(5, leastLent), appendHeader(nil, frameLost, 0, 0)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := &Conn{side: &testLender{lost: make(chan struct{})}, slots: make(chan struct{}, 5), wake: make(chan struct{}, 1), done: make(chan struct{}), idle: time.Hour}
+		c.lost = rate.NewLimiter(idleFrames, idleFrames)
 		c.mu.answers = make(map[uint64]*answer)
 		calls := []transport.Call{{Into: make([]byte, 10)}, {Max: 1 << 20}, {}, {Into: make([]byte, 10)}, {Into: make([]byte, leastLent)}}
 		var answers []*answer

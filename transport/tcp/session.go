@@ -21,8 +21,8 @@ const (
 	// handler's second is worth: see turns. A chunk's bytes come to about as much as its making.
 	leastWork = maxPiece
 	workRate  = 100 << 20
-	// idleFrames is the limit per second of frames that cause no work: pings, and cancels of
-	// settled requests.
+	// idleFrames is the limit per second of frames that cause no work: pings, cancels of settled
+	// requests, and words that a path is lost.
 	idleFrames = 100
 )
 
@@ -35,7 +35,7 @@ type session struct {
 	guest      *guest
 	proto      transport.Request // the fields that all its requests have in common
 	restricted bool              // the peer does not know the chain id
-	idle       *rate.Limiter     // of pings, and of cancels of settled requests
+	idle       *rate.Limiter     // of pings, of cancels of settled requests, and of lost paths
 	// turns is this connection in turns, which remember it for longer than it lasts.
 	turns *byte
 

@@ -85,6 +85,8 @@ const MaxSidePiece = 256 << 10
 // errSideLost ends a call whose path was lost: it is made again over TLS.
 var errSideLost = errors.New("the path past TLS was lost")
 
+var errLostFlood = fmt.Errorf("%w: a flood of lost paths", transport.ErrProtocol)
+
 // LocalAddr returns this end's address.
 func (c *Conn) LocalAddr() net.Addr { return c.wire.Conn.LocalAddr() }
 
@@ -107,6 +109,17 @@ func (c *Conn) SideLost() {
 		c.mu.frames = appendHeader(c.mu.frames, frameLost, 0, 0)
 		c.poke()
 	}
+}
+
+// peerLost handles a server's word that the path is lost.
+func (c *Conn) peerLost() error {
+	if c.side == nil {
+		return fmt.Errorf("%w: a path is lost that there was not", transport.ErrProtocol)
+	}
+	if c.side.PeerLost(); !c.lost.Allow() {
+		return errLostFlood
+	}
+	return nil
 }
 
 // lend takes a slot for a call, if it is one for a slot and there is one.
@@ -200,7 +213,7 @@ func (n *session) propose(body []byte) ([]byte, error) {
 // sideLost handles a dialer's word that the path is lost.
 func (n *session) sideLost() error {
 	if n.dropSide(); !n.idle.Allow() {
-		return fmt.Errorf("%w: a flood of lost paths", transport.ErrProtocol)
+		return errLostFlood
 	}
 	return nil
 }

@@ -435,7 +435,7 @@ func TestHostileEndings(t *testing.T) {
 	for name, frames := range map[string][]byte{
 		"longer than the slot": written(1, leastLent+1), "of 2^63 bytes": written(1, 1<<63), "of another request": written(2, 1),
 		"twice": append(written(1, 5), written(1, 5)...), "in an answer": append(start(1, 10, 5), written(1, 5)...),
-		"cancelled by itself": fail(1, codeCancelled),
+		"cancelled by itself": fail(1, codeCancelled), "a flood of lost paths": bytes.Repeat(appendHeader(nil, frameLost, 0, 0), 10*idleFrames),
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, _, _ := lentTo(t, func(c *tls.Conn) { c.Write(frames) })
