@@ -13,8 +13,8 @@ import (
 
 const (
 	hugePage      = 2 << 20
-	mapHugePages  = 0x40000 // MAP_HUGETLB; of the default size
-	bindPreferred = 1       // MPOL_PREFERRED
+	mapHugePages  = 0x40000 | 21<<26 // MAP_HUGETLB | MAP_HUGE_2MB: the default size may be 1 GiB
+	bindPreferred = 1                // MPOL_PREFERRED
 	maxNodes      = 1024
 )
 
