@@ -87,6 +87,7 @@ type joiner struct {
 	sched    *scheduler.Scheduler
 	conns    map[scheduler.PeerID]transport.Conn
 	doubted  map[scheduler.PeerID]bool        // their last wrong answers came unproved
+	doubts   map[scheduler.PeerID]int         // how often; who connects anew is not forgotten
 	has      map[scheduler.PeerID]Status      // what connected peers claim to serve
 	requests map[scheduler.RequestID]*request // asked and not ended, of any round
 	items    map[scheduler.ItemID]*item       // not done; of the present round only
@@ -109,7 +110,8 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 		o: o, log: o.Logger, started: time.Now(), ctx: ctx,
 		mail: newMailbox(), workers: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
-		conns: map[scheduler.PeerID]transport.Conn{}, doubted: map[scheduler.PeerID]bool{}, has: map[scheduler.PeerID]Status{},
+		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID]Status{},
+		doubted: map[scheduler.PeerID]bool{}, doubts: map[scheduler.PeerID]int{},
 		requests: map[scheduler.RequestID]*request{}, items: map[scheduler.ItemID]*item{}, tried: map[int64]bool{},
 		compared: map[int64]bool{}, look: firstLook,
 	}

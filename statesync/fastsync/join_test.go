@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -200,6 +201,18 @@ func TestJoinWithAStrangerInTheFabric(t *testing.T) {
 	}
 }
 
+// A peer that answers right only where it must prove that it sends is excused a few times, whether
+// or not it connects anew.
+func TestJoinExcusesFewDoubts(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(6000, 10_000, 10)
+		w.add(nil, 10)
+		u := &unproved{Dialer: w.faulty(transporttest.Faults{Disconnect: 40}), share: 1}
+		w.join(30*time.Minute, w.options(w.peersOver(u, 0), newDisk()), 10)
+		require.LessOrEqual(t, u.doubts.Load(), int64(maxDoubts+16), "and what was under way by then")
+	})
+}
+
 // What was verified before a kill is not fetched again.
 func TestJoinResumes(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
@@ -295,18 +308,37 @@ func TestJoinRetargets(t *testing.T) {
 	})
 }
 
+func lyingSubManifest(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+	if err == nil && r.Method == MethodSubManifest {
+		answer = bytes.Clone(answer)
+		answer[len(answer)-1] ^= 1
+	}
+	return answer, err
+}
+
+// What does not land in a buffer that was lent has come over TLS: no lie in it is excused.
+func TestSubManifestsAreProved(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		old := stateOf(t, w.rng, 8000, 200_000)
+		w.chain.set(30, touched(t, w.rng, old, 800))
+		w.add(nil, 30)
+		for range 3 {
+			w.add(lyingSubManifest, 30)
+		}
+		u := &unproved{Dialer: w.faulty(transporttest.Faults{}), share: math.MaxUint32}
+		o := w.options(w.peersOver(u, 0), newDisk())
+		o.Local, o.LocalHeight = old, 20
+		w.join(30*time.Minute, o, 30)
+		require.Zero(t, u.doubts.Load())
+	})
+}
+
 // A node that was offline fetches what differs.
 func TestCatchUpFetchesWhatDiffers(t *testing.T) {
 	for name, meddle := range map[string]meddler{
-		"honest": nil,
-		"beside a liar about sub-manifests": func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
-			if err == nil && r.Method == MethodSubManifest {
-				answer = bytes.Clone(answer)
-				answer[len(answer)-1] ^= 1
-			}
-			return answer, err
-		},
-		"beside a liar about pieces": damaged,
+		"honest":                            nil,
+		"beside a liar about sub-manifests": lyingSubManifest,
+		"beside a liar about pieces":        damaged,
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
