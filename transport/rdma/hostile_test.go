@@ -72,9 +72,21 @@ type call struct {
 
 func lend(t *testing.T, s *lending, n int) *call {
 	t.Helper()
+	return lendTo(t, s, n, func(c *call, piece []byte) { c.got = append(c.got, piece...) })
+}
+
+// lendUnread lends a slot to a peer that writes where it has written, at any time: in the fabric
+// in memory, reading it would be a data race.
+func lendUnread(t *testing.T, s *lending, n int) *call {
+	t.Helper()
+	return lendTo(t, s, n, func(*call, []byte) {})
+}
+
+func lendTo(t *testing.T, s *lending, n int, take func(*call, []byte)) *call {
+	t.Helper()
 	c := &call{done: make(chan struct{}), lost: make(chan struct{})}
 	c.Slot = s.lend(n, func(piece []byte, last bool) error {
-		c.got = append(c.got, piece...)
+		take(c, piece)
 		if last {
 			close(c.done)
 		}
@@ -177,7 +189,7 @@ func TestLies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, c := lendingThatIsUp(t)
-			one, other := lend(t, s, unit+1), lend(t, s, unit)
+			one, other := lendUnread(t, s, unit+1), lendUnread(t, s, unit)
 			lie(t, c, one)
 			c.endsWith(t, ErrBreach)
 			<-other.lost
