@@ -22,7 +22,7 @@ import (
 type Cache struct {
 	c          *Client
 	start, end []byte
-	watcher    *Watcher
+	watcher    *Watcher // nil: it is to be read anew, whatever events say
 	values     map[string][]byte
 	state      State
 }
@@ -55,9 +55,7 @@ func (k *Cache) Refresh(ctx context.Context) error {
 		start, options = page.Next, []ReadOption{AtHeight(page.Height)}
 	}
 	k.values, k.state = values, state
-	if k.watcher != nil && !k.watcher.Token().Before(Token{Height: state.Height + 1}) {
-		return nil
-	}
+	// Always anew: the watcher may be past an event that this state does not have yet.
 	w, err := k.c.Watch(ctx, nil, WatchRange(k.start, k.end), WatchFromHeight(state.Height+1))
 	if err != nil {
 		return fmt.Errorf("cache: %w", err)
@@ -66,8 +64,12 @@ func (k *Cache) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Wait waits for a change of the range, and reads it anew.
+// Wait waits for a change of the range, and reads it anew. After an error it does that without
+// waiting, so that the change is not lost whose reading has failed.
 func (k *Cache) Wait(ctx context.Context) error {
+	if k.watcher == nil {
+		return k.Refresh(ctx)
+	}
 	for {
 		e, err := k.watcher.Next(ctx)
 		switch {
@@ -81,6 +83,7 @@ func (k *Cache) Wait(ctx context.Context) error {
 		began := time.Now()
 		for wait := firstPoll; ; wait = min(2*wait, longPoll) {
 			if err := k.Refresh(ctx); err != nil {
+				k.watcher = nil // the event is consumed
 				return err
 			}
 			// A node may be behind, or the event of a block that does not exist.

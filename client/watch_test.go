@@ -205,10 +205,44 @@ func TestCache(t *testing.T) {
 		short, cancel := context.WithTimeout(r.ctx, time.Minute)
 		defer cancel()
 		require.Error(t, k.Wait(short))
+		require.Error(t, k.Wait(short), "again: there is no watcher any more")
 		chain.mu.Lock()
 		chain.least = 0
 		chain.mu.Unlock()
 		require.NoError(t, k.Refresh(r.ctx))
 		require.Len(t, k.Entries(), 3)
+	})
+}
+
+// A change whose event came, but which could not be read then, is read by the next call.
+func TestCacheReadsAfterError(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		r := newTrioOn(t, chain, WithVerification(Trust{Genesis: chain.genesis()}))
+		k, err := r.NewCache(r.ctx, nil, nil)
+		require.NoError(t, err)
+		_, err = r.Put(r.ctx, []byte("k"), []byte("v"))
+		require.NoError(t, err)
+		without := func(lie func(any) error) {
+			for _, n := range r.nodes {
+				n.change(func() { n.lie = lie })
+			}
+		}
+		chain.grow(2) // whose headers nobody has verified yet
+		without(func(answer any) error {
+			if _, is := answer.(*ctypes.ResultCommit); is {
+				return errDial
+			}
+			return nil
+		})
+		short, cancel := context.WithTimeout(r.ctx, 20*time.Second)
+		defer cancel()
+		require.Error(t, k.Wait(short))
+		without(nil)
+		short, cancel = context.WithTimeout(r.ctx, 20*time.Second)
+		defer cancel()
+		require.NoError(t, k.Wait(short))
+		_, ok := k.Get([]byte("k"))
+		require.True(t, ok)
 	})
 }
