@@ -128,9 +128,13 @@ func (f *watchFlags) options(env *cliEnv, cmd *cobra.Command) ([]client.WatchOpt
 func (f *watchFlags) show(ctx context.Context, env *cliEnv, w *client.Watcher) error {
 	lines := json.NewEncoder(env.Out)
 	for n := 1; ; n++ {
-		e, err := w.Next(ctx)
+		var e client.Event
+		err := ctx.Err() // Next delivers what is ready even then: it would be past an event unseen
+		if err == nil {
+			e, err = w.Next(ctx)
+		}
 		switch {
-		case ctx.Err() != nil:
+		case err != nil && ctx.Err() != nil:
 			fmt.Fprintf(env.Err, "to continue: --token %v\n", w.Token())
 			return nil //nolint:nilerr // it was to end
 		case errors.As(err, new(*client.CompactedError)):
