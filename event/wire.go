@@ -312,6 +312,15 @@ func DecodeAnswer(b []byte, r *Request) (a Answer, err error) {
 	return a, nil
 }
 
+// ofItsKind reports whether the kind agrees with the key and the value. A read proves the value, so
+// that the kind of a client's key must follow from it.
+func (e *Event) ofItsKind() bool {
+	if e.Key[0] == 0 {
+		return true
+	}
+	return e.Kind == Put && e.Value != nil || e.Kind == Delete && e.Value == nil
+}
+
 func (a *Answer) check(r *Request) error {
 	if a.Next.Height < 1 || a.Next.Before(r.From) {
 		return fmt.Errorf("it continues from %v, the request was from %v on", a.Next, r.From)
@@ -324,6 +333,9 @@ func (a *Answer) check(r *Request) error {
 		e := &a.Events[i]
 		if at := (Token{e.Height, e.Index}); at.Before(from) || !at.Before(a.Next) || !r.Keys.Contains(e.Key) {
 			return fmt.Errorf("event %v is not one that was asked for", at)
+		}
+		if !e.ofItsKind() {
+			return fmt.Errorf("event %d.%d of key %q is %q, which its value contradicts", e.Height, e.Index, shorten(string(e.Key)), shorten(e.Kind))
 		}
 		from = e.Token()
 	}
