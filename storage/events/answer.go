@@ -22,10 +22,12 @@ const eventOverhead = 64
 func (l *Log) Answer(ctx context.Context, r event.Request, wait time.Duration) (event.Answer, error) {
 	timer := time.NewTimer(min(wait, time.Duration(r.WaitMS)*time.Millisecond))
 	defer timer.Stop()
+	asked := r.From
 	for {
 		a, full, err := l.read(&r)
 		if err != nil || full || len(a.Events) > 0 || a.Compacted(r.From) || wait <= 0 || r.WaitMS == 0 {
-			return l.count(a, err, a.Compacted(r.From))
+			compacted := a.Compacted(r.From) && a.Next == r.From
+			return l.count(answerTo(asked, a, compacted), err, compacted)
 		}
 		r.From = a.Next
 		w, err := l.register(r)
@@ -50,6 +52,19 @@ func (l *Log) Answer(ctx context.Context, r event.Request, wait time.Duration) (
 			return l.count(a, err, false)
 		}
 	}
+}
+
+// answerTo makes of what was read last an answer to the request as it was asked: meanwhile the log
+// may have been looked through further on, and trimmed.
+func answerTo(asked event.Token, a event.Answer, compacted bool) event.Answer {
+	switch {
+	case asked.Height == 0:
+	case compacted:
+		a.Next = asked
+	default:
+		a.Least = min(a.Least, asked.Height)
+	}
+	return a
 }
 
 // count counts an answer.

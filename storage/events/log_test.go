@@ -309,6 +309,44 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
+// What is trimmed after it was looked through for a request makes no answer that contradicts itself.
+func TestTrimmedWhileWaiting(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, vfs.NewMem(), Options{KeepBlocks: 1})
+		give(t, l, put(1, "other"))
+		r := event.Request{From: event.Token{Height: 1}, Keys: event.Keys{Start: []byte("x")}, WaitMS: 60_000}
+		answered := make(chan *event.Answer)
+		ask := func() {
+			a, err := l.Answer(t.Context(), r, 5*time.Second)
+			if err != nil {
+				t.Error(err)
+			}
+			answered <- &a
+		}
+		go ask()
+		synctest.Wait()
+		give(t, l, put(2, "other"))
+		a, err := event.DecodeAnswer((<-answered).Encode(), &r)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, l.Stats().Least)
+		require.Equal(t, event.Token{Height: 3}, a.Next)
+
+		// And it is compacted from the token of the request on, if it has missed something.
+		r.From = event.Token{Height: 2}
+		go ask()
+		synctest.Wait()
+		for h := int64(3); h < 6; h++ {
+			give(t, l, put(h, "other"))
+			synctest.Wait()
+		}
+		a, err = event.DecodeAnswer((<-answered).Encode(), &r)
+		require.NoError(t, err)
+		require.True(t, a.Compacted(r.From))
+		require.NoError(t, l.Close())
+	})
+}
+
 // A thousand watchers of a key each, and ten of everything, hear of each change once and in order,
 // however the blocks and they take turns.
 func TestManyWatchers(t *testing.T) {
