@@ -205,7 +205,8 @@ func (l *Log) load() error {
 }
 
 // Begin continues after the state of a height: later events are dropped, since their blocks will be
-// executed again. Unless the log reaches up to height, it begins there.
+// executed again. Unless the log reaches up to height, and its record of that can be read, it begins
+// there.
 func (l *Log) Begin(height int64) error {
 	if err := l.settle(); err != nil {
 		return err
@@ -218,13 +219,21 @@ func (l *Log) Begin(height int64) error {
 	batch := l.db.NewBatch()
 	defer batch.Close()
 	var next state
-	if s.begun && s.base <= height && height <= s.last {
-		sum, err := l.sum(height)
-		if err != nil {
+	continues, sum := s.begun && s.base <= height && height <= s.last, uint64(0)
+	if continues {
+		var err error
+		sum, err = l.sum(height)
+		switch {
+		case errors.Is(err, engine.ErrCorrupt): // or every start would end here
+			l.folder.Logger.Error("A record of the log of events is damaged", "err", err)
+			continues = false
+		case err != nil:
 			return err
 		}
+	}
+	if continues {
 		next = state{base: s.base, total: sum, trimmed: s.trimmed}
-		err = errors.Join(
+		err := errors.Join(
 			batch.DeleteRange(segmentKey(height+1, 0), endOf(tagSegment), nil),
 			batch.DeleteRange(blockKey(height+1), endOf(tagBlock), nil),
 		)

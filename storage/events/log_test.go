@@ -222,6 +222,31 @@ func TestUnreadableLog(t *testing.T) {
 	}
 }
 
+// So is one that a start finds damaged where it is to continue.
+func TestDamagedWhereItContinues(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*Log) error{
+		"gone":  func(l *Log) error { return l.db.Delete(blockKey(2), nil) },
+		"short": func(l *Log) error { return l.db.Set(blockKey(2), []byte("?"), nil) },
+	} {
+		fs := vfs.NewMem()
+		l := open(t, fs, Options{})
+		for h := int64(1); h <= 3; h++ {
+			give(t, l, blockOf(1, h))
+		}
+		require.NoError(t, l.settle())
+		require.NoError(t, spoil(l), name)
+		require.NoError(t, l.Close())
+		l = open(t, fs, Options{})
+		require.NoError(t, l.Begin(2), name)
+		require.EqualValues(t, 3, l.Stats().Least, name)
+		give(t, l, blockOf(1, 3))
+		got, _ := all(t, l, event.Request{From: event.Token{Height: 3}})
+		require.Equal(t, eventsOf(blockOf(1, 3), event.Keys{}, event.Token{}, false), got)
+		require.NoError(t, l.Close())
+	}
+}
+
 // What is not published yet is not answered, although the log has it.
 func TestUnpublished(t *testing.T) {
 	t.Parallel()
