@@ -462,10 +462,16 @@ func (n *fakeNode) watched(data []byte) []byte {
 	if a.Compacted(r.From) {
 		return a.Encode()
 	}
+	left := int(r.MaxBytes)
 	for _, e := range n.chain.events {
 		if at := (Token{Height: e.Height, Index: e.Index}); !at.Before(a.Next) && e.Height <= head && r.Keys.Contains(e.Key) {
 			if !r.Previous {
 				e.Previous = nil
+			}
+			size := len(e.Key) + len(e.Value) + len(e.Previous) + 64
+			if left -= size; left < 0 && r.MaxBytes > 0 && len(a.Events) > 0 {
+				a.Next = a.Events[len(a.Events)-1].Token()
+				return a.Encode()
 			}
 			a.Events = append(a.Events, e)
 		}

@@ -76,8 +76,9 @@ func WatchPrevious() WatchOption { return func(w *Watcher) { w.request.Previous 
 
 // WatchVerified proves what events say, as far as that can be: the last event of each key in a
 // block agrees with a proved read at that height, or it is not delivered, and another node is
-// asked. An event whose height no node answers reads of any more is delivered without Proved. That
-// nothing was left out is not proved by events: a Cache sees to that.
+// asked. An event is delivered without Proved whose height no node answers reads of any more, or
+// with whose block a node does not come to an end within 64 MiB. That nothing was left out is not
+// proved by events: a Cache sees to that.
 func WatchVerified() WatchOption { return func(w *Watcher) { w.verified = true } }
 
 const (
@@ -198,12 +199,9 @@ func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
 	return t.error(ctx.Err())
 }
 
-// pollAt asks a node, which the watch stays at if it answers.
-func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) error {
-	r := w.request
-	r.WaitMS = uint32(wait / time.Millisecond)
-	began := time.Now()
-	answer, err := call(ctx, w.c.pool, e, false, func(ctx context.Context, e *endpoint) (event.Answer, error) {
+// query asks a node once.
+func (w *Watcher) query(ctx context.Context, e *endpoint, r event.Request) (event.Answer, error) {
+	return call(ctx, w.c.pool, e, false, func(ctx context.Context, e *endpoint) (event.Answer, error) {
 		limited, cancel := context.WithTimeout(ctx, silence)
 		defer cancel()
 		result, err := queryOne(limited, e, event.Path, r.Encode(), rpcclient.ABCIQueryOptions{})
@@ -219,6 +217,20 @@ func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) e
 		}
 		return answer, err
 	})
+}
+
+func eventOf(a *event.Event) Event {
+	return Event{
+		Height: a.Height, Index: a.Index, TxHash: a.Tx, Key: a.Key, Kind: a.Kind, Value: a.Value, Previous: a.Previous, Omitted: a.Omitted,
+	}
+}
+
+// pollAt asks a node, which the watch stays at if it answers.
+func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) error {
+	r := w.request
+	r.WaitMS = uint32(wait / time.Millisecond)
+	began := time.Now()
+	answer, err := w.query(ctx, e, r)
 	if err != nil {
 		return err
 	}
@@ -226,13 +238,11 @@ func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) e
 		return &CompactedError{r.From, answer.Least}
 	}
 	events := make([]Event, len(answer.Events))
-	for i, a := range answer.Events {
-		events[i] = Event{
-			Height: a.Height, Index: a.Index, TxHash: a.Tx, Key: a.Key, Kind: a.Kind, Value: a.Value, Previous: a.Previous, Omitted: a.Omitted,
-		}
+	for i := range answer.Events {
+		events[i] = eventOf(&answer.Events[i])
 	}
 	if w.verified {
-		if err := w.c.proveEvents(ctx, events); err != nil {
+		if err := w.prove(ctx, e, events, answer.Next); err != nil {
 			if errors.Is(err, ErrUnproved) {
 				e.isDoubted()
 			}

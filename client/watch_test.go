@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -141,19 +142,7 @@ func TestWatchVerified(t *testing.T) {
 				w, err := r.Watch(r.ctx, nil, WatchFromHeight(1), WatchVerified())
 				require.NoError(t, err)
 				liar := w.at.RPC.(*fakeNode)
-				liar.lie = func(answer any) error {
-					res, is := answer.(*ctypes.ResultABCIQuery)
-					if !is {
-						return nil
-					}
-					request := event.Request{}
-					a, err := event.DecodeAnswer(res.Response.Value, &request)
-					if err == nil && len(a.Events) > 0 {
-						change(&a)
-						res.Response.Value = a.Encode()
-					}
-					return nil
-				}
+				liar.lie = lieOf(change)
 				_, err = r.Put(r.ctx, []byte("k"), []byte("true"))
 				require.NoError(t, err)
 				e := nextOf(t, w, "put k=true was ")
@@ -161,6 +150,56 @@ func TestWatchVerified(t *testing.T) {
 				require.NotSame(t, liar, w.at.RPC)
 			})
 		})
+	}
+}
+
+// A key that changes twice in a block, whose events do not fit an answer, is no lie; and what is
+// said to follow excuses none.
+func TestWatchVerifiedLargeBlock(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		r := newTrioOn(t, chain, WithVerification(Trust{Genesis: chain.genesis()}))
+		large := func(c string) []byte { return []byte(strings.Repeat(c, 40<<10)) }
+		_, err := r.Put(r.ctx, []byte("k"), large("b"))
+		require.NoError(t, err)
+		chain.mu.Lock()
+		last := &chain.events[len(chain.events)-1]
+		first, other := *last, *last
+		first.Value, other.Key, other.Index, last.Index = large("a"), []byte("kk"), 1, 2
+		other.Value, other.Kind = nil, event.Delete
+		chain.events = append(chain.events[:len(chain.events)-1], first, other, *last)
+		chain.mu.Unlock()
+		w, err := r.Watch(r.ctx, nil, WatchFromHeight(1), WatchVerified())
+		require.NoError(t, err)
+		e := nextOf(t, w, "put k="+string(large("a"))+" was ")
+		require.False(t, e.Proved, "a later one of the block replaces it")
+		require.True(t, nextOf(t, w, "delete kk= was ").Proved)
+		require.True(t, nextOf(t, w, "put k="+string(large("b"))+" was ").Proved)
+
+		liar := w.at.RPC.(*fakeNode)
+		w, err = r.Watch(r.ctx, nil, WatchFromHeight(1), WatchVerified())
+		require.NoError(t, err)
+		require.Same(t, liar, w.at.RPC)
+		liar.change(func() { liar.lie = lieOf(func(a *event.Answer) { a.Events[len(a.Events)-1].Value = large("c") }) })
+		w, err = r.Watch(r.ctx, nil, WatchFromHeight(1), WatchVerified())
+		require.NoError(t, err)
+		require.NotSame(t, liar, w.at.RPC)
+	})
+}
+
+// lieOf changes the answers that have events.
+func lieOf(change func(*event.Answer)) func(any) error {
+	return func(answer any) error {
+		res, is := answer.(*ctypes.ResultABCIQuery)
+		if !is {
+			return nil
+		}
+		a, err := event.DecodeAnswer(res.Response.Value, &event.Request{})
+		if err == nil && len(a.Events) > 0 {
+			change(&a)
+			res.Response.Value = a.Encode()
+		}
+		return nil
 	}
 }
 
