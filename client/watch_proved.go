@@ -124,15 +124,36 @@ func (c *Client) proveEvents(ctx context.Context, events, rest []Event, cut int6
 var errDisproved = fmt.Errorf("%w: a proved read disagrees", ErrUnproved)
 
 func (c *Client) proveEvent(ctx context.Context, e *Event) error {
-	v, err := c.Get(ctx, e.Key, AtHeight(e.Height))
+	v, err := c.after(ctx, e)
 	switch {
-	case errors.Is(err, &tx.Error{Code: tx.CodeUnknownHeight}):
-		return nil // it is too old
 	case err != nil:
 		return err
+	case v == nil:
+		return nil
 	case !bytes.Equal(v.Value, e.Value):
 		return fmt.Errorf("%w: event %d.%d says of key %q what the state after block %d disproves", errDisproved, e.Height, e.Index, shorten(e.Key), e.Height)
 	}
 	e.Proved = true
 	return nil
+}
+
+// after reads the key of an event at its height; nil: no node answers that any more. Nodes refuse a
+// height that they do not have yet in the same way, so that the latest state tells which it is.
+func (c *Client) after(ctx context.Context, e *Event) (*Value, error) {
+	for again := false; ; again = true {
+		v, err := c.Get(ctx, e.Key, AtHeight(e.Height))
+		if !errors.Is(err, &tx.Error{Code: tx.CodeUnknownHeight}) {
+			return v, err
+		}
+		if again {
+			return nil, nil
+		}
+		latest, err := c.Get(ctx, e.Key)
+		if err != nil {
+			return nil, err
+		}
+		if latest.Height < e.Height {
+			return nil, fmt.Errorf("%w: event %d.%d is of a later block than %d, the latest that is proved", errBehind, e.Height, e.Index, latest.Height)
+		}
+	}
 }

@@ -134,6 +134,10 @@ func TestWatchVerified(t *testing.T) {
 		"deleted":        func(a *event.Answer) { a.Events[0].Value, a.Events[0].Kind = nil, event.Delete },
 		"another key":    func(a *event.Answer) { a.Events[0].Key = []byte("l") },
 		"not its height": func(a *event.Answer) { a.Events[0].Height-- },
+		"no height yet": func(a *event.Answer) {
+			a.Events[0].Height += 1000
+			a.Next, a.Head = Token{Height: a.Next.Height + 1000}, a.Head+1000
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
