@@ -49,6 +49,7 @@ type record struct {
 	penalty  time.Duration // how long a question to it was open when another node had answered
 	lost     error         // why its last call failed; nil if it answered
 	heard    time.Time     // when it answered last
+	height   int64         // that it has reported while it was not catching up; 0: unknown
 	behind   time.Time     // until then it counts as behind
 	late     int           // how often in a row it was behind
 	doubted  time.Time     // until then it counts as doubted
@@ -359,6 +360,8 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 		r.measured(time.Since(began))
 		if status.SyncInfo.CatchingUp {
 			r.fellBehind()
+		} else {
+			r.height = status.SyncInfo.LatestBlockHeight
 		}
 	})
 	return err

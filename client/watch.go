@@ -89,6 +89,8 @@ const (
 	// standstill is how long a watch stays at a node whose height does not change while that of
 	// another grows.
 	standstill = 10 * time.Second
+	// leadsAway is how long a watch stays at a node whose word puts it ahead of all others.
+	leadsAway = 30 * time.Second
 	// statusTimeout limits the question to another node for its height.
 	statusTimeout = 3 * time.Second
 
@@ -107,8 +109,20 @@ type Watcher struct {
 	token    Token
 	ready    []Event // to be delivered
 	at       *endpoint
+	mover    *endpoint // whose answer has moved request.From last
 	since    time.Time // when request.From changed last
 	seen     map[*endpoint]int64
+	trusted  trusted
+}
+
+// trusted is what keeps a node from leading the watch past the end of the chain: see turnBack.
+type trusted struct {
+	covered   Token     // another node's height has reached it, or the caller has named it
+	delivered Token     // behind the last event that Next returned
+	mark      Token     // From at a time; not covered yet
+	marker    *endpoint // whose answer had moved From there
+	since     time.Time // that time
+	height    int64     // the highest of the nodes other than marker then; 0: unknown
 }
 
 // Watch watches the keys that start with prefix (empty: all keys), from now on unless an option
@@ -128,6 +142,7 @@ func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOptio
 		w.request.MaxBytes = verifiedBytes
 	}
 	w.token = w.request.From
+	w.trusted.covered = w.request.From
 	if err := w.poll(ctx, 0); err != nil {
 		return nil, err
 	}
@@ -159,6 +174,7 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 	}
 	e := w.ready[0]
 	w.ready = w.ready[1:]
+	w.trusted.delivered = e.Token()
 	if w.token = e.Token(); len(w.ready) == 0 {
 		w.token = w.request.From
 	}
@@ -168,6 +184,7 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 // poll asks once for more: the node that answered last, or another one if that fails.
 func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
 	w.c.pool.refresh(ctx)
+	w.turnBack()
 	w.leave(ctx)
 	t := newTally("watch")
 	var compacted *CompactedError
@@ -253,6 +270,7 @@ func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) e
 	w.ready = events
 	if answer.Next != w.request.From {
 		w.request.From, w.since, w.seen = answer.Next, time.Now(), nil
+		w.mover = e
 	}
 	if len(events) == 0 {
 		w.token = answer.Next
@@ -288,6 +306,45 @@ func (w *Watcher) leave(ctx context.Context) {
 	if grew && time.Since(w.since) >= standstill {
 		w.at.isBehind()
 		w.at, w.since, w.seen = nil, time.Now(), nil
+	}
+}
+
+// turnBack undoes an answer that has led the watch behind a block that no other node has reached
+// after leadsAway, although their heights have grown: no event would come from there any more. It
+// goes by the heights that nodes report to the pool now and then.
+func (w *Watcher) turnBack() {
+	t := &w.trusted
+	highest := int64(0)
+	for _, other := range w.c.pool.others(t.marker) {
+		highest = max(highest, other.record().height)
+	}
+	switch {
+	case t.mark == (Token{}) || highest > 0 && t.mark.Height <= highest+1:
+		if t.covered.Before(t.mark) {
+			t.covered = t.mark
+		}
+		t.mark, t.marker, t.since, t.height = w.request.From, w.mover, time.Now(), 0
+		return
+	case t.height == 0: // highest was of the nodes other than an earlier marker
+		t.height = highest
+		return
+	case time.Since(t.since) < leadsAway || highest <= t.height:
+		return
+	}
+	safe := t.covered
+	if safe.Before(t.delivered) && t.delivered.Height <= highest+1 {
+		safe = t.delivered
+	}
+	if safe.Height == 0 {
+		safe.Height = highest + 1
+	}
+	t.mark = Token{}
+	if t.marker != nil && safe.Before(w.request.From) {
+		w.request.From, w.token = safe, safe
+		t.marker.isDoubted()
+		if w.since, w.seen = time.Now(), nil; w.at == t.marker {
+			w.at = nil
+		}
 	}
 }
 

@@ -191,15 +191,71 @@ func TestWatchVerifiedLargeBlock(t *testing.T) {
 	})
 }
 
+// One false answer, that nothing happens up to a block that nobody will see, does not silence a
+// watch for good; nor does the event of such a block.
+func TestWatchTurnsBack(t *testing.T) {
+	for name, invent := range map[string]bool{"nothing happens": false, "an event": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newTrio(t)
+				w, err := r.Watch(r.ctx, nil)
+				require.NoError(t, err)
+				liar := w.at.RPC.(*fakeNode)
+				liar.change(func() {
+					lie := lieAbout(func(a *event.Answer) {
+						if a.Next.Height < 1<<50 && invent {
+							a.Events = []event.Event{{Height: 1 << 50, Tx: make([]byte, 32), Kind: event.Put, Key: []byte("x"), Value: []byte("false")}}
+						} else {
+							a.Events = nil
+						}
+						a.Next.Height = max(a.Next.Height, 1<<50) + 1
+						a.Head = a.Next.Height
+					})
+					liar.lie = func(answer any) error {
+						if status, is := answer.(*ctypes.ResultStatus); is {
+							status.SyncInfo.LatestBlockHeight = 1 << 60
+						}
+						return lie(answer)
+					}
+				})
+				ctx, cancel := context.WithCancel(r.ctx)
+				defer cancel()
+				go func() {
+					for i := 0; pause(ctx, time.Second) == nil; i++ {
+						r.chain.mu.Lock()
+						_ = r.chain.execute(fmt.Appendf(nil, "k=%d", i))
+						r.chain.mu.Unlock()
+					}
+				}()
+				if invent {
+					nextOf(t, w, "put x=false was ")
+				}
+				for i := range 60 {
+					nextOf(t, w, fmt.Sprintf("put k=%d was ", i))
+				}
+			})
+		})
+	}
+}
+
 // lieOf changes the answers that have events.
 func lieOf(change func(*event.Answer)) func(any) error {
+	return lieAbout(func(a *event.Answer) {
+		if len(a.Events) > 0 {
+			change(a)
+		}
+	})
+}
+
+// lieAbout changes the answers about events.
+func lieAbout(change func(*event.Answer)) func(any) error {
 	return func(answer any) error {
 		res, is := answer.(*ctypes.ResultABCIQuery)
 		if !is {
 			return nil
 		}
 		a, err := event.DecodeAnswer(res.Response.Value, &event.Request{})
-		if err == nil && len(a.Events) > 0 {
+		if err == nil && a.Head > 0 { // it is no answer to another query
 			change(&a)
 			res.Response.Value = a.Encode()
 		}

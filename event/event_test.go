@@ -87,6 +87,7 @@ func TestBadMessages(t *testing.T) {
 		"no height":                 func(a *Answer) { a.Events[1].Height = 0 },
 		"an end before its start":   func(a *Answer) { a.Events, a.Next = nil, Token{5, 0} },
 		"no end":                    func(a *Answer) { a.Events, a.Next = nil, Token{} },
+		"an end beyond its head":    func(a *Answer) { a.Next.Height++ },
 		"compacted, with events":    func(a *Answer) { a.Least = 6 },
 	} {
 		a := good()

@@ -325,6 +325,9 @@ func (a *Answer) check(r *Request) error {
 	if a.Next.Height < 1 || a.Next.Before(r.From) {
 		return fmt.Errorf("it continues from %v, the request was from %v on", a.Next, r.From)
 	}
+	if a.Next != r.From && a.Next.Height > a.Head+1 {
+		return fmt.Errorf("it continues from %v, its last block is %d", a.Next, a.Head)
+	}
 	if a.Compacted(r.From) && (len(a.Events) > 0 || a.Next != r.From) {
 		return errors.New("it has events that it says it has not")
 	}
