@@ -257,7 +257,8 @@ type fakeNode struct {
 	down    error         // every call ends with it
 	calls   int           // how often it was called
 
-	watchers int // how often it was asked for events
+	watchers int   // how often it was asked for events
+	least    int64 // it has no events of blocks below it
 }
 
 var _ RPC = (*fakeNode)(nil)
@@ -455,7 +456,7 @@ func (n *fakeNode) watched(data []byte) []byte {
 	r, err := event.DecodeRequest(data)
 	require.NoError(n.chain.t, err)
 	head := int64(n.head()) - 1
-	a := event.Answer{Next: r.From, Head: head, Least: max(n.chain.least, 1)}
+	a := event.Answer{Next: r.From, Head: head, Least: max(n.chain.least, n.least, 1)}
 	if r.From.Height == 0 {
 		a.Next = Token{Height: head + 1}
 	}

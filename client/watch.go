@@ -113,6 +113,10 @@ type Watcher struct {
 	since    time.Time // when request.From changed last
 	seen     map[*endpoint]int64
 	trusted  trusted
+	// compacted is since when nodes say that the events are gone, and unsure that another one, which
+	// may have them, was asked and did not answer.
+	compacted time.Time
+	unsure    bool
 }
 
 // trusted is what keeps a node from leading the watch past the end of the chain: see turnBack.
@@ -154,7 +158,8 @@ func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOptio
 func (w *Watcher) Token() Token { return w.token }
 
 // Next returns the next event. It waits for one until ctx ends. Errors: that of ctx, and
-// *CompactedError, which ends the watch.
+// *CompactedError, which ends the watch. A node that does not answer may still have the events: it
+// is waited for a while.
 func (w *Watcher) Next(ctx context.Context) (Event, error) {
 	for wait := firstPause; len(w.ready) == 0; {
 		err := w.poll(ctx, pollWait)
@@ -162,7 +167,12 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 		case ctx.Err() != nil:
 			return Event{}, ctx.Err()
 		case errors.As(err, new(*CompactedError)):
-			return Event{}, err
+			if w.compacted.IsZero() {
+				w.compacted = time.Now()
+			}
+			if !w.unsure || time.Since(w.compacted) >= standstill {
+				return Event{}, err
+			}
 		case err == nil:
 			wait = firstPause
 			continue
@@ -188,6 +198,7 @@ func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
 	w.leave(ctx)
 	t := newTally("watch")
 	var compacted *CompactedError
+	w.unsure = false
 	nodes := w.c.pool.order(nil, []*endpoint{w.at})
 	if w.at != nil {
 		nodes = append([]*endpoint{w.at}, nodes...)
@@ -196,11 +207,15 @@ func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
 		t.asked(e)
 		err := w.pollAt(ctx, e, wait)
 		if err == nil {
+			w.compacted = time.Time{}
 			return nil
 		}
 		t.failed(e, err)
 		var c *CompactedError
-		if errors.As(err, &c) && (compacted == nil || c.Least < compacted.Least) {
+		switch {
+		case !errors.As(err, &c):
+			w.unsure = true
+		case compacted == nil || c.Least < compacted.Least:
 			compacted = c
 		}
 		if w.at == e {

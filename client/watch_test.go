@@ -126,6 +126,40 @@ func TestWatchMoves(t *testing.T) {
 	}
 }
 
+// The events are compacted if all nodes say so, or if the node that does not stays away.
+func TestWatchCompacted(t *testing.T) {
+	for name, back := range map[string]time.Duration{"it comes back": standstill / 2, "it stays away": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newTrio(t)
+				w, err := r.Watch(r.ctx, nil)
+				require.NoError(t, err)
+				_, err = r.Put(r.ctx, []byte("k"), []byte("v"))
+				require.NoError(t, err)
+				away := r.nodes[2]
+				away.change(func() {
+					away.down, r.nodes[0].least, r.nodes[1].least = errDial, 1<<40, 1<<40
+					time.AfterFunc(back, func() { away.change(func() { away.down = nil }) })
+				})
+				if back < standstill {
+					nextOf(t, w, "put k=v was ")
+					return
+				}
+				began := time.Now()
+				_, err = w.Next(r.ctx)
+				require.ErrorAs(t, err, new(*CompactedError))
+				require.GreaterOrEqual(t, time.Since(began), standstill)
+				require.Less(t, time.Since(began), 2*standstill)
+				away.change(func() { away.down, away.least = nil, 1<<40 })
+				began = time.Now()
+				_, err = w.Next(r.ctx)
+				require.ErrorAs(t, err, new(*CompactedError))
+				require.Less(t, time.Since(began), time.Second)
+			})
+		})
+	}
+}
+
 // With verification, what a node invents or changes is not delivered: the watch goes to another
 // node and continues there.
 func TestWatchVerified(t *testing.T) {
