@@ -113,8 +113,8 @@ type Watcher struct {
 	since    time.Time // when request.From changed last
 	seen     map[*endpoint]int64
 	trusted  trusted
-	// compacted is since when nodes say that the events are gone, and unsure that another one, which
-	// may have them, was asked and did not answer.
+	// compacted is since when nodes say that the events are gone, and unsure that another one,
+	// which may have them, was asked and did not answer.
 	compacted time.Time
 	unsure    bool
 }

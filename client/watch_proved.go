@@ -20,8 +20,8 @@ const (
 	restBytes, restAnswers = 512 << 10, 128
 )
 
-// prove marks those events as Proved that proved reads agree with. They are what a node answered, up
-// to next. ErrUnproved: one says what is false.
+// prove marks those events as Proved that proved reads agree with. They are what a node answered,
+// up to next. ErrUnproved: one says what is false.
 func (w *Watcher) prove(ctx context.Context, e *endpoint, events []Event, next Token) error {
 	rest, whole, err := w.rest(ctx, e, events, next)
 	if err != nil {
@@ -34,9 +34,9 @@ func (w *Watcher) prove(ctx context.Context, e *endpoint, events []Event, next T
 	return w.c.proveEvents(ctx, events, rest, cut)
 }
 
-// rest asks the node for what follows in the block inside which its answer ends: a proved read shows
-// what a key has after the whole block. It returns the last later event of each key that the answer
-// has events of in that block. whole: the node has shown all of the block.
+// rest asks the node for what follows in the block inside which its answer ends: a proved read
+// shows what a key has after the whole block. It returns the last later event of each key that the
+// answer has events of in that block. whole: the node has shown all of the block.
 func (w *Watcher) rest(ctx context.Context, e *endpoint, events []Event, next Token) (rest []Event, whole bool, err error) {
 	later := map[string]*Event{}
 	var least, most []byte
@@ -87,8 +87,8 @@ func (w *Watcher) rest(ctx context.Context, e *endpoint, events []Event, next To
 
 // proveEvents marks those events as Proved that proved reads agree with. rest is what follows them,
 // as far as it is of their keys and of the same block. ErrUnproved: one says what is false. Of the
-// block at height cut (0: none), which nobody has seen to its end, that does not follow: events that
-// a read disagrees with are not marked, and that is all.
+// block at height cut (0: none), which nobody has seen to its end, that does not follow: events
+// that a read disagrees with are not marked, and that is all.
 func (c *Client) proveEvents(ctx context.Context, events, rest []Event, cut int64) error {
 	type state struct {
 		height int64

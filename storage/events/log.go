@@ -205,8 +205,8 @@ func (l *Log) load() error {
 }
 
 // Begin continues after the state of a height: later events are dropped, since their blocks will be
-// executed again. Unless the log reaches up to height, and its record of that can be read, it begins
-// there.
+// executed again. Unless the log reaches up to height, and its record of that can be read, it
+// begins there.
 func (l *Log) Begin(height int64) error {
 	if err := l.settle(); err != nil {
 		return err

@@ -334,7 +334,8 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
-// What is trimmed after it was looked through for a request makes no answer that contradicts itself.
+// What is trimmed after it was looked through for a request makes no answer that contradicts
+// itself.
 func TestTrimmedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
