@@ -45,6 +45,32 @@ func TestHeightsOf(t *testing.T) {
 	}
 }
 
+// answering is a connection to a node that has the same answer to everything.
+type answering struct {
+	transport.Conn
+	answer []byte
+}
+
+func (a answering) Call(context.Context, transport.Call) ([]byte, error) { return a.answer, nil }
+
+func (answering) Remote() transport.Address { return transport.Address{} }
+
+// A node that says that even the way to one key is too long is not asked again, and another one is.
+func TestNoRoomForOneKey(t *testing.T) {
+	liar, other := &giver{Conn: answering{}}, &giver{Conn: answering{answer: []byte("bag")}}
+	over := &takeover{height: 1, n: &Node{log: log.NewNopLogger()}, p: &place{}, givers: []*giver{liar, other}}
+	var got []byte
+	take := func(b []byte) error {
+		got = b
+		return nil
+	}
+	require.ErrorIs(t, over.fetch(t.Context(), 0, []dsm.Want{{Key: []byte("k"), Range: true}}, nil, take), errSplit)
+	require.False(t, liar.lied)
+	require.NoError(t, over.fetch(t.Context(), 0, []dsm.Want{{Key: []byte("k")}}, nil, take))
+	require.Equal(t, []byte("bag"), got)
+	require.True(t, liar.lied)
+}
+
 // chainHeaders are the headers of a chain whose node is believed.
 type chainHeaders struct{ c *chain }
 
