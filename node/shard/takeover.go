@@ -97,8 +97,9 @@ func (n *Node) takeOver(ctx context.Context, p *place, v verifier, above int64) 
 }
 
 // heightsOf returns the heights that are tried: those that replicas claim as their newest, the
-// greatest first, and then the last one, which validators in local mode have. A claim is a hint: a
-// false one costs an attempt.
+// greatest first, and then the last one, which validators in local mode have. Claims that
+// are more than keepHeaders behind come after that: a range could hardly follow from there. A claim
+// is a hint: a false one costs an attempt.
 func heightsOf(givers []*giver, last, above int64) (heights []int64) {
 	for _, g := range givers {
 		if height := min(g.newest, last); height > above {
@@ -108,10 +109,14 @@ func heightsOf(givers []*giver, last, above int64) (heights []int64) {
 	slices.SortFunc(heights, func(a, b int64) int { return cmp.Compare(b, a) })
 	heights = slices.Compact(heights)
 	heights = heights[:min(len(heights), maxHeights-1)]
-	if last > above && !slices.Contains(heights, last) {
-		heights = append(heights, last)
+	if last <= above || slices.Contains(heights, last) {
+		return heights
 	}
-	return heights
+	at := slices.IndexFunc(heights, func(h int64) bool { return h < last-keepHeaders })
+	if at < 0 {
+		at = len(heights)
+	}
+	return slices.Insert(heights, at, last)
 }
 
 // takeOverAt fetches the range at a height. What came stays for the next attempt if not all did.

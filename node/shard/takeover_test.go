@@ -33,6 +33,7 @@ func TestHeightsOf(t *testing.T) {
 		"beyond the chain":       {[]int64{math.MaxInt64, 30}, 50, 0, []int64{50, 30}},
 		"not what is here":       {[]int64{30, 40}, 50, 30, []int64{40, 50}},
 		"nothing is newer":       {[]int64{30, 40}, 40, 40, nil},
+		"claims long past":       {[]int64{4000, 100, 3000}, 5000, 0, []int64{4000, 5000, 3000, 100}},
 		"many liars":             {[]int64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 50, 0, []int64{10, 9, 8, 7, 6, 5, 4, 50}},
 	} {
 		t.Run(name, func(t *testing.T) {
