@@ -67,6 +67,9 @@ func (n *Node) tendPlace(ctx context.Context, p *place, v verifier) error {
 	}
 	height, waits := p.replica.Newest()
 	_, moved := n.headers.AppHash(height + 1)
+	if height != p.height {
+		p.leave(nil) // it follows: what an attempt to take it over has fetched is not needed
+	}
 	if height != p.height || waits || !moved {
 		p.height, p.since = height, now
 		return nil
