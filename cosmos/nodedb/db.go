@@ -13,7 +13,7 @@ type DB interface {
 	// Iterator iterates over the keys from start up to but without end, ascending.
 	Iterator(start, end []byte) (Iterator, error)
 	// NewBatch returns an empty batch. What is written in one batch is there as a whole or not at
-	// all, and not without the batches that were written before it.
+	// all, and not without the batches that were written durably before it.
 	NewBatch() Batch
 }
 
@@ -33,7 +33,7 @@ type Batch interface {
 	Set(key, value []byte) error
 	Delete(key []byte) error
 	Write() error
-	WriteSync() error // and makes it durable, with all batches before it
+	WriteSync() error // and makes it durable
 	Close() error
 }
 
