@@ -13,6 +13,8 @@ var (
 	ErrNoState = errors.New("no such state")
 	// ErrOtherState reports a state whose stores are not those that its commit names.
 	ErrOtherState = errors.New("the stores are not those of the recorded hashes")
+	// ErrTooLarge reports a state that has too many leaves for the chunks of a format.
+	ErrTooLarge = errors.New("the state is too large for this format")
 )
 
 // Latest returns the latest height of the application; ErrNoState: it has none.
@@ -67,8 +69,39 @@ func Open(db DB, height int64) (*State, error) {
 // Height returns the height of s.
 func (s *State) Height() int64 { return s.height }
 
-// Manifest cuts s. The manifest is compared with the recorded hashes of the stores.
+// entryBytes is the least that a chunk takes in a manifest: an image and its two hashes.
+const entryBytes = 67
+
+// fits fails with ErrTooLarge if no manifest of a format can be of s, which is known from the roots
+// of its stores, before anything is cut.
+func (s *State) fits(f iavlsync.Format) error {
+	limit, known := f.Leaves()
+	if !known {
+		return nil // Cut says so
+	}
+	leaves := int64(0)
+	for _, st := range s.stores {
+		if st.root == nil {
+			continue
+		}
+		n, err := st.Node(st.root)
+		if err != nil {
+			return fmt.Errorf("root of store %q at height %d: %w", st.name, s.height, err)
+		}
+		leaves += n.Size
+	}
+	if leaves/limit > iavlsync.MaxManifestBytes/entryBytes {
+		return fmt.Errorf("%w: %d leaves at height %d in chunks of %d", ErrTooLarge, leaves, s.height, limit)
+	}
+	return nil
+}
+
+// Manifest cuts s. The manifest is compared with the recorded hashes of the stores. It may fail
+// with ErrTooLarge.
 func (s *State) Manifest(f iavlsync.Format) (*iavlsync.Manifest, error) {
+	if err := s.fits(f); err != nil {
+		return nil, err
+	}
 	m := &iavlsync.Manifest{Format: f, Height: s.height}
 	for i, st := range s.stores {
 		cut, err := iavlsync.Cut(f, s.height, st.name, st.root, st)

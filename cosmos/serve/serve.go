@@ -50,7 +50,11 @@ func (s *Server) Add(state *nodedb.State) error {
 			if err != nil {
 				return nil, err
 			}
-			return m.Encode(), nil
+			b := m.Encode()
+			if len(b) > iavlsync.MaxManifestBytes { // of long keys; no joiner takes it
+				return nil, fmt.Errorf("%w: its manifest has %d bytes", nodedb.ErrTooLarge, len(b))
+			}
+			return b, nil
 		})
 	}
 	if _, err := v.manifests[iavlsync.Format8192](); err != nil {
@@ -111,7 +115,10 @@ func (s *Server) manifest(_ context.Context, r transport.Request) ([]byte, error
 		return nil, err
 	}
 	m, err := v.manifests[q.Format]()
-	if err != nil {
+	switch {
+	case errors.Is(err, nodedb.ErrTooLarge):
+		return nil, transport.ErrRefused
+	case err != nil:
 		return nil, s.failed(err)
 	}
 	from := min(q.Offset, int64(len(m)))

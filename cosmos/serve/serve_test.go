@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"testing"
 
@@ -95,4 +96,33 @@ func TestDamagedStateIsNotOffered(t *testing.T) {
 	require.NoError(t, err)
 	err = serve.New().Add(state)
 	require.True(t, errors.Is(err, nodedb.ErrOtherState), "%v", err)
+}
+
+// TestTooLarge: a client cannot have a state cut into more chunks than a manifest can list.
+func TestTooLarge(t *testing.T) {
+	db, naive := home(t)
+	s := serve.New()
+	s.Failed = func(err error) { t.Errorf("a request failed: %v", err) }
+	var m transport.Mux
+	s.Register(&m)
+	state, err := nodedb.Open(db, height)
+	require.NoError(t, err)
+	require.NoError(t, s.Add(state))
+	root := naive["bank"].Hash()
+	// The node's height, its leaves, its version, its key and its children.
+	large := binary.AppendVarint(binary.AppendVarint(binary.AppendVarint(nil, 30), 1<<26), height)
+	large = append(append(append(large, 1, 'k'), 32), root...)
+	large = append(append(large, 32), root...)
+	db.Set(append([]byte("s/k:bank/n"), root...), large)
+	_, err = state.Manifest(iavlsync.Format32)
+	require.ErrorIs(t, err, nodedb.ErrTooLarge)
+	for _, f := range []iavlsync.Format{iavlsync.Format32, iavlsync.Format32, iavlsync.Format8192} {
+		r := transport.Request{Method: iavlsync.MethodManifest, Body: (&iavlsync.ManifestRequest{Height: height, Format: f}).Encode()}
+		_, err := m.Serve(context.Background(), r)
+		if f == iavlsync.Format32 {
+			require.ErrorIs(t, err, transport.ErrRefused)
+		} else {
+			require.NoError(t, err)
+		}
+	}
 }
