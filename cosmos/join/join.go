@@ -50,6 +50,9 @@ type Options struct {
 	// Accept may refuse a state, whose manifest is proved, before anything is written; nil: all are
 	// accepted.
 	Accept func(m *iavlsync.Manifest) error
+	// Final is asked when all has come and no peer is connected any more, before the state becomes
+	// visible: with an error the join stays unfinished; nil: it is not asked.
+	Final func() error
 	// Up and Down are called when a peer is connected, and when it no longer is; nil: they are not
 	// called. They must not block.
 	Up   func(transport.Conn)
@@ -138,6 +141,15 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	}
 	if err := j.fetch(); err != nil {
 		return nil, err
+	}
+	// Nobody may write any more: a copy of a chunk that was cancelled late would leave its mark
+	// beside a state that is finished.
+	cancel()
+	j.wg.Wait()
+	if o.Final != nil {
+		if err := o.Final(); err != nil {
+			return nil, err
+		}
 	}
 	if err := j.state.installer.Finish(); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package join_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -219,6 +220,25 @@ func TestKilled(t *testing.T) {
 			require.Equal(t, len(in.Missing()), w.join(db).Fetched)
 		})
 	}
+}
+
+// TestFinal: a state that is refused in the end is not visible, and the next join asks again.
+func TestFinal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := randomWorld(t, 100)
+		w.add(nil)
+		db := nodedbtest.NewMem()
+		refused := errors.New("another chain")
+		o := w.options(db)
+		o.Final = func() error { return refused }
+		for range 2 {
+			_, err := join.Join(context.Background(), o)
+			require.ErrorIs(t, err, refused)
+			_, err = nodedb.Latest(db)
+			require.ErrorIs(t, err, nodedb.ErrNoState)
+		}
+		require.Zero(t, w.join(db).Fetched)
+	})
 }
 
 func TestStale(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/ed25519"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -110,11 +111,60 @@ func nodeKey(home string) (ed25519.PrivateKey, error) {
 	return key.PrivKey.Bytes(), nil
 }
 
+// trust is what a state was proved with.
+type trust struct {
+	ChainID string `json:"chain_id"`
+	Height  int64  `json:"trust_height"`
+	Hash    string `json:"trust_hash"`
+}
+
+func (t trust) path(home string) string { return filepath.Join(dataDir(home), joiningDB+".json") }
+
+// write keeps t beside the joining database, durably, for a join that is killed before rename.
+func (t trust) write(home string) error {
+	b, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(t.path(home), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close(), syncData(home))
+}
+
+// same fails unless the complete join of a home was proved with t.
+func (t trust) same(home string) error {
+	var was trust
+	b, err := os.ReadFile(t.path(home))
+	if err == nil {
+		err = json.Unmarshal(b, &was)
+	}
+	switch {
+	case err != nil:
+		err = fmt.Errorf("it is not known what the complete join was proved with: %w", err)
+	case was != t:
+		err = fmt.Errorf("the complete join was proved with another trust: chain %q, height %d, hash %s", was.ChainID, was.Height, was.Hash)
+	}
+	if err != nil {
+		return fmt.Errorf("%w\nTo begin anew, remove %s", err, dbDir(home, joiningDB))
+	}
+	return nil
+}
+
 // rename gives a complete database its name, durably.
 func rename(home string) error {
 	if err := os.Rename(dbDir(home, joiningDB), dbDir(home, applicationDB)); err != nil {
 		return err
 	}
+	if err := syncData(home); err != nil {
+		return err
+	}
+	return os.Remove(trust{}.path(home))
+}
+
+func syncData(home string) error {
 	dir, err := os.Open(dataDir(home))
 	if err != nil {
 		return err

@@ -81,25 +81,44 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if err != nil {
 		return fmt.Errorf("open %s: %w", dbDir(*home, joiningDB), err)
 	}
+	proof := trust{*chainID, *trustHeight, hex.EncodeToString(hash)}
 	// A join may have been killed between its last two steps.
 	if h, err := nodedb.Latest(nodedb.Of(db)); err == nil {
+		if err := errors.Join(db.Close(), proof.same(*home)); err != nil {
+			return err
+		}
+		if *height != 0 && *height != h {
+			return fmt.Errorf("the join that is complete is of height %d, not %d\nTo begin anew, remove %s", h, *height, dbDir(*home, joiningDB))
+		}
+		if err := rename(*home); err != nil {
+			return err
+		}
 		fmt.Fprintf(stdout, "joined at height %d before\n", h)
-		return errors.Join(db.Close(), rename(*home))
+		return nil
 	}
 	from := time.Now()
 	r, err := join.Join(ctx, join.Options{
 		DB: nodedb.Of(db), Headers: verifier, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID}),
 		Addresses: addresses, Height: *height,
 		Accept: func(m *iavlsync.Manifest) error { return accept(m, *without) },
-		Up:     func(c transport.Conn) { verifier.Add(lightblocks.NewProvider(*chainID, c)) },
-		Down:   verifier.Remove,
-		Log:    func(text string) { fmt.Fprintln(stderr, text) },
+		// Late answers of peers may have shown another chain since the app hash was proved.
+		Final: func() error {
+			if err := verifier.Conflict(); err != nil {
+				return err
+			}
+			return proof.write(*home)
+		},
+		Up:   func(c transport.Conn) { verifier.Add(lightblocks.NewProvider(*chainID, c)) },
+		Down: verifier.Remove,
+		Log:  func(text string) { fmt.Fprintln(stderr, text) },
 	})
-	// Late answers of peers may have shown another chain since.
 	if err = errors.Join(err, db.Close()); err == nil {
-		err = verifier.Conflict()
+		// One that was found only now: the next run must not take the state for a complete one.
+		if err = verifier.Conflict(); err != nil {
+			err = errors.Join(err, os.RemoveAll(dbDir(*home, joiningDB)))
+		}
 	}
-	if errors.Is(err, join.ErrStale) || errors.Is(err, nodedb.ErrOtherJoin) {
+	if errors.Is(err, join.ErrStale) || errors.Is(err, nodedb.ErrOtherJoin) || errors.Is(err, iavlsync.ErrInvalidManifest) {
 		err = fmt.Errorf("%w\nTo begin anew, remove %s", err, dbDir(*home, joiningDB))
 	}
 	if err != nil {

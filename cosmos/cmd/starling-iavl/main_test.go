@@ -83,15 +83,27 @@ func TestGuide(t *testing.T) {
 	}
 }
 
-// TestKilledBeforeTheName: a complete database that was not given its name yet gets it.
+// TestKilledBeforeTheName: a complete database that was not given its name yet gets it, if it was
+// proved with what is trusted now.
 func TestKilledBeforeTheName(t *testing.T) {
 	s := newStopped(t, dbm.GoLevelDBBackend)
 	require.NoError(t, os.Rename(dbDir(s.home, applicationDB), dbDir(s.home, joiningDB)))
 	var out bytes.Buffer
-	require.NoError(t, run(context.Background(), []string{"join", "--home", s.home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
-		"--trust-height", "5", "--trust-hash", strings.Repeat("ab", 32)}, &out, io.Discard))
+	again := func(more ...string) error {
+		return run(context.Background(), append([]string{"join", "--home", s.home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
+			"--trust-height", "5", "--trust-hash", strings.Repeat("AB", 32)}, more...), &out, io.Discard)
+	}
+	require.ErrorContains(t, again(), "it is not known")
+	was := trust{chainID, 5, strings.Repeat("ab", 32)}
+	require.NoError(t, was.write(s.home))
+	for _, other := range [][]string{{"--chain-id", "demo-2"}, {"--trust-height", "6"}, {"--trust-hash", strings.Repeat("cd", 32)}, {"--height", "11"}} {
+		require.ErrorContains(t, again(other...), "To begin anew, remove "+dbDir(s.home, joiningDB), "%s", other)
+		require.NoDirExists(t, dbDir(s.home, applicationDB))
+	}
+	require.NoError(t, again("--height", "12"))
 	require.Contains(t, out.String(), "joined at height 12 before")
 	require.DirExists(t, dbDir(s.home, applicationDB))
+	require.NoFileExists(t, was.path(s.home))
 }
 
 // TestFilesBeside: a chain with contracts has more than its database.
