@@ -29,7 +29,8 @@ type request struct {
 	cancel   context.CancelFunc
 	received atomic.Int64 // bytes that have arrived so far, written by the transport
 	base     atomic.Int64 // bytes of earlier calls for this chunk, which came in parts
-	told     int64        // how many of these the scheduler knows of
+	raw      int64        // both, as they were seen last
+	told     int64        // what the scheduler knows of: weighed(raw)
 	answer   *answer      // from its arrival on
 }
 
@@ -119,11 +120,27 @@ func (j *joiner) step(e scheduler.Event) {
 
 func (j *joiner) tellProgress() {
 	for _, r := range j.requests {
-		if n := min(r.base.Load()+r.received.Load(), maxAnswer); n > r.told {
-			r.told, j.moved = n, time.Now()
+		raw := r.base.Load() + r.received.Load()
+		if raw <= r.raw {
+			continue
+		}
+		r.raw, j.moved = raw, time.Now()
+		if n := weighed(raw); n > r.told {
+			r.told = n
 			j.step(scheduler.Progress{Request: r.id, Bytes: uint64(n)})
 		}
 	}
+}
+
+// weighed returns how many of the bytes of one answer the scheduler is told of for those that have
+// arrived. A chunk in parts may be far longer than one answer, and the scheduler gives up on peers
+// whose requests no longer grow: so from the middle on they grow ever slower, but do not end.
+func weighed(raw int64) int64 {
+	const half = maxAnswer / 2
+	if raw <= half {
+		return raw
+	}
+	return maxAnswer - half*half/raw
 }
 
 // ask sends a request. It returns false if its peer is no longer there.
