@@ -1,9 +1,11 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -71,8 +73,18 @@ type Result struct {
 	Banned  int   // peers that have lied
 }
 
-// partTimeout is how long a peer may take for one part of a manifest.
-const partTimeout = 30 * time.Second
+// How long a peer may take for one part of a manifest, and for all of one.
+const (
+	partTimeout     = 30 * time.Second
+	manifestTimeout = 5 * time.Minute
+)
+
+// Peers are asked in the order of how much time they have wasted, in units of lateAfter. Once the
+// time to choose is over, who has wasted patience is not asked any more.
+const (
+	lateAfter = 5 * time.Second
+	patience  = 2 * partTimeout
+)
 
 // retryEvery is how often it is tried again to find a state, where nothing else happens.
 const retryEvery = 5 * time.Second
@@ -94,6 +106,7 @@ type joiner struct {
 	// Used by the loop only.
 	peers    map[scheduler.PeerID]*peer // connected
 	banned   map[transport.ID]bool
+	wasted   map[transport.ID]time.Duration // time that their offers took, and nothing came of it
 	sched    *scheduler.Scheduler
 	state    *state
 	requests map[scheduler.RequestID]*request
@@ -107,6 +120,8 @@ type joiner struct {
 type peer struct {
 	conn   transport.Conn
 	offers iavlsync.Offers
+	// lacks are heights whose manifest it has not given, until the next attempt; nil: none.
+	lacks map[int64]bool
 }
 
 // state is what is being fetched.
@@ -128,7 +143,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	j := &joiner{
 		o: o, started: time.Now(), ctx: ctx, workers: make(chan struct{}, runtime.GOMAXPROCS(0)), mail: newMailbox(),
-		peers: map[scheduler.PeerID]*peer{}, banned: map[transport.ID]bool{}, requests: map[scheduler.RequestID]*request{},
+		peers: map[scheduler.PeerID]*peer{}, banned: map[transport.ID]bool{}, wasted: map[transport.ID]time.Duration{}, requests: map[scheduler.RequestID]*request{},
 		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
 	}
 	defer j.wg.Wait()
@@ -194,6 +209,7 @@ func (j *joiner) choose() error {
 		height = resumed.Height
 		j.say("resuming the join at height %d", height)
 	}
+	deadline := time.Now().Add(j.o.ChooseTimeout)
 	timeout := time.NewTimer(j.o.ChooseTimeout)
 	defer timeout.Stop()
 	last := ErrNothing
@@ -203,11 +219,17 @@ func (j *joiner) choose() error {
 	tried := map[int64]bool{} // heights whose app hash is not known, until the next attempt
 	again := time.NewTicker(retryEvery)
 	defer again.Stop()
-	for {
-		for _, h := range j.offered(height) {
-			if tried[h] {
-				continue
+	for over := false; j.ctx.Err() == nil; {
+		// The mail comes before each height: what somebody offers meanwhile may be better than what
+		// is left of the others. Once the time is over, what is there is tried, but no more comes.
+		if !over {
+			over = !time.Now().Before(deadline)
+			for _, e := range j.mail.take() {
+				e.handle(j)
 			}
+		}
+		if h, ok := j.next(height, tried, over); ok {
+			from := time.Now()
 			hash, err := j.appHash(h)
 			if err == nil && len(hash) != len(iavlsync.Hash{}) {
 				err = fmt.Errorf("an app hash of %d bytes", len(hash))
@@ -215,6 +237,11 @@ func (j *joiner) choose() error {
 			if err != nil {
 				j.say("height %d cannot be proved: %v", h, err)
 				last, tried[h] = fmt.Errorf("%w: height %d: %w", ErrNothing, h, err), true
+				for id, p := range j.peers {
+					if slices.Contains(p.offers, h) {
+						j.wasted[transport.ID(id)] += time.Since(from)
+					}
+				}
 				continue
 			}
 			m := resumed
@@ -226,20 +253,48 @@ func (j *joiner) choose() error {
 			if m != nil {
 				return j.begin(m, iavlsync.Hash(hash))
 			}
+			continue
+		}
+		if over {
+			return last
 		}
 		select {
 		case <-j.ctx.Done():
-			return j.ctx.Err()
 		case <-timeout.C:
-			return last
 		case <-again.C:
 			clear(tried)
+			for _, p := range j.peers {
+				p.lacks = nil
+			}
 		case <-j.mail.wake:
-			for _, e := range j.mail.take() {
-				e.handle(j)
+		}
+	}
+	return j.ctx.Err()
+}
+
+// late returns how much time a peer has wasted, in units.
+func (j *joiner) late(id scheduler.PeerID) int { return int(j.wasted[transport.ID(id)] / lateAfter) }
+
+// next returns the height to try: the newest of the peers that are the least late, so that those
+// that dawdle cannot keep the others' heights from being tried. If height is not 0, it is that one
+// or none.
+func (j *joiner) next(height int64, tried map[int64]bool, over bool) (newest int64, ok bool) {
+	least := 0
+	for id, p := range j.peers {
+		if j.banned[transport.ID(id)] || over && j.wasted[transport.ID(id)] >= patience {
+			continue
+		}
+		late := j.late(id)
+		for _, h := range p.offers {
+			if height != 0 && h != height || tried[h] || p.lacks[h] {
+				continue
+			}
+			if !ok || late < least || late == least && h > newest {
+				newest, least, ok = h, late, true
 			}
 		}
 	}
+	return newest, ok
 }
 
 // appHash asks for an app hash, but not for ever.
@@ -249,29 +304,18 @@ func (j *joiner) appHash(height int64) ([]byte, error) {
 	return j.o.Headers.AppHash(ctx, height)
 }
 
-// offered returns the heights that connected peers offer, newest first; if height is not 0, that
-// one only.
-func (j *joiner) offered(height int64) (heights []int64) {
-	for _, p := range j.peers {
-		for _, h := range p.offers {
-			if height == 0 || h == height {
-				heights = append(heights, h)
-			}
-		}
-	}
-	slices.Sort(heights)
-	heights = slices.Compact(heights)
-	slices.Reverse(heights)
-	return heights
-}
-
-// manifest fetches and proves the manifest of a height from one peer after another; nil: none had
-// it.
+// manifest fetches and proves the manifest of a height from one peer after another, those first
+// that are the least late; nil: none had it, or one was late, and others may be asked next.
 func (j *joiner) manifest(height int64, appHash iavlsync.Hash) *iavlsync.Manifest {
-	for id, p := range j.peers {
-		if j.banned[transport.ID(id)] || !slices.Contains(p.offers, height) {
+	ids := slices.SortedFunc(maps.Keys(j.peers), func(a, b scheduler.PeerID) int {
+		return cmp.Compare(j.late(a), j.late(b))
+	})
+	for _, id := range ids {
+		p := j.peers[id]
+		if j.banned[transport.ID(id)] || p.lacks[height] || !slices.Contains(p.offers, height) {
 			continue
 		}
+		from := time.Now()
 		b, err := fetchManifest(j.ctx, p.conn, height, iavlsync.Format8192)
 		if err == nil {
 			var m *iavlsync.Manifest
@@ -279,16 +323,26 @@ func (j *joiner) manifest(height int64, appHash iavlsync.Hash) *iavlsync.Manifes
 				return m
 			}
 		}
+		if p.lacks == nil {
+			p.lacks = map[int64]bool{}
+		}
+		p.lacks[height] = true
 		if isLie(err) {
 			j.ban(id, err.Error())
-		} else {
-			j.say("peer %s has no manifest of height %d: %v", id, height, err)
+			continue
+		}
+		j.say("peer %s has no manifest of height %d: %v", id, height, err)
+		took := time.Since(from)
+		if j.wasted[transport.ID(id)] += took; took >= lateAfter {
+			return nil
 		}
 	}
 	return nil
 }
 
 func fetchManifest(ctx context.Context, conn transport.Conn, height int64, f iavlsync.Format) (b []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, manifestTimeout)
+	defer cancel()
 	for {
 		q := iavlsync.ManifestRequest{Height: height, Format: f, Offset: int64(len(b))}
 		part, err := call(ctx, conn, iavlsync.MethodManifest, q.Encode(), iavlsync.ManifestPartBytes)

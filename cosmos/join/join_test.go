@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -220,6 +221,81 @@ func TestKilled(t *testing.T) {
 			require.Equal(t, len(in.Missing()), w.join(db).Fetched)
 		})
 	}
+}
+
+// slowHeaders answers for unknown heights only when it is no longer waited for.
+type slowHeaders struct{ headers }
+
+func (h slowHeaders) AppHash(ctx context.Context, height int64) ([]byte, error) {
+	if h.headers[height] == nil {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return h.headers.AppHash(ctx, height)
+}
+
+// TestDawdlersOffer: peers that offer many heights, and then nothing comes, do not hinder a join
+// from another peer, whether it was there before them or comes later.
+func TestDawdlersOffer(t *testing.T) {
+	for _, after := range []time.Duration{0, 25 * time.Second} {
+		for name, most := range map[string]int64{"one height": height, "their own heights": height + 100} {
+			t.Run(fmt.Sprint(name, after), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := randomWorld(t, 100)
+					for range 4 {
+						w.add(func(ctx context.Context, _ transport.Handler, r transport.Request) ([]byte, error) {
+							if r.Method != iavlsync.MethodOffers {
+								<-ctx.Done()
+								return nil, ctx.Err()
+							}
+							var o iavlsync.Offers
+							for h := int64(height); h <= most; h++ {
+								o = append(o, h)
+							}
+							return o.Encode(), nil
+						})
+					}
+					w.add(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+						if r.Method == iavlsync.MethodOffers {
+							pause, cancel := context.WithTimeout(ctx, after)
+							defer cancel()
+							<-pause.Done()
+						}
+						return honest.Serve(ctx, r)
+					})
+					o := w.options(nodedbtest.NewMem())
+					o.Headers = slowHeaders{o.Headers.(headers)}
+					r, err := join.Join(t.Context(), o)
+					require.NoError(t, err, "%q", w.logs)
+					require.EqualValues(t, height, r.Height)
+				})
+			})
+		}
+	}
+}
+
+// TestOnlyDawdlers: with nobody else, the join ends.
+func TestOnlyDawdlers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := randomWorld(t, 60)
+		w.add(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			if r.Method != iavlsync.MethodOffers {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			var o iavlsync.Offers
+			for h := int64(1); h <= iavlsync.MaxOffers; h++ {
+				o = append(o, h)
+			}
+			return o.Encode(), nil
+		})
+		o := w.options(nodedbtest.NewMem())
+		o.Headers = slowHeaders{o.Headers.(headers)}
+		from := time.Now()
+		_, err := join.Join(t.Context(), o)
+		require.ErrorIs(t, err, join.ErrNothing)
+		require.Less(t, time.Since(from), 3*time.Minute)
+	})
 }
 
 // TestFinal: a state that is refused in the end is not visible, and the next join asks again.

@@ -92,7 +92,7 @@ func (j *joiner) visit(a transport.Address) (used, banned bool) {
 		return false, isLie(err)
 	}
 	refused := make(chan struct{})
-	j.mail.put(up{&peer{conn, offers}, refused})
+	j.mail.put(up{&peer{conn: conn, offers: offers}, refused})
 	select {
 	case <-j.ctx.Done():
 	case <-conn.Done():
