@@ -2,6 +2,7 @@ package avlstar
 
 import (
 	"bytes"
+	"iter"
 	"slices"
 	"sort"
 )
@@ -37,6 +38,17 @@ func (b *Bag) Only(keep func(root Stub) bool) *Bag {
 // none.
 func (b *Bag) floor(key []byte) int {
 	return sort.Search(len(b.keys), func(i int) bool { return bytes.Compare(b.item(int(b.keys[i])).key, key) > 0 }) - 1
+}
+
+// LeafKeys returns the keys of the bag's leaves, ascending. They are not to be modified.
+func (b *Bag) LeafKeys() iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for _, k := range b.keys {
+			if b.isLeaf(int(k)) && !yield(b.item(int(k)).key) {
+				return
+			}
+		}
+	}
 }
 
 // Omits reports whether the bag proves that the way to a key was left out of it: the key lies

@@ -2,6 +2,7 @@ package avlstar
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -54,6 +55,12 @@ func TestBagsAreJudged(t *testing.T) {
 		roots := bag.Roots()
 		if len(roots) == 1 {
 			require.NotZero(t, omitted)
+		}
+		keys := slices.Collect(bag.LeafKeys())
+		require.Len(t, keys, bag.Leaves())
+		require.True(t, slices.IsSortedFunc(keys, bytes.Compare))
+		for _, w := range wants {
+			require.Contains(t, keys, w.Key)
 		}
 		kept := roots[rng.IntN(len(roots))]
 		require.Same(t, bag, bag.Only(func(Stub) bool { return true }))

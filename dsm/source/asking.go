@@ -297,7 +297,7 @@ func (q *question) judge(action ask.Ask, b []byte, err error) answer {
 		got.nothing = true
 		return got
 	}
-	if bag.Leaves() > mostLeaves(action.Wants) {
+	if unaskedLeaves(bag, action.Wants) {
 		return lied(ask.Unasked)
 	}
 	if len(q.held) > 0 && q.depth == math.MaxUint8 {
@@ -321,13 +321,33 @@ func (q *question) judge(action ask.Ask, b []byte, err error) answer {
 	return answer{event: ask.Proved{Request: action.Request}, bag: bag}
 }
 
-// mostLeaves returns how many leaves the bag of an honest node can have: the way to a key ends at
-// one.
-func mostLeaves(wants []dsm.Want) int {
-	if slices.ContainsFunc(wants, func(w dsm.Want) bool { return w.Range }) {
-		return math.MaxInt
+// unaskedLeaves reports whether a bag has more leaves than that of an honest node can have. The way
+// to a key ends at one, and a range may begin below one that is not in it: without a limit, a block
+// could be made too large by what nobody asked for.
+func unaskedLeaves(bag *avlstar.Bag, wants []dsm.Want) bool {
+	beside := bag.Leaves()
+	if beside <= len(wants) {
+		return false
 	}
-	return len(wants)
+	ranges := slices.DeleteFunc(slices.Clone(wants), func(w dsm.Want) bool { return !w.Range })
+	if len(ranges) == 0 {
+		return true
+	}
+	slices.SortFunc(ranges, func(a, b dsm.Want) int { return bytes.Compare(a.Key, b.Key) })
+	var upTo []byte // all ranges that have begun end here, at most; they are open where that is nil
+	begun := 0
+	for key := range bag.LeafKeys() {
+		for ; begun < len(ranges) && bytes.Compare(ranges[begun].Key, key) <= 0; begun++ {
+			after := ranges[begun].After
+			if begun == 0 || after == nil || upTo != nil && bytes.Compare(after, upTo) > 0 {
+				upTo = after
+			}
+		}
+		if begun > 0 && (upTo == nil || bytes.Compare(key, upTo) < 0) {
+			beside--
+		}
+	}
+	return beside > len(wants)
 }
 
 // holds reports whether a bag may begin at a stub. held ascends.

@@ -1,0 +1,68 @@
+package source
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+// The bag of an honest node never has more leaves than its wants explain, and a neighbour for each
+// want, and one more, are too many.
+func TestUnaskedLeaves(t *testing.T) {
+	rng := seeds.Rand(t)
+	key := func(i int) []byte { return binary.BigEndian.AppendUint16(nil, uint16(i)) }
+	var changes []avlstar.Change
+	for i := 0; i < 4000; i += 4 {
+		changes = append(changes, avlstar.Change{Key: key(100 + i), Value: []byte("value")})
+	}
+	empty, err := avlstar.Empty(512)
+	require.NoError(t, err)
+	v, err := empty.Apply(changes)
+	require.NoError(t, err)
+	empty.Release()
+	defer v.Release()
+	bag := func(wants []dsm.Want, below avlstar.Below) *avlstar.Bag {
+		var all []avlstar.Want
+		for _, w := range wants {
+			all = append(all, avlstar.Want(w))
+		}
+		b, err := v.Bag(all, below)
+		require.NoError(t, err)
+		bag, err := avlstar.DecodeBag(b)
+		require.NoError(t, err)
+		return bag
+	}
+	for range 300 {
+		var wants []dsm.Want
+		for range 1 + rng.IntN(6) {
+			w := dsm.Want{Key: key(rng.IntN(4200)), Deleted: rng.IntN(3) == 0}
+			switch rng.IntN(3) {
+			case 0:
+				w.Next = true
+			case 1:
+				w.Range = true
+				if rng.IntN(5) > 0 {
+					w.After = key(1 + int(binary.BigEndian.Uint16(w.Key)) + rng.IntN(300))
+				}
+			}
+			wants = append(wants, w)
+		}
+		require.False(t, unaskedLeaves(bag(dsm.Normal(wants), avlstar.Below{Depth: rng.IntN(12)}), dsm.Normal(wants)), "%v", wants)
+	}
+	for _, wants := range [][]dsm.Want{
+		{{Key: key(1000), Range: true, After: key(1400)}},
+		{{Key: key(200)}, {Key: key(1000), Range: true, After: key(1400)}, {Key: key(1200), Range: true, After: key(1300)}},
+		{{Key: key(2000), Range: true, After: key(2001)}},
+	} {
+		more := bytes.Clone(wants[len(wants)-1].Key)
+		lie := append([]dsm.Want{{Key: more, Range: true, After: key(3000)}}, wants...)
+		require.True(t, unaskedLeaves(bag(lie, avlstar.Below{}), wants))
+		require.False(t, unaskedLeaves(bag(wants, avlstar.Below{}), wants))
+	}
+}
