@@ -3,6 +3,7 @@ package source
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,6 +39,7 @@ func TestUnaskedLeaves(t *testing.T) {
 		require.NoError(t, err)
 		return bag
 	}
+	seen := 0
 	for range 300 {
 		var wants []dsm.Want
 		for range 1 + rng.IntN(6) {
@@ -53,8 +55,23 @@ func TestUnaskedLeaves(t *testing.T) {
 			}
 			wants = append(wants, w)
 		}
-		require.False(t, unaskedLeaves(bag(dsm.Normal(wants), avlstar.Below{Depth: rng.IntN(12)}), dsm.Normal(wants)), "%v", wants)
+		wants = dsm.Normal(wants)
+		require.False(t, unaskedLeaves(bag(wants, avlstar.Below{Depth: rng.IntN(12)}), wants), "%v", wants)
+
+		salt, odds := byte(rng.Uint32()), byte(rng.Uint32())
+		part, err := v.Prune(func(s avlstar.Subtree) bool { return s.Hash[0]^salt < odds })
+		require.NoError(t, err)
+		var all []avlstar.Want
+		for _, w := range wants {
+			all = append(all, avlstar.Want(w))
+		}
+		if _, held := part.Version().Lacks(all); len(held) > 0 {
+			require.False(t, unaskedLeaves(bag(wants, avlstar.Below{Depth: math.MaxInt, Held: held}), wants), "%v", wants)
+			seen++
+		}
+		part.Release()
 	}
+	require.Positive(t, seen, "nothing was asked below what is held")
 	for _, wants := range [][]dsm.Want{
 		{{Key: key(1000), Range: true, After: key(1400)}},
 		{{Key: key(200)}, {Key: key(1000), Range: true, After: key(1400)}, {Key: key(1200), Range: true, After: key(1300)}},
