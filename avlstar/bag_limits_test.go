@@ -42,7 +42,8 @@ func TestSearchForTreesIsLimited(t *testing.T) {
 func TestBagOfPart(t *testing.T) {
 	rnd := seeds.Rand(t)
 	brought := 0
-	for round := 0; round < scaled(60) || brought == 0 && round < 1000; round++ { // few may bring nothing
+	// A few rounds may bring nothing.
+	for round := 0; round < scaled(60) || brought == 0 && round < 1000; round++ {
 		n := 1 << (2 + rnd.IntN(8))
 		full := randomState(t, rnd, n)
 		sparse := func() *Partial {
