@@ -230,8 +230,19 @@ func (w *world) startClients(ctx context.Context) {
 	w.clients, err = history.Start(ctx, history.Config{
 		Nodes: nodes, ChainID: w.network.ChainID(), Prefix: testnet.Prefix + "history/", Seed: w.m.Seed,
 		Clients: w.m.Load.Clients, Keys: w.m.Load.Keys, Trust: &client.Trust{Genesis: w.network.Genesis},
+		Old: w.hasOlderBuild(),
 	})
 	Expect(err).NotTo(HaveOccurred())
+}
+
+// hasOlderBuild reports whether a node begins as an earlier build.
+func (w *world) hasOlderBuild() bool {
+	for _, n := range w.m.Nodes {
+		if n.Version != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // addClients lets the load use nodes that have joined.

@@ -40,7 +40,7 @@ func (d *drawer) transaction(process int, seen func(key string) string) []Operat
 	if d.Group < 2 || d.random.IntN(groupShare) > 0 {
 		return []Operation{d.operation(process, d.key(d.random.IntN(d.Keys)), seen)}
 	}
-	if d.random.IntN(2) == 0 {
+	if d.random.IntN(2) == 0 && !d.Old {
 		return []Operation{d.txn(process, seen)}
 	}
 	var operations []Operation
@@ -54,7 +54,7 @@ func (d *drawer) operation(process int, key string, seen func(key string) string
 	switch n := d.random.IntN(20); {
 	case n < 6:
 		return Operation{Kind: Read, Key: key}
-	case n < 7:
+	case n < 7 && !d.Old:
 		return Operation{Kind: Compare, Key: key, Expected: seen(key)}
 	case n < 12:
 		return Operation{Kind: Put, Key: key, Value: d.value(process)}

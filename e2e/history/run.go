@@ -26,8 +26,11 @@ type Config struct {
 	// (5) do one transaction after the other, each with accounts of its own
 	Clients int
 	// (4) that each are written alone; few, so that clients get in each other's way
-	Keys       int
-	Group      int // (3) keys that are written and read several at once
+	Keys  int
+	Group int // (3) keys that are written and read several at once
+	// Old: one of the nodes is of the oldest build with app version 1, so that operations that came
+	// later are left out.
+	Old        bool
 	ValueBytes int // (64) a value has at least
 	// (8 s) how long a client waits for its transaction before it calls it a Maybe
 	Patience time.Duration

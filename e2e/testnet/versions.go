@@ -19,7 +19,8 @@ var ErrNoVersion = errors.New("no such version here")
 // precedence: see commitOf.
 var versions = map[string]string{
 	// The oldest build with today's rules of app version 1, which changed while no chain was
-	// released: with an older one in a network, app hashes differ.
+	// released: with an older one in a network, app hashes differ. It lacks the operations that
+	// came later, which networks with it must not see: history.Config.Old.
 	Preview: "fe3c54229222cd741539677a6f1f5ed3fd596ed6",
 }
 
