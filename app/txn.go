@@ -158,26 +158,23 @@ func commonOfRange(start, end []byte) []byte {
 func (x *executor) readRange(op *tx.ReadRange) (tx.OperationResult, error) {
 	var (
 		result tx.OperationResult
-		size   int
+		length int // of keys and values
 	)
 	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key, value []byte) bool {
-		size += len(key) + len(value)
-		if len(result.Entries) == int(op.Limit) || len(result.Entries) > 0 && size > tx.MaxReadBytes {
+		with := length + len(key) + len(value)
+		if len(result.Entries) == int(op.Limit) || len(result.Entries) > 0 && with > tx.MaxReadBytes {
 			result.More = true
 			return false
 		}
+		length = with
 		result.Entries = append(result.Entries, tx.KeyValue{Key: key, Value: value})
 		return true
 	})
 	if err != nil {
 		return tx.OperationResult{}, err
 	}
-	var length uint64
-	for _, kv := range result.Entries {
-		length += uint64(len(kv.Key) + len(kv.Value))
-	}
 	result.Found = len(result.Entries) > 0
-	return result, x.spendReads(length, max(1, uint64(len(result.Entries))))
+	return result, x.spendReads(uint64(length), max(1, uint64(len(result.Entries))))
 }
 
 // deleteRange removes a range, or the first part of it. The keys that it removes count as read: an
