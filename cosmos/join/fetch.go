@@ -78,8 +78,8 @@ func (j *joiner) loop() error {
 		select {
 		case <-j.ctx.Done():
 			return j.ctx.Err()
-		case <-j.mail.wake:
-			for _, e := range j.mail.take() {
+		case <-j.mail.Wake():
+			for _, e := range j.mail.Take() {
 				e.handle(j)
 			}
 		case <-timer.C:
@@ -156,7 +156,7 @@ func (j *joiner) ask(a scheduler.Ask) bool {
 		defer cancel()
 		f := fetching{j.state, p.conn, r, 0}
 		answer, err := f.chunk(ctx)
-		j.mail.put(answered{r, answer, err})
+		j.mail.Put(answered{r, answer, err})
 	})
 	return true
 }
@@ -204,7 +204,7 @@ func (j *joiner) check(r *request) {
 	j.wg.Go(func() {
 		j.workers <- struct{}{}
 		defer func() { <-j.workers }()
-		j.mail.put(checked{r, s.install(r.chunk, r.answer.chunk)})
+		j.mail.Put(checked{r, s.install(r.chunk, r.answer.chunk)})
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/internal/mailbox"
 	"github.com/starling-kv/starling/statesync/scheduler"
 	"github.com/starling-kv/starling/transport"
 )
@@ -101,7 +102,7 @@ type joiner struct {
 
 	wg      sync.WaitGroup
 	workers chan struct{} // one element for each answer being verified
-	mail    *mailbox
+	mail    *mailbox.Mailbox[event]
 
 	// Used by the loop only.
 	peers    map[scheduler.PeerID]*peer // connected
@@ -142,7 +143,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	j := &joiner{
-		o: o, started: time.Now(), ctx: ctx, workers: make(chan struct{}, runtime.GOMAXPROCS(0)), mail: newMailbox(),
+		o: o, started: time.Now(), ctx: ctx, workers: make(chan struct{}, runtime.GOMAXPROCS(0)), mail: mailbox.New[event](),
 		peers: map[scheduler.PeerID]*peer{}, banned: map[transport.ID]bool{}, wasted: map[transport.ID]time.Duration{}, requests: map[scheduler.RequestID]*request{},
 		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
 	}
@@ -224,7 +225,7 @@ func (j *joiner) choose() error {
 		// is left of the others. Once the time is over, what is there is tried, but no more comes.
 		if !over {
 			over = !time.Now().Before(deadline)
-			for _, e := range j.mail.take() {
+			for _, e := range j.mail.Take() {
 				e.handle(j)
 			}
 		}
@@ -266,7 +267,7 @@ func (j *joiner) choose() error {
 			for _, p := range j.peers {
 				p.lacks = nil
 			}
-		case <-j.mail.wake:
+		case <-j.mail.Wake():
 		}
 	}
 	return j.ctx.Err()

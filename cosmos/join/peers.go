@@ -3,7 +3,6 @@ package join
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
@@ -13,35 +12,6 @@ import (
 
 // event is something that another goroutine reports to the loop, which alone calls handle.
 type event interface{ handle(j *joiner) }
-
-// mailbox collects events from any goroutine, in order. put never blocks; the number of events is
-// bounded by that of requests and addresses.
-type mailbox struct {
-	wake chan struct{} // has an element when there may be something to take
-
-	mu    sync.Mutex
-	queue []event // guarded by mu
-}
-
-func newMailbox() *mailbox { return &mailbox{wake: make(chan struct{}, 1)} }
-
-func (m *mailbox) put(e event) {
-	m.mu.Lock()
-	m.queue = append(m.queue, e)
-	m.mu.Unlock()
-	select {
-	case m.wake <- struct{}{}:
-	default: // the loop is about to wake up, and will take everything
-	}
-}
-
-func (m *mailbox) take() []event {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := m.queue
-	m.queue = nil
-	return all
-}
 
 // The pause between two attempts to connect to an address, which doubles up to the second.
 const (
@@ -78,7 +48,7 @@ func (j *joiner) visit(a transport.Address) (used, banned bool) {
 	defer cancel()
 	conn, err := j.o.Dialer.Dial(ctx, a)
 	if err != nil {
-		j.mail.put(missed{a, err})
+		j.mail.Put(missed{a, err})
 		return false, false
 	}
 	defer conn.Close() //nolint:errcheck // it is to end
@@ -88,11 +58,11 @@ func (j *joiner) visit(a transport.Address) (used, banned bool) {
 		offers, err = iavlsync.DecodeOffers(b)
 	}
 	if err != nil {
-		j.mail.put(missed{a, err})
+		j.mail.Put(missed{a, err})
 		return false, isLie(err)
 	}
 	refused := make(chan struct{})
-	j.mail.put(up{&peer{conn: conn, offers: offers}, refused})
+	j.mail.Put(up{&peer{conn: conn, offers: offers}, refused})
 	select {
 	case <-j.ctx.Done():
 	case <-conn.Done():
@@ -100,7 +70,7 @@ func (j *joiner) visit(a transport.Address) (used, banned bool) {
 		return true, true
 	}
 	left := make(chan bool, 1)
-	j.mail.put(down{conn, left})
+	j.mail.Put(down{conn, left})
 	select {
 	case <-j.ctx.Done():
 		return true, true

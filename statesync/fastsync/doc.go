@@ -9,7 +9,7 @@
 //	choose.go      newest height that a header proves and a peer serves ──► manifest, proved
 //	manifest.go    a manifest, from several peers: the slow ones give their places up
 //	draft.go       what came of a manifest before it is proved; who is asked next continues it
-//	join.go        Join: one loop; what other goroutines report reaches it through mailbox.go
+//	join.go        Join: one loop; what other goroutines report reaches it as an event (event.go)
 //	round.go       a snapshot: what is missing, when it stalls or is slow, when another takes its place
 //	look.go        a round that will take long is compared with other snapshots
 //	request.go     a chunk: requested ──► received ──► verified and written ──► counted

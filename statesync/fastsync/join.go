@@ -10,6 +10,7 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/mailbox"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/scheduler"
 	"github.com/starling-kv/starling/transport"
@@ -73,10 +74,10 @@ type joiner struct {
 	unfinished *choice         // what an interrupted restore was fetching; nil: there was none
 
 	// Used by all goroutines.
-	mail     *mailbox       // to the loop
-	wg       sync.WaitGroup // all goroutines of the join; Join waits for them
-	workers  chan struct{}  // one element for each answer being verified: at most one per CPU
-	buffers  buffers        // that answers land in
+	mail     *mailbox.Mailbox[event] // to the loop
+	wg       sync.WaitGroup          // all goroutines of the join; Join waits for them
+	workers  chan struct{}           // answers being verified, an element each: at most one per CPU
+	buffers  buffers                 // that answers land in
 	attempts struct {
 		sync.Mutex
 		failed map[int64]int // attempts to get a height's manifest
@@ -108,7 +109,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	j := &joiner{
 		o: o, log: o.Logger, started: time.Now(), ctx: ctx,
-		mail: newMailbox(), workers: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		mail: mailbox.New[event](), workers: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
 		conns: map[scheduler.PeerID]transport.Conn{}, has: map[scheduler.PeerID]Status{},
 		doubted: map[scheduler.PeerID]bool{}, doubts: map[scheduler.PeerID]int{},
@@ -144,9 +145,9 @@ func (j *joiner) restore() (*avlstar.Version, error) {
 	}
 	defer j.leave()
 	stop := j.o.Peers.Watch(Watcher{
-		Up:     func(c transport.Conn) { j.mail.put(peerUp{c}) },
-		Status: func(id transport.ID, s Status) { j.mail.put(peerStatus{scheduler.PeerID(id), s}) },
-		Down:   func(id transport.ID) { j.mail.put(peerDown{scheduler.PeerID(id)}) },
+		Up:     func(c transport.Conn) { j.mail.Put(peerUp{c}) },
+		Status: func(id transport.ID, s Status) { j.mail.Put(peerStatus{scheduler.PeerID(id), s}) },
+		Down:   func(id transport.ID) { j.mail.Put(peerDown{scheduler.PeerID(id)}) },
 	})
 	defer stop()
 	if err := j.loop(); err != nil {
@@ -178,8 +179,8 @@ func (j *joiner) loop() error {
 		select {
 		case <-j.ctx.Done():
 			return j.ctx.Err()
-		case <-j.mail.wake:
-			for _, e := range j.mail.take() {
+		case <-j.mail.Wake():
+			for _, e := range j.mail.Take() {
 				e.handle(j)
 			}
 		case <-timer.C:

@@ -90,7 +90,7 @@ func (j *joiner) lookAround() {
 		if err == nil {
 			rate = j.sample(timed, c)
 		}
-		j.mail.put(looked{r, c, rate})
+		j.mail.Put(looked{r, c, rate})
 	})
 }
 

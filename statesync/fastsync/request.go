@@ -73,7 +73,7 @@ func (j *joiner) ask(a scheduler.Ask) bool {
 		}
 		// Only what lands in a buffer that was lent can come past TLS.
 		unproved := !call.Proved && call.Into != nil && transport.Unproved(conn)
-		j.mail.put(answered{r, answer, err, unproved})
+		j.mail.Put(answered{r, answer, err, unproved})
 	})
 	return true
 }
@@ -162,7 +162,7 @@ func (j *joiner) check(r *request) {
 		j.workers <- struct{}{}
 		defer func() { <-j.workers }()
 		fresh, delta, err := r.item.verify(answer)
-		j.mail.put(checked{r, fresh, delta, err})
+		j.mail.Put(checked{r, fresh, delta, err})
 	})
 }
 

@@ -194,7 +194,7 @@ func (j *joiner) search() {
 		if err != nil {
 			c = nil
 		}
-		j.mail.put(chosen{r, c})
+		j.mail.Put(chosen{r, c})
 	})
 }
 

@@ -1,0 +1,39 @@
+// Package mailbox brings what goroutines report to the one loop that acts on it.
+package mailbox
+
+import "sync"
+
+// Mailbox collects events from any goroutine, in order. It has no limit of its own: its user bounds
+// the number of events. Put never blocks, so that it may be called under a lock.
+type Mailbox[E any] struct {
+	wake chan struct{} // has an element when there may be something to take
+
+	mu    sync.Mutex
+	queue []E // guarded by mu
+}
+
+// New returns an empty mailbox.
+func New[E any]() *Mailbox[E] { return &Mailbox[E]{wake: make(chan struct{}, 1)} }
+
+// Wake has an element when there may be something to take.
+func (m *Mailbox[E]) Wake() <-chan struct{} { return m.wake }
+
+// Put adds an event.
+func (m *Mailbox[E]) Put(e E) {
+	m.mu.Lock()
+	m.queue = append(m.queue, e)
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default: // the loop is about to wake up, and will take everything
+	}
+}
+
+// Take returns everything that was put since the last call.
+func (m *Mailbox[E]) Take() []E {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := m.queue
+	m.queue = nil
+	return all
+}
