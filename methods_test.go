@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/storagenode"
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
@@ -28,7 +29,7 @@ func TestMethodNumbers(t *testing.T) {
 		"evidence": lightblocks.MethodEvidence, "headers": lightblocks.MethodHeaders,
 		"ranges": transport.Method(dsm.MethodRanges), "witness": transport.Method(dsm.MethodWitness),
 		"upper": transport.Method(dsm.MethodUpper), "update": transport.Method(dsm.MethodUpdate),
-		"exchange": rdma.Method, "parts": fastsync.MethodParts, "outline": transport.Method(dsm.MethodOutline),
+		"blocks": catchup.MethodBlocks, "exchange": rdma.Method, "parts": fastsync.MethodParts, "outline": transport.Method(dsm.MethodOutline),
 	}
 	spec, err := os.ReadFile("docs/spec/transport.md")
 	require.NoError(t, err)
@@ -45,6 +46,7 @@ func TestMethodNumbers(t *testing.T) {
 	fastsync.NewServer(fastsync.ServerOptions{}).Register(mux)
 	// panics where a number is taken
 	lightblocks.NewServer(lightblocks.ServerOptions{}).Register(mux)
+	catchup.NewServer(nil).Register(mux)
 	storage, err := storagenode.NewNode(storagenode.NodeOptions{})
 	require.NoError(t, err)
 	storage.Register(mux)

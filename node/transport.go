@@ -15,6 +15,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/serve"
 	"github.com/starling-kv/starling/lightblocks"
@@ -45,11 +46,12 @@ func transportLanes() []tcp.Lane {
 }
 
 // serving is this node's side of the transport, where joining nodes send requests. The fields but
-// server are set before CometBFT is made.
+// server are set before CometBFT is made; without an address, blocks, light and reactor are nil.
 type serving struct {
-	address string              // to listen on; "": nobody is served, and light and reactor are nil
+	address string              // to listen on; "": nobody is served
 	wrong   error               // why there is no address
 	making  chan struct{}       // places of answers that take long: one processor is left to blocks
+	blocks  *catchup.Server     // serves its blocks, as light
 	light   *lightblocks.Server // serves CometBFT's headers, once there are stores: see setStores
 	reactor *comet.AddressReactor
 	server  *tcp.Server // nil: it does not listen yet
@@ -66,6 +68,7 @@ func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Lo
 		address: address, making: making,
 		//nolint:gosec // it draws what anybody may see
 		reactor: comet.NewAddressReactor(rand.NewPCG(rand.Uint64(), rand.Uint64()), config.PrivatePeers(conf)),
+		blocks:  catchup.NewServer(logger.With("module", "transport")),
 		light:   lightblocks.NewServer(lightblocks.ServerOptions{ChainID: genesis.ChainID, Logger: logger.With("module", "transport"), Making: making}),
 	}
 }
@@ -77,7 +80,9 @@ func (s *serving) setStores(blocks *store.BlockStore, states sm.Store, evidence 
 	case s.light == nil:
 	case blocks == nil: // SetStores must not get a nil pointer in an interface
 		s.light.SetStores(nil, nil, nil)
+		s.blocks.SetBlocks(nil)
 	default:
+		s.blocks.SetBlocks(blocks)
 		s.light.SetStores(blocks, states, evidence)
 	}
 }
@@ -104,6 +109,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 		Snapshots: n.application.snapshots, Blocks: n.blockRange, Peers: n.known, Genesis: genesis, Making: n.serving.making,
 	}).Register(mux)
 	n.serving.light.Register(mux)
+	n.serving.blocks.Register(mux)
 	serve.New(serve.Options{Versions: n.application, Making: n.serving.making}).Register(mux)
 	var handler transport.Handler = mux
 	if wrap != nil {
