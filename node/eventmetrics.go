@@ -27,6 +27,7 @@ func newEventMetrics(log *events.Log) *eventMetrics {
 	}
 	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
 	add(gauge, "least_height", "Lowest height from which watchers can continue.", func(s events.Stats) float64 { return float64(s.Least) })
+	add(counter, "anew_total", "Times that the log began anew: it was damaged, or did not lead up to the state.", func(s events.Stats) float64 { return float64(s.Anew) })
 	add(gauge, "kept_bytes", "Bytes of the events that are kept, before compression.", func(s events.Stats) float64 { return float64(s.Bytes) })
 	add(gauge, "backlog_bytes", "Bytes of events that are not on disk yet.", func(s events.Stats) float64 { return float64(s.Backlog) })
 	add(gauge, "waiting", "Requests of watchers that wait for an event.", func(s events.Stats) float64 { return float64(s.Waiting) })

@@ -3,10 +3,12 @@ package events
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
 // scanBytes is how much of the log is read for one answer at most, in bytes of events, whether or
@@ -24,7 +26,13 @@ func (l *Log) Answer(ctx context.Context, r event.Request, wait time.Duration) (
 	defer timer.Stop()
 	asked := r.From
 	for {
+		number := l.number()
 		a, full, err := l.read(&r)
+		if errors.Is(err, engine.ErrCorrupt) {
+			if err = l.beginAnew(damage{number, err}); err == nil {
+				continue // what was there is compacted now
+			}
+		}
 		if err != nil || full || len(a.Events) > 0 || a.Compacted(r.From) || wait <= 0 || r.WaitMS == 0 {
 			compacted := a.Compacted(r.From) && a.Next == r.From
 			return l.count(answerTo(asked, a, compacted), err, compacted)

@@ -8,6 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
 // The records of the database:
@@ -50,6 +51,14 @@ func get(db pebble.Reader, key []byte) ([]byte, error) {
 }
 
 var errRecord = errors.New("a record of the wrong length")
+
+// readErr is the error of reading records.
+func (l *Log) readErr(err error) error {
+	if errors.Is(err, errRecord) {
+		return l.folder.Corrupt(err)
+	}
+	return l.folder.Err("read", err)
+}
 
 // edge returns the first block of the log, or the last.
 func edge(db pebble.Reader, last bool) (height int64, sum uint64, ok bool, err error) {
@@ -97,12 +106,20 @@ func (l *Log) sum(height int64) (uint64, error) {
 // write brings blocks to disk until the log is closed.
 func (l *Log) write() {
 	for closing := false; ; {
+		var err error
 		select {
 		case <-l.wake:
+		case d := <-l.damages:
+			err = l.beginAnew(d)
 		case <-l.closing:
 			closing = true
 		}
-		err := l.writeWaiting()
+		if err == nil {
+			err = l.failure() // of one who has read, and could not begin anew
+		}
+		if err == nil {
+			err = l.writeWaiting()
+		}
 		l.mu.Lock()
 		if err != nil && l.mu.failure == nil {
 			l.mu.failure = err
@@ -126,9 +143,13 @@ func (l *Log) write() {
 // writeWaiting writes all blocks that wait, and trims.
 func (l *Log) writeWaiting() error {
 	for {
+		number := l.number()
 		l.writing.Lock()
 		more, err := l.writeSome()
 		l.writing.Unlock()
+		if errors.Is(err, engine.ErrCorrupt) {
+			more, err = true, l.beginAnew(damage{number, err})
+		}
 		if err != nil || !more {
 			return err
 		}
@@ -276,12 +297,17 @@ func (l *Log) lastBase() int64 {
 // readDisk visits the events from a token on, up to the block at height, while visit returns true;
 // the visitor may keep none of them. It returns false if the log begins later.
 func (l *Log) readDisk(from event.Token, height int64, visit func(*event.Event) bool) (there bool, err error) {
+	l.using.RLock()
+	defer l.using.RUnlock()
+	if l.db == nil {
+		return false, fmt.Errorf("events folder %s: %w", l.folder.Dir, ErrClosed)
+	}
 	snapshot := l.db.NewSnapshot()
 	defer func() { err = errors.Join(err, snapshot.Close()) }()
 	base, _, ok, err := edge(snapshot, false)
 	switch {
 	case err != nil:
-		return false, l.folder.Err("read", err)
+		return false, l.readErr(err)
 	case !ok:
 		return false, l.folder.Corrupt(errors.New("it has no block"))
 	case base >= from.Height:

@@ -15,7 +15,7 @@ import (
 )
 
 // FormatVersion is the latest layout of the data that this package writes. What is of another
-// layout, or damaged, is begun anew.
+// layout, or damaged, is begun anew: see anew.go.
 const FormatVersion = 1
 
 // Defaults of Options.
@@ -91,8 +91,11 @@ func (o Options) withDefaults() Options {
 type Log struct {
 	o      Options
 	folder engine.Folder
-	db     *pebble.DB
+	// db is used by who holds writing, or using for reading; who replaces it holds both.
+	db    *pebble.DB
+	using sync.RWMutex
 
+	damages chan damage // what the database found by itself, for the writer
 	// wake has an element when the writer, or the publisher, has something to do.
 	wake, published chan struct{}
 	reads           chan struct{}   // has an element for each answer that is read from disk
@@ -100,7 +103,7 @@ type Log struct {
 	end             context.CancelFunc
 	closing         chan struct{} // closed by Close
 	wg              sync.WaitGroup
-	// writing is held while the database is changed.
+	// writing is held while the database is changed; it is taken before using.
 	writing sync.Mutex
 	waiting *waiters // has a lock of its own, which is taken before mu
 
@@ -110,7 +113,9 @@ type Log struct {
 		moved   chan struct{} // closed, and replaced, whenever state changes
 		failure error
 		closed  bool
+		number  int // of databases that were opened: see damage
 
+		anew                                uint64 // see Stats
 		answers, refused, compacted, events uint64 // counted since the start
 	}
 }
@@ -135,20 +140,17 @@ type state struct {
 // log: watchers must begin again, but nothing that is proved was in it.
 func Open(dir string, o Options) (*Log, error) {
 	o = o.withDefaults()
-	l := &Log{o: o, wake: make(chan struct{}, 1), published: make(chan struct{}, 1), reads: make(chan struct{}, maxDiskReads), closing: make(chan struct{})}
+	l := &Log{
+		o: o, wake: make(chan struct{}, 1), published: make(chan struct{}, 1), damages: make(chan damage, 1),
+		reads: make(chan struct{}, maxDiskReads), closing: make(chan struct{}),
+	}
 	l.folder = engine.Folder{
 		Zone: "events", Dir: dir, FS: o.FS, Logger: o.Logger, Fatal: o.Fatal,
 		WayOut: "remove the folder: the log begins anew",
 	}.WithDefaults()
-	fatal := l.folder.Fatal
-	l.folder.Background = func(err error) {
-		if !errors.Is(err, pebble.ErrClosed) {
-			fatal(err)
-		}
-	}
 	err := l.open()
 	if errors.Is(err, engine.ErrCorrupt) || errors.Is(err, engine.ErrNewerFormat) {
-		l.folder.Logger.Error("The log of events cannot be read and begins anew: watchers of older heights are told that these are compacted", "err", err)
+		l.sayAnew(err)
 		if err = l.folder.FS.RemoveAll(dir); err == nil {
 			err = l.open()
 		}
@@ -166,16 +168,21 @@ func Open(dir string, o Options) (*Log, error) {
 
 func (l *Log) open() error {
 	var err error
-	l.db, err = l.folder.Open(&pebble.Options{
-		CacheSize: 8 << 20, MemTableSize: 8 << 20, MemTableStopWritesThreshold: 4, LBaseMaxBytes: engine.BaseLevelBytes(8 << 20),
-	})
+	l.mu.number++
+	l.db, err = l.folderOf(l.mu.number).Open(databaseOptions())
 	if err != nil {
 		return err
 	}
 	if err := l.load(); err != nil {
-		return errors.Join(err, l.db.Close())
+		db := l.db
+		l.db = nil
+		return errors.Join(err, db.Close())
 	}
 	return nil
+}
+
+func databaseOptions() *pebble.Options {
+	return &pebble.Options{CacheSize: 8 << 20, MemTableSize: 8 << 20, MemTableStopWritesThreshold: 4, LBaseMaxBytes: engine.BaseLevelBytes(8 << 20)}
 }
 
 // load reads how far the log is.
@@ -194,11 +201,11 @@ func (l *Log) load() error {
 	s := &l.mu.state
 	first, firstSum, ok, err := edge(l.db, false)
 	if err != nil || !ok {
-		return l.folder.Err("read", err)
+		return l.readErr(err)
 	}
 	last, sum, _, err := edge(l.db, true)
 	if err != nil {
-		return l.folder.Err("read", err)
+		return l.readErr(err)
 	}
 	*s = state{begun: true, base: first, written: last, synced: last, last: last, published: last, woken: last, total: sum, trimmed: firstSum}
 	return nil
@@ -214,8 +221,11 @@ func (l *Log) Begin(height int64) error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
 	l.mu.Lock()
-	s := l.mu.state
+	s, failure := l.mu.state, l.mu.failure
 	l.mu.Unlock()
+	if failure != nil {
+		return failure
+	}
 	batch := l.db.NewBatch()
 	defer batch.Close()
 	var next state
@@ -243,6 +253,9 @@ func (l *Log) Begin(height int64) error {
 	} else {
 		if s.begun {
 			l.folder.Logger.Info("The log of events begins anew", "after", height, "had_from", s.base+1, "to", s.last)
+			l.mu.Lock()
+			l.mu.anew++
+			l.mu.Unlock()
 		}
 		next = state{base: height}
 		err := errors.Join(
@@ -288,6 +301,13 @@ func (l *Log) until(met func(*state) bool) error {
 		}
 		<-moved
 	}
+}
+
+// failure returns the error after which the log takes nothing more; nil: there was none.
+func (l *Log) failure() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.failure
 }
 
 // changed wakes whoever waits in until. The caller holds mu.
@@ -361,12 +381,21 @@ func (l *Log) Sync(height int64) error {
 	if done {
 		return nil
 	}
-	if err := l.db.LogData(nil, pebble.Sync); err != nil {
+	l.using.RLock()
+	if l.db != nil {
+		err = l.db.LogData(nil, pebble.Sync)
+	}
+	l.using.RUnlock()
+	if err != nil {
 		return l.folder.Err("sync", err)
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	again := l.mu.written < written // of a database that has replaced the one that was synced
 	l.mu.synced = max(l.mu.synced, min(written, l.mu.written))
+	l.mu.Unlock()
+	if again {
+		return l.Sync(height)
+	}
 	return nil
 }
 
@@ -376,11 +405,12 @@ func (l *Log) Close() error {
 	l.Stop()
 	close(l.closing)
 	l.wg.Wait()
-	l.mu.Lock()
-	failure := l.mu.failure
-	l.mu.Unlock()
+	failure := l.failure()
 	for range maxDiskReads { // those who read from disk
 		l.reads <- struct{}{}
+	}
+	if l.db == nil { // it could not be replaced, which is the failure
+		return failure
 	}
 	return errors.Join(failure, l.folder.Err("close", l.db.Close()))
 }

@@ -1,11 +1,13 @@
 package events
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -208,6 +210,7 @@ func TestUnreadableLog(t *testing.T) {
 	for name, spoil := range map[string]func(*Log) error{
 		"newer":         func(l *Log) error { return l.db.Set(formatKey, []byte{FormatVersion + 1}, nil) },
 		"layout record": func(l *Log) error { return l.db.Set(formatKey, []byte("?!"), nil) },
+		"first block":   func(l *Log) error { return l.db.Set(blockKey(0), []byte("?"), nil) },
 	} {
 		fs := vfs.NewMem()
 		l := open(t, fs, Options{})
@@ -245,6 +248,129 @@ func TestDamagedWhereItContinues(t *testing.T) {
 		require.Equal(t, eventsOf(blockOf(1, 3), event.Keys{}, event.Token{}, false), got)
 		require.NoError(t, l.Close())
 	}
+}
+
+// spoilTables damages every table of a log that is open: all but the footers.
+func spoilTables(t *testing.T, fs vfs.FS) (tables int) {
+	t.Helper()
+	names, err := fs.List("events")
+	require.NoError(t, err)
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".sst") {
+			continue
+		}
+		path := fs.PathJoin("events", name)
+		f, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		info, err := f.Stat()
+		require.NoError(t, err)
+		_, err = f.WriteAt(bytes.Repeat([]byte("rubbish!"), int(max(info.Size()-100, 8))/8), 0)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		tables++
+	}
+	return tables
+}
+
+// Damage that a log meets while it runs, whoever meets it, makes it begin anew, with what is in
+// memory: watchers of older heights hear that these are compacted, nobody misses an event, and the
+// node does not stop.
+func TestDamagedWhileRunning(t *testing.T) {
+	t.Parallel()
+	const head = tailBlocks + 500
+	for name, meet := range map[string]func(*testing.T, *Log){
+		"a watcher": func(t *testing.T, l *Log) {
+			a, err := l.Answer(t.Context(), event.Request{From: event.Token{Height: 7, Index: 1}}, 0)
+			require.NoError(t, err)
+			require.True(t, a.Compacted(event.Token{Height: 7}))
+			require.Equal(t, event.Token{Height: 7, Index: 1}, a.Next)
+			require.Equal(t, l.Stats().Least, a.Least)
+		},
+		"compaction": func(t *testing.T, l *Log) {
+			ctx, cancel := context.WithCancel(t.Context())
+			db, ended := l.db, make(chan error)
+			go func() { ended <- db.Compact(ctx, []byte{0}, []byte{0xff}, false) }()
+			require.NoError(t, l.until(func(*state) bool { return l.mu.number > 1 }))
+			cancel() // it may not hear that the database was closed
+			require.Error(t, <-ended)
+		},
+		"trimming": func(t *testing.T, l *Log) {
+			l.writing.Lock()
+			l.o.KeepBlocks = head / 2 // what is looked up there was not read yet
+			l.writing.Unlock()
+			give(t, l, blockOf(1, head+1))
+			require.NoError(t, l.until(func(*state) bool { return l.mu.number > 1 }))
+			l.writing.Lock()
+			l.o.KeepBlocks = DefaultKeepBlocks
+			l.writing.Unlock()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fs := vfs.NewMem()
+			o := Options{FS: fs, Fatal: func(err error) { panic(err) }, Failed: func(err error) { t.Error(err) }}
+			l := open(t, fs, o)
+			for h := int64(1); h <= head; h++ {
+				give(t, l, blockOf(1, h))
+			}
+			require.NoError(t, l.settle())
+			require.NoError(t, l.db.Flush())
+			require.NoError(t, l.Close())
+			l = open(t, fs, o) // no table is open, and nothing in memory
+			require.NoError(t, l.Begin(head))
+			require.NotZero(t, spoilTables(t, fs))
+			meet(t, l)
+			require.EqualValues(t, 1, l.Stats().Anew)
+			last := l.Stats().Head
+			require.Equal(t, head+1, int(l.Stats().Least))
+			for h := last + 1; h <= head+20; h++ {
+				give(t, l, blockOf(1, h))
+			}
+			check := func() {
+				got, _ := all(t, l, event.Request{From: event.Token{Height: head + 1}})
+				var want []event.Event
+				for h := int64(head + 1); h <= head+20; h++ {
+					want = append(want, eventsOf(blockOf(1, h), event.Keys{}, event.Token{}, false)...)
+				}
+				require.Equal(t, want, got)
+			}
+			check()
+			require.NoError(t, l.Sync(head+20))
+			require.NoError(t, l.Close())
+			l = open(t, fs, Options{})
+			require.NoError(t, l.Begin(head+20))
+			check()
+			require.NoError(t, l.Close())
+		})
+	}
+}
+
+// What is still in memory when damage is found is there afterwards, on disk, too.
+func TestBeginsAnewWithMemory(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	l := open(t, fs, Options{})
+	head, first := int64(0), int64(1)
+	for first == 1 { // until some have left memory, which they do once those who waited were woken
+		for range tailBlocks / 2 {
+			head++
+			give(t, l, put(head, "k"))
+		}
+		require.NoError(t, l.settle())
+		l.mu.Lock()
+		first = l.mu.tail[0].height
+		l.mu.Unlock()
+	}
+	require.NoError(t, l.beginAnew(damage{l.number(), errors.New("damaged")}))
+	require.Equal(t, first, l.Stats().Least)
+	require.NoError(t, l.Sync(head))
+	require.NoError(t, l.Close())
+	l = open(t, fs, Options{})
+	require.NoError(t, l.Begin(head))
+	require.Equal(t, first, l.Stats().Least)
+	got, _ := all(t, l, event.Request{From: event.Token{Height: first}})
+	require.Len(t, got, int(head-first+1))
+	require.NoError(t, l.Close())
 }
 
 // What is not published yet is not answered, although the log has it.

@@ -207,6 +207,9 @@ type Stats struct {
 	Bytes       uint64
 	Backlog     int64 // bytes that wait for the disk
 	Waiting     int   // requests that wait for an event
+	// Anew is how often it began anew, since the start: what it had was damaged, of a newer layout,
+	// or did not lead up to the state.
+	Anew uint64
 
 	Answers, Refused, Compacted, Events uint64 // since the start
 }
@@ -219,7 +222,7 @@ func (l *Log) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Stats{
-		Least: l.mu.base + 1, Head: l.mu.published, Bytes: l.mu.total - l.mu.trimmed, Backlog: l.mu.backlog, Waiting: waiting,
+		Least: l.mu.base + 1, Head: l.mu.published, Bytes: l.mu.total - l.mu.trimmed, Backlog: l.mu.backlog, Waiting: waiting, Anew: l.mu.anew,
 		Answers: l.mu.answers, Refused: l.mu.refused, Compacted: l.mu.compacted, Events: l.mu.events,
 	}
 }
