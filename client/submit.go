@@ -19,10 +19,11 @@ const (
 	// nonceAttempts limits how often a transaction is signed again because its nonce was used
 	// meanwhile.
 	nonceAttempts = 8
-	// The pause between polls for a transaction grows from firstPoll to longPoll. Every askAllEvery
-	// polls, all nodes are asked: the nearest one may have stopped to follow the chain.
+	// The pause between polls for a transaction grows from firstPoll to longPoll, as a quarter of
+	// the time waited so far: a poll finds it at most so much later than it is there. Every
+	// askAllEvery polls, all nodes are asked: the nearest one may have stopped to follow the chain.
 	firstPoll, longPoll = 50 * time.Millisecond, 500 * time.Millisecond
-	askAllEvery         = 4
+	askAllEvery         = 8
 	// resendEvery is the interval at which a transaction that is not in a block is sent again,
 	// since a node that was restarted has an empty mempool. The bytes are the same, so it can be
 	// executed only once.
@@ -145,9 +146,9 @@ func (c *Client) WaitTx(ctx context.Context, hash []byte) (*TxResult, error) {
 // soon as stranded reports that no node is known to have the transaction.
 func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, resend func() error) (*TxResult, error) {
 	last := errNotFound
-	wait := firstPoll
-	nextResend := time.Now().Add(resendEvery)
-	for poll := 1; ; poll, wait = poll+1, min(2*wait, longPoll) {
+	began := time.Now()
+	nextResend := began.Add(resendEvery)
+	for poll := 1; ; poll++ {
 		result, err := c.lookup(ctx, hash, poll%askAllEvery == 0)
 		var refused *TxError
 		if err == nil || errors.As(err, &refused) {
@@ -169,7 +170,7 @@ func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, 
 			}
 			nextResend = time.Now().Add(resendEvery)
 		}
-		if err := pause(ctx, wait); err != nil {
+		if err := pause(ctx, min(max(time.Since(began)/4, firstPoll), longPoll)); err != nil {
 			return nil, &UnknownOutcomeError{Hash: hash, Err: fmt.Errorf("%w while waiting for a block: %w", err, last)}
 		}
 	}
