@@ -41,12 +41,15 @@ const (
 	dialTimeout = 5 * time.Second
 	// maxAnswerBytes limits an answer. The largest page of a range in base64, with its proof, fits.
 	maxAnswerBytes = 64 << 20
+	// maxIdle is how many connections to a node stay open for a minute after their last use.
+	maxIdle = 1024
 )
 
 // node is an RPC over HTTP.
 type node struct {
 	*rpchttp.HTTP
-	url *url.URL
+	caller jsonrpc.Caller // of ABCIQueryWithOptions
+	url    *url.URL
 }
 
 var _ RPC = (*node)(nil)
@@ -58,11 +61,19 @@ func NewRPC(address string) (RPC, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := newHTTP(address, u)
+	hc, err := newTransport(address, u)
 	if err != nil {
 		return nil, err
 	}
-	return &node{HTTP: c, url: u}, nil
+	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	caller, err := jsonrpc.NewWithHTTPClient(u.String(), hc)
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	return &node{HTTP: c, caller: caller, url: u}, nil
 }
 
 // NewHTTP returns CometBFT's own client of a node, for the calls that RPC lacks. Time and length of
@@ -73,10 +84,18 @@ func NewHTTP(address string) (*rpchttp.HTTP, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newHTTP(address, u)
+	hc, err := newTransport(address, u)
+	if err != nil {
+		return nil, err
+	}
+	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
+	if err != nil {
+		return nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	return c, nil
 }
 
-func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, error) {
+func newTransport(address string, u *url.URL) (*http.Client, error) {
 	hc, err := jsonrpc.DefaultHTTPClient(u.String())
 	if err != nil {
 		return nil, fmt.Errorf("address %q: %w", address, err)
@@ -85,15 +104,13 @@ func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, error) {
 	if t, ok := hc.Transport.(*http.Transport); ok {
 		t.DialContext = (&net.Dialer{Timeout: dialTimeout}).DialContext
 		t.TLSHandshakeTimeout = dialTimeout
-		t.MaxIdleConnsPerHost = 32
+		// A watch holds a connection while it waits. Those that were not kept between two answers
+		// would be opened again for each.
+		t.MaxIdleConns, t.MaxIdleConnsPerHost = 0, maxIdle
 		t.IdleConnTimeout = time.Minute
 	}
 	hc.Transport = limitedTransport{hc.Transport}
-	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
-	if err != nil {
-		return nil, fmt.Errorf("address %q: %w", address, err)
-	}
-	return c, nil
+	return hc, nil
 }
 
 // parseAddress turns every form of an RPC address into a URL.
