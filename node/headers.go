@@ -44,7 +44,7 @@ func (n *Node) askHeaders(ctx context.Context) error {
 	if err != nil || gap.Headers() == 0 {
 		return err
 	}
-	if n.way == join.None { // else a join has just asked
+	if n.way == join.None || n.way == join.Blocks { // else a join has just asked
 		limited, cancel := context.WithTimeout(ctx, comet.AncestorsTimeout)
 		err := n.fillGap(limited)
 		cancel()

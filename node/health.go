@@ -7,6 +7,7 @@ import (
 	cometnode "github.com/cometbft/cometbft/node"
 	"github.com/dustin/go-humanize/english"
 
+	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
@@ -53,6 +54,9 @@ func (n *Node) healthFacts() health.Facts {
 		if p.Chunks > 0 {
 			facts.Joining = fmt.Sprintf("%d of %s", p.ChunksDone, english.Plural(p.Chunks, "chunk", ""))
 		}
+	}
+	if p, catching := n.blocksView.Progress(); catching && p.State == catchup.CatchUp {
+		facts.Joining = fmt.Sprintf("block %d of %d (%s)", p.Height, p.Target, p.State)
 	}
 	n.mu.Lock()
 	facts.Failed = n.mu.failure

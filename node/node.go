@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
@@ -46,6 +47,7 @@ type options struct {
 	wrap          func(abci.Application) abci.Application
 	wrapTransport func(transport.Handler) transport.Handler
 	progress      func(join.Progress)
+	blocks        func(catchup.Progress)
 	converting    func(done, total uint64)
 	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
 	joinTimes     join.Times // of tests
@@ -73,6 +75,11 @@ func WithTransport(wrap func(transport.Handler) transport.Handler) Option {
 // WithJoinProgress calls f, one call at a time, while the node joins over the transport.
 func WithJoinProgress(f func(join.Progress)) Option {
 	return func(o *options) { o.progress = f }
+}
+
+// WithBlocksProgress calls f, one call at a time, while the node fetches blocks over the transport.
+func WithBlocksProgress(f func(catchup.Progress)) Option {
+	return func(o *options) { o.blocks = f }
 }
 
 // WithConversionProgress calls f, one call at a time, while New converts a state that an older
@@ -111,6 +118,7 @@ type Node struct {
 	transportMetrics *transportMetrics // nil: none
 	// joinView is the progress of a join over the transport; it does its own locking.
 	joinView    fastsync.View
+	blocksView  catchup.View // the same of the blocks since then
 	joinOptions join.Options // for the join, if way is not None
 	// way is what Start does over the transport before CometBFT is made.
 	way    join.Way
@@ -190,6 +198,8 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator,
 		State: joinState{n.application}, Chain: n.databases, Have: have,
 		Metrics: n.application.metrics, View: &n.joinView, Progress: o.progress, Times: o.joinTimes,
+		BlocksView: &n.blocksView, BlocksProgress: o.blocks,
+		Executor: func(ctx context.Context) (join.Executor, error) { return n.instance.Executor(ctx) },
 	}
 	if n.application.sharded != nil {
 		n.joinOptions.Sharded, n.joinOptions.Skip = joinSharded{n.application}, n.isStorageNode
@@ -216,7 +226,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if err := n.serveHeaders(have); err != nil {
 		return err
 	}
-	if n.way != join.None {
+	if n.way != join.None && n.way != join.Blocks {
 		return nil // CometBFT is made once there is something that it can continue from, see Start
 	}
 	// in sharded mode, join.Decide has found another way
@@ -225,6 +235,9 @@ func (n *Node) open(ctx context.Context, o options) error {
 	}
 	if n.unfinishedRestore() && !have.None() {
 		return config.Invalid(errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it continues"))
+	}
+	if n.way == join.Blocks {
+		return nil // as above
 	}
 	return n.instance.Make(ctx)
 }

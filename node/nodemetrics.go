@@ -15,7 +15,7 @@ import (
 // themselves.
 func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 	collectors := []prometheus.Collector{
-		newJoinMetrics(&n.joinView), n.newMetrics(),
+		newJoinMetrics(&n.joinView), newBlocksMetrics(&n.blocksView), n.newMetrics(),
 		// in sharded mode those of the block zone; package dsm/source has registered its own
 		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store),
 		newEventMetrics(n.application.events),

@@ -12,6 +12,7 @@ import (
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/store"
 
+	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
@@ -77,7 +78,7 @@ func (s statusSource) Status() statuspage.Status {
 			Version: versions.Starling, CometBFT: versions.CometBFT, AppVersion: n.application.appVersion(),
 			Started: n.began.UTC(),
 		},
-		Disk: s.disk(), Caches: s.caches(), Snapshots: n.application.snapshots.Heights(), Join: s.join(),
+		Disk: s.disk(), Caches: s.caches(), Snapshots: n.application.snapshots.Heights(), Join: s.join(), CatchUp: s.catchUp(),
 	}
 	status.Chain, status.Phase = s.chain()
 	status.Chain.MissingHeaders = n.missing().Headers()
@@ -122,6 +123,9 @@ func (s statusSource) chain() (c statuspage.Chain, phase string) {
 	})
 	if there {
 		return c, phase
+	}
+	if p, catching := s.n.blocksView.Progress(); catching && p.State == catchup.CatchUp {
+		return c, statuspage.PhaseCatchingUp
 	}
 	if _, joining := s.n.joinView.Progress(); joining {
 		return c, statuspage.PhaseJoining
@@ -192,6 +196,19 @@ func (s statusSource) caches() []statuspage.Cache {
 func (s statusSource) disk() statuspage.Disk {
 	free, known := disk.LeastFree(config.DataFolders(s.n.config.CometBFT))
 	return statuspage.Disk{Known: known, FreeBytes: free, MinFreeBytes: s.n.config.App.Storage.MinFreeBytes}
+}
+
+// catchUp returns the progress of the blocks that are fetched over the transport; nil: there was
+// none.
+func (s statusSource) catchUp() *statuspage.CatchUp {
+	p, was := s.n.blocksView.Progress()
+	if !was {
+		return nil
+	}
+	return &statuspage.CatchUp{
+		State: string(p.State), Height: p.Height, Target: p.Target, Blocks: p.Blocks, Bytes: p.Bytes, Rate: p.Rate, BlockRate: p.BlockRate,
+		Connected: p.Peers, Banned: p.Banned, Seconds: p.Elapsed.Seconds(), SecondsLeft: p.Left.Seconds(),
+	}
 }
 
 // join returns the progress of a join over the transport; nil: there was none.

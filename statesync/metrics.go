@@ -27,9 +27,10 @@ const (
 	BanManifest BanReason = "manifest" // what does not lead to the app hash
 	BanMessage  BanReason = "message"  // an answer that cannot be read
 	BanHeader   BanReason = "header"   // a header that the validators did not sign
+	BanBlock    BanReason = "block"    // blocks that the validators did not sign
 )
 
-var banReasons = []BanReason{BanChunk, BanManifest, BanMessage, BanHeader}
+var banReasons = []BanReason{BanChunk, BanManifest, BanMessage, BanHeader, BanBlock}
 
 // NewMetrics registers the metrics. Those that are registered already are shared: they count for
 // the whole process.
@@ -48,7 +49,7 @@ func NewMetrics(namespace string, registry prometheus.Registerer) *Metrics {
 		servedBytes: counter("bytes_served_total", "Bytes of the chunks handed out to joining nodes."),
 		banned: register(registry, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: "peers_banned_total",
-			Help: "Peers banned for what proves that they lied while this node joined, by what it was about: chunk, manifest, message or header.",
+			Help: "Peers banned for what proves that they lied while this node joined, by what it was about: chunk, manifest, message, header or block.",
 		}, []string{"reason"})),
 		chunks: register(registry, prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: "snapshot_chunks", Help: "Chunks of the snapshot that is or was last restored.",

@@ -25,6 +25,7 @@ type Status struct {
 	Disk      Disk      `json:"disk"`
 	Snapshots []int64   `json:"snapshots"` // heights that other nodes can join from
 	Join      *Join     `json:"join"`      // nil: this process has not joined over the transport
+	CatchUp   *CatchUp  `json:"catch_up"`  // nil: no block was fetched over the transport
 	Sharded   *Sharded  `json:"sharded"`   // nil: the state is in the node's own home
 }
 
@@ -185,6 +186,22 @@ type Join struct {
 	// MapVersion changes whenever the Map does.
 	MapVersion uint64 `json:"map_version"`
 	Peers      []Peer `json:"peers"` // at most MaxPeers: those that gave most, and banned ones
+}
+
+// CatchUp describes how the node fetches blocks over the transport and executes them, before there
+// is a CometBFT.
+type CatchUp struct {
+	State       string  `json:"state"`  // last_irr_catch_up, catch_up, normal: it is over
+	Height      int64   `json:"height"` // of the last block that was executed
+	Target      int64   `json:"target"` // of the last one that peers claim to have with its commit
+	Blocks      int64   `json:"blocks"` // executed
+	Bytes       uint64  `json:"bytes"`  // of these
+	Rate        uint64  `json:"rate"`   // bytes a second, of late
+	BlockRate   float64 `json:"blocks_per_second"`
+	Connected   int     `json:"connected"` // number of peers
+	Banned      int     `json:"banned"`    // number of peers
+	Seconds     float64 `json:"seconds"`
+	SecondsLeft float64 `json:"seconds_left"` // 0: unknown
 }
 
 // MaxPeers is the maximum number of peers in a Status.

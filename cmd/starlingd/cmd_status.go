@@ -17,6 +17,7 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statuspage"
 )
 
@@ -62,7 +63,7 @@ func newStatusCmd(env *cliEnv) *cobra.Command {
 			for _, address := range env.NodeAddrs() {
 				s, err := askStatus(cmd.Context(), address)
 				if err != nil {
-					errs = append(errs, err)
+					errs = append(errs, instead(cmd.Context(), env, err))
 					continue
 				}
 				if env.JSON() {
@@ -75,6 +76,20 @@ func newStatusCmd(env *cliEnv) *cobra.Command {
 			return errors.Join(errs...)
 		},
 	}
+}
+
+// instead returns err, with what the node of the home does where RPC does not answer yet.
+func instead(ctx context.Context, env *cliEnv, err error) error {
+	conf, bad := config.Load(env.Home, env.V)
+	if env.V.GetString("node") != "" || bad != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	if report, asked := askHealth(ctx, conf); asked == nil {
+		return fmt.Errorf("%w\nthe node runs, and RPC does not answer yet: %s", err, report.Line(false))
+	}
+	return err
 }
 
 func askStatus(ctx context.Context, address string) (status, error) {

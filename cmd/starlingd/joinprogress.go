@@ -7,6 +7,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/join"
 )
@@ -17,7 +18,7 @@ func joinProgress(s *screen) []node.Option {
 		return nil
 	}
 	bar := joinBar{screen: s}
-	return []node.Option{conversionProgress(s), node.WithJoinProgress(bar.show)}
+	return []node.Option{conversionProgress(s), node.WithJoinProgress(bar.show), node.WithBlocksProgress(bar.showBlocks)}
 }
 
 // joinBar is the last line of a screen while a node joins. The join itself measures its rate and
@@ -50,6 +51,28 @@ func fetchingLine(p join.Progress) string {
 	}
 	return fmt.Sprintf("height %d %s  %s of %s, %s/s, %v so far%s, %d of %s, %s", p.Height, bar(float64(done)/float64(max(p.Bytes, 1))),
 		humanize.IBytes(done), humanize.IBytes(p.Bytes), humanize.IBytes(p.Rate), p.Elapsed.Round(time.Second), left, p.ChunksDone, counted(p.Chunks, "chunk"), counted(p.Peers, "peer"))
+}
+
+// showBlocks shows how far the blocks are that are fetched over the transport.
+func (b joinBar) showBlocks(p catchup.Progress) {
+	if p.State == catchup.Normal {
+		b.screen.show("")
+		fmt.Fprintf(b.screen, "Caught up to block %d: %s, %s in %.1f s, %s, %d banned\n", p.Height, counted(int(p.Blocks), "block"), humanize.IBytes(p.Bytes),
+			p.Elapsed.Seconds(), counted(p.Peers, "peer"), p.Banned)
+		return
+	}
+	b.screen.show(blocksLine(p))
+}
+
+// blocksLine names what each figure is.
+func blocksLine(p catchup.Progress) string {
+	left := ""
+	if p.Left > 0 {
+		left = fmt.Sprintf(", about %v left", p.Left.Round(time.Second))
+	}
+	first := p.Height - p.Blocks
+	return fmt.Sprintf("block %d of %d %s  %.1f blocks/s, %s/s, %v so far%s, %s", p.Height, p.Target,
+		bar(float64(p.Blocks)/float64(max(p.Target-first, 1))), p.BlockRate, humanize.IBytes(p.Rate), p.Elapsed.Round(time.Second), left, counted(p.Peers, "peer"))
 }
 
 // conversionProgress draws a bar while a state of an older version is converted.

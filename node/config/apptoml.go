@@ -154,6 +154,10 @@ reach_timeout = "{{ .Join.ReachTimeout }}"
 # blocks, which are then missing from its store. 0: never.
 catch_up_blocks = {{ .Join.CatchUpBlocks }}
 
+# A node whose last block is more than five minutes old, or that has just joined, fetches the blocks since then over the transports of several
+# peers and executes them; CometBFT starts, and RPC answers, when less than two blocks are missing. false: CometBFT's block sync fetches them.
+blocks = {{ .Join.Blocks }}
+
 # Number of headers before the snapshot that are fetched with the state, at most until evidence about them has expired. A block with
 # evidence about a validator's misbehaviour at a height whose header is missing stops the node (exit status 8), and the next start asks for it.
 # 1000 headers are about 2 MB and take less than a second; 0: none.

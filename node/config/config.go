@@ -82,6 +82,9 @@ type Join struct {
 	ReachTimeout time.Duration `mapstructure:"reach_timeout"`
 	// CatchUpBlocks: a node further behind than this fetches what differs of the state; 0: never.
 	CatchUpBlocks int64 `mapstructure:"catch_up_blocks"`
+	// Blocks: a node that is behind fetches blocks over the transport and executes them before
+	// CometBFT is made; else CometBFT's block sync does.
+	Blocks bool `mapstructure:"blocks"`
 	// EvidenceHeaders is the number of headers below its snapshot that a joining node fetches,
 	// because later blocks may hold evidence about them.
 	EvidenceHeaders int64 `mapstructure:"evidence_headers"`
@@ -187,7 +190,7 @@ func DefaultApp() App {
 		},
 		Transport: Transport{ListenAddress: autoAddress, MaxPeers: 128, MaxPeersPerHost: 16},
 		Join: Join{
-			Fast: true, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, CatchUpBlocks: 10_000, EvidenceHeaders: 1000,
+			Fast: true, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, CatchUpBlocks: 10_000, Blocks: true, EvidenceHeaders: 1000,
 		},
 	}
 }

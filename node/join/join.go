@@ -13,6 +13,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
@@ -60,6 +61,9 @@ const (
 	// the last block is old: fetch what differs of the state, if the others are far ahead
 	CatchUp
 	Finish // a catch-up was interrupted: the state that the blocks belong to is gone
+	// the last block is old, and the state is not fetched in any case: fetch blocks, if the others
+	// have more
+	Blocks
 )
 
 // State is the state of a node's application, which a join replaces.
@@ -89,6 +93,12 @@ type Chain interface {
 	PutAside(any bool) error
 	// Bootstrap tells CometBFT that a height was reached without its blocks.
 	Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor, gap comet.Gap) error
+}
+
+// Executor is the node's own chain, while there is no CometBFT.
+type Executor interface {
+	catchup.Chain
+	Close() error
 }
 
 // Times are limits for finding out whether catching up, or joining over the transport at all, is
@@ -130,13 +140,18 @@ type Options struct {
 	// Replace of State are not called. nil: the state is in the home.
 	Sharded Sharded
 	Chain   Chain
-	Skip    func(transport.ID) bool // that of NetworkOptions
-	Have    comet.Heights           // of CometBFT, when the home was opened
+	// Executor opens the chain, to execute blocks; nil: that is left to CometBFT.
+	Executor func(ctx context.Context) (Executor, error)
+	Skip     func(transport.ID) bool // that of NetworkOptions
+	Have     comet.Heights           // of CometBFT, when the home was opened
 
 	Metrics  *statesync.Metrics // nil: none
 	View     *fastsync.View     // what others see of it
 	Progress func(Progress)     // called one call at a time; nil: nobody
-	Times    Times
+	// BlocksView and BlocksProgress are the same for the blocks that follow.
+	BlocksView     *catchup.View
+	BlocksProgress func(catchup.Progress)
+	Times          Times
 }
 
 // Allowed reports whether a node joins over the transport at all.
@@ -151,6 +166,15 @@ func (o Options) InBand() bool {
 
 // Decide returns what a start has to do. It changes nothing.
 func Decide(o Options) (Way, error) {
+	way, err := decideState(o)
+	if err != nil || way != None || o.Sharded != nil {
+		return way, err
+	}
+	return decideBlocks(o)
+}
+
+// decideState is Decide, as far as the state goes.
+func decideState(o Options) (Way, error) {
 	switch c := o.Config; {
 	case o.Sharded != nil:
 		return decideSharded(o)
@@ -200,7 +224,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	switch {
 	case err != nil:
 		return err
-	case len(addresses) == 0 && way == CatchUp:
+	case len(addresses) == 0 && way == CatchUp, len(addresses) == 0 && way == Blocks:
 		return nil
 	case len(addresses) == 0:
 		return config.Invalid(fmt.Errorf("%w: none is known: name some in p2p.persistent_peers, p2p.seeds or join.peers", ErrNoTransport))
@@ -210,6 +234,15 @@ func Run(ctx context.Context, way Way, o Options) error {
 	network := NetworkOptions{
 		Config: o.Config, Logger: j.log, Genesis: o.Genesis, NodeKey: o.NodeKey, Addresses: addresses, View: o.View,
 		Skip: o.Skip, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
+	}
+	if way == Blocks {
+		network.View = nil // no state is fetched
+		peers, err := connectPeers(network)
+		if err != nil {
+			return err
+		}
+		defer peers.Close()
+		return j.blocks(ctx, peers, distinct(addresses))
 	}
 	if way != New {
 		network.Own = o.Chain
@@ -224,6 +257,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	if way == CatchUp {
 		err = j.catchUp(ctx)
 	} else {
+		o.BlocksView.Far()
 		err = j.join(ctx)
 	}
 	if p, _ := o.View.Progress(); p.Phase != fastsync.PhaseDone {
@@ -232,7 +266,10 @@ func Run(ctx context.Context, way Way, o Options) error {
 	if errors.Is(err, lightblocks.ErrConflict) {
 		err = errors.Join(err, fmt.Errorf("evidence is in %q: find out from the validators which chain is theirs before you join", evidenceDir(o.Config)))
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return j.blocks(ctx, j.network.peers, distinct(addresses))
 }
 
 // joining is a join that runs. It is used by one goroutine.
@@ -274,7 +311,11 @@ func (j *joining) catchUp(ctx context.Context) error {
 		return ctx.Err()
 	}
 	height, newest := j.State.Height(), int64(0)
-	for deadline := time.Now().Add(j.Times.Newest); newest-height <= j.Config.App.Join.CatchUpBlocks; {
+	far := func() bool { // of snapshots, the peers are asked if so
+		f := catchup.Facts{Height: height, Claims: []catchup.Claim{{First: 1, Last: newest, Snapshot: newest}}, Far: j.Config.App.Join.CatchUpBlocks}
+		return catchup.Decide(f) == catchup.LastIrrCatchUp
+	}
+	for deadline := time.Now().Add(j.Times.Newest); !far(); {
 		var err error
 		if newest, err = j.network.verifier.Newest(asked); errors.Is(err, lightblocks.ErrConflict) {
 			return err
@@ -290,6 +331,7 @@ func (j *joining) catchUp(ctx context.Context) error {
 	}
 	j.log.Info("The chain is far ahead: fetching what differs of the state", "height", height, "newest", newest)
 	j.State.Replace()
+	j.BlocksView.Far()
 	err := j.fetch(ctx)
 	if errors.Is(err, fastsync.ErrNothing) {
 		j.log.Info("No snapshot is of use: fetching blocks", "err", err)

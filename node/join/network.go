@@ -73,10 +73,6 @@ type Network struct {
 // Reach.
 func Connect(o NetworkOptions) (_ *Network, err error) {
 	n := &Network{o: o}
-	key, err := config.TransportKey(o.NodeKey)
-	if err != nil {
-		return nil, err
-	}
 	trust, err := n.trust()
 	if err != nil {
 		return nil, err
@@ -87,12 +83,8 @@ func Connect(o NetworkOptions) (_ *Network, err error) {
 			n.peers.Ban(id, statesync.BanHeader, err.Error())
 		}
 	}
-	n.peers = fastsync.NewPeers(fastsync.PeersOptions{
-		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID}), Addresses: o.Addresses, Self: n.id(),
-		Banned: o.Banned, Skip: o.Skip, Strict: o.Config.CometBFT.P2P.AddrBookStrict,
-	})
-	if o.View != nil {
-		o.View.Connecting(n.peers)
+	if n.peers, err = connectPeers(o); err != nil {
+		return nil, err
 	}
 	if n.verifier, err = lightblocks.NewVerifier(trust); err != nil {
 		n.peers.Close()
@@ -107,6 +99,22 @@ func Connect(o NetworkOptions) (_ *Network, err error) {
 		Down: n.verifier.Remove,
 	})
 	return n, nil
+}
+
+// connectPeers begins to dial peers, who are asked for no headers.
+func connectPeers(o NetworkOptions) (*fastsync.Peers, error) {
+	key, err := config.TransportKey(o.NodeKey)
+	if err != nil {
+		return nil, err
+	}
+	peers := fastsync.NewPeers(fastsync.PeersOptions{
+		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID}), Addresses: o.Addresses,
+		Self: transport.ID(o.NodeKey.ID()), Banned: o.Banned, Skip: o.Skip, Strict: o.Config.CometBFT.P2P.AddrBookStrict,
+	})
+	if o.View != nil {
+		o.View.Connecting(peers)
+	}
+	return peers, nil
 }
 
 // addProviders adds the sources of headers other than the peers that connect.

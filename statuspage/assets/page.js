@@ -56,10 +56,10 @@ function list(id, rows) {
 // ---- The figures
 
 function show(s) {
-  const running = s.phase === "running", early = s.phase === "joining" || s.phase === "starting"; // CometBFT does not run yet
+  const running = s.phase === "running", blocks = s.catch_up && s.catch_up.state === "catch_up", early = s.phase === "joining" || s.phase === "starting" || blocks; // CometBFT does not run yet
   setText(byId("moniker"), s.node.moniker || s.node.id);
   setText(byId("chain-id"), s.node.chain_id);
-  setText(byId("phase"), phases[s.phase] || s.phase);
+  setText(byId("phase"), (phases[s.phase] || s.phase) + (blocks ? `: block ${count.format(s.catch_up.height)} of ${count.format(s.catch_up.target)}` : ""));
   byId("phase").classList.toggle("running", running);
   document.title = (s.node.moniker || "Starling") + " · " + (phases[s.phase] || s.phase);
 

@@ -1,0 +1,367 @@
+package catchup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/transport"
+)
+
+// testPeer is a node with blocks, and what it makes of questions about them.
+type testPeer struct {
+	id      transport.ID
+	blocks  *testBlocks
+	claim   Claim
+	serve   func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error)
+	mu      sync.Mutex
+	asked   int // guarded by mu
+	answers int // guarded by mu
+}
+
+var _ transport.Conn = (*testPeer)(nil)
+
+func (p *testPeer) Remote() transport.Address { return transport.Address{ID: p.id} }
+func (p *testPeer) ChainID() string           { return testChain }
+func (p *testPeer) Done() <-chan struct{}     { return nil }
+func (p *testPeer) Err() error                { return nil }
+func (p *testPeer) Close() error              { return nil }
+
+func (p *testPeer) Call(ctx context.Context, c transport.Call) ([]byte, error) {
+	p.mu.Lock()
+	p.asked++
+	p.mu.Unlock()
+	bubble.Sleep(10 * time.Millisecond)
+	answer, err := p.serve(ctx, p, c)
+	if err != nil {
+		return nil, err
+	}
+	if len(answer) > len(c.Into) {
+		return nil, transport.ErrTooLong
+	}
+	n := copy(c.Into, answer)
+	c.Received.Add(int64(n))
+	p.mu.Lock()
+	p.answers++
+	p.mu.Unlock()
+	return c.Into[:n], nil
+}
+
+func honest(_ context.Context, p *testPeer, c transport.Call) ([]byte, error) {
+	r, err := decodeRequest(c.Body)
+	if err != nil {
+		return nil, err
+	}
+	return encodeBlocks(context.Background(), p.blocks, r)
+}
+
+// hangs never answers.
+func hangs(ctx context.Context, _ *testPeer, _ transport.Call) ([]byte, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// drips sends a byte a second, without end.
+func drips(ctx context.Context, _ *testPeer, c transport.Call) ([]byte, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-bubble.After(time.Second):
+			c.Received.Add(1)
+		}
+	}
+}
+
+// testOwn is the chain of the node that catches up.
+type testOwn struct {
+	of     *testBlocks // whose validator counts
+	mu     sync.Mutex
+	blocks []Block // guarded by mu
+	err    error   // of the next Apply
+	took   time.Duration
+}
+
+func (c *testOwn) Height() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int64(len(c.blocks))
+}
+
+func (c *testOwn) MaxBlockBytes() int64 { return 1 << 20 }
+
+func (c *testOwn) Apply(_ context.Context, b Block) error {
+	bubble.Sleep(c.took)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.Height != int64(len(c.blocks))+1 {
+		return fmt.Errorf("block %d after %d", b.Height, len(c.blocks))
+	}
+	if err := c.of.set.VerifyCommit(testChain, b.ID, b.Height, b.Commit); err != nil {
+		return fmt.Errorf("%w: %w", ErrUnsigned, err)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	c.blocks = append(c.blocks, b)
+	return nil
+}
+
+// world is a node that catches up, and its peers.
+type world struct {
+	own    *testOwn
+	peers  []*testPeer
+	mu     sync.Mutex
+	banned map[transport.ID]string // guarded by mu
+	last   Progress
+}
+
+func newWorld(chain *testBlocks, peers ...*testPeer) *world {
+	w := &world{own: &testOwn{of: chain}, peers: peers, banned: map[transport.ID]string{}}
+	for i, p := range peers {
+		p.id = transport.ID(fmt.Sprint("peer", i))
+		if p.blocks == nil {
+			p.blocks = chain
+		}
+		if p.serve == nil {
+			p.serve = honest
+		}
+		if p.claim == (Claim{}) {
+			p.claim = Claim{First: p.blocks.base, Last: p.blocks.height()}
+		}
+	}
+	return w
+}
+
+func (w *world) run(ctx context.Context) error {
+	return Run(ctx, Options{
+		ChainID: testChain, Chain: w.own, MemoryBytes: 16 << 20,
+		Peers: func() (list []Peer, _ <-chan struct{}, _ bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for _, p := range w.peers {
+				if _, banned := w.banned[p.id]; !banned {
+					list = append(list, Peer{p, p.claim})
+				}
+			}
+			return list, nil, true
+		},
+		Ban: func(id transport.ID, reason string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.banned[id] = reason
+		},
+		Progress: func(p Progress) { w.last = p },
+	})
+}
+
+// caughtUp requires that the node has the blocks of the chain, but the last one.
+func (w *world) caughtUp(t *testing.T, chain *testBlocks) {
+	t.Helper()
+	require.Equal(t, chain.height()-1, w.own.Height())
+	for i, b := range w.own.blocks {
+		require.Equal(t, chain.blocks[i].ID, b.ID)
+	}
+	require.Equal(t, Normal, w.last.State)
+}
+
+func TestCatchUp(t *testing.T) {
+	// many in an answer, some, and one that does not fit
+	for _, size := range []int{10, 30_000, 300_000} {
+		synctest.Test(t, func(t *testing.T) {
+			chain := newBlocks("a", 60, size)
+			w := newWorld(chain, new(testPeer), new(testPeer), new(testPeer))
+			require.NoError(t, w.run(t.Context()))
+			w.caughtUp(t, chain)
+			require.Empty(t, w.banned)
+			require.Equal(t, int64(59), w.last.Blocks)
+			if size > 10 {
+				for _, p := range w.peers {
+					require.Positive(t, p.answers, "%s was not asked", p.id)
+				}
+			}
+		})
+	}
+}
+
+// Whatever one peer does, the node gets the blocks of the other one, and no honest peer is banned.
+func TestCatchUpAmongLiars(t *testing.T) {
+	chain, fork := newBlocks("a", 100, 10_000), newBlocks("b", 100, 10_000)
+	stranger := newBlocks("a", 0, 0)
+	stranger.key = ed25519.GenPrivKeyFromSecret([]byte("stranger"))
+	for h := int64(1); h <= 100; h++ {
+		stranger.blocks = append(stranger.blocks, stranger.block(h))
+	}
+	answering := func(err error) *testPeer {
+		return &testPeer{serve: func(context.Context, *testPeer, transport.Call) ([]byte, error) { return nil, err }}
+	}
+	changed := func(change func(request, []byte) []byte) *testPeer {
+		return &testPeer{serve: func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error) {
+			answer, err := honest(ctx, p, c)
+			if err != nil {
+				return nil, err
+			}
+			r, err := decodeRequest(c.Body)
+			if err != nil {
+				return nil, err
+			}
+			return change(r, answer), nil
+		}}
+	}
+	for name, c := range map[string]struct {
+		peer   *testPeer
+		banned bool
+	}{
+		"altered":         {changed(func(_ request, a []byte) []byte { a[len(a)/2] ^= 1; return a }), true},
+		"another chain":   {&testPeer{blocks: stranger}, true},
+		"cut off":         {changed(func(_ request, a []byte) []byte { return a[:len(a)-1] }), true},
+		"empty":           {changed(func(request, []byte) []byte { return nil }), true},
+		"needs nothing":   {changed(func(request, []byte) []byte { return needAnswer(3) }), true},
+		"needs much":      {changed(func(request, []byte) []byte { return needAnswer(MaxBytes) }), false},
+		"too long":        {changed(func(r request, _ []byte) []byte { return make([]byte, r.limit+1) }), true},
+		"missing heights": {&testPeer{claim: Claim{1, 1 << 60, 0}, serve: answering(transport.ErrGone).serve}, false},
+		"refuses":         {answering(transport.ErrRefused), false},
+		"busy":            {answering(transport.ErrBusy), false},
+		"fails":           {answering(transport.ErrFailed), false},
+		"gone away":       {answering(transport.ErrClosed), false},
+		"hangs":           {&testPeer{serve: hangs}, false},
+		"drips":           {&testPeer{serve: drips}, false},
+		"claims, hangs":   {&testPeer{claim: Claim{1, 1 << 60, 0}, serve: hangs}, false},
+		"claims, drips":   {&testPeer{claim: Claim{1, 1 << 60, 0}, serve: drips}, false},
+		"short": {&testPeer{serve: func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error) {
+			r, err := decodeRequest(c.Body)
+			if err != nil {
+				return nil, err
+			}
+			r.count = 1
+			return encodeBlocks(ctx, p.blocks, r)
+		}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(chain, c.peer, new(testPeer))
+				began := time.Now()
+				err := w.run(t.Context())
+				if !errors.Is(err, ErrStalled) { // ends soon enough: it has what an honest peer has
+					require.NoError(t, err)
+				}
+				require.Equal(t, int64(99), w.own.Height())
+				require.Less(t, time.Since(began), 5*time.Minute)
+				_, banned := w.banned[c.peer.id]
+				require.Equal(t, c.banned, banned, "%v", w.banned)
+				require.NotContains(t, w.banned, w.peers[1].id)
+				require.Positive(t, c.peer.asked)
+			})
+		})
+	}
+	// signed by the same validators: the first one counts
+	t.Run("two blocks of one height", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(chain, &testPeer{blocks: fork})
+			require.NoError(t, w.run(t.Context()))
+			w.caughtUp(t, fork)
+		})
+	})
+}
+
+// A slow peer does not hold the others up.
+func TestSlowPeersAreHedged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := newBlocks("a", 100, 10_000)
+		w := newWorld(chain, &testPeer{serve: hangs}, &testPeer{serve: drips}, new(testPeer))
+		began := time.Now()
+		require.NoError(t, w.run(t.Context()))
+		w.caughtUp(t, chain)
+		require.Less(t, time.Since(began), 30*time.Second)
+	})
+}
+
+// Old versions refuse the method: the run ends at once, and CometBFT fetches the blocks.
+func TestOnlyOldPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := newBlocks("a", 100, 10)
+		refuses := func(context.Context, *testPeer, transport.Call) ([]byte, error) { return nil, transport.ErrRefused }
+		w := newWorld(chain, &testPeer{serve: refuses}, &testPeer{serve: refuses})
+		began := time.Now()
+		require.NoError(t, w.run(t.Context()))
+		require.Zero(t, w.own.Height())
+		require.Less(t, time.Since(began), 5*time.Second)
+	})
+}
+
+func TestRunEnds(t *testing.T) {
+	chain := newBlocks("a", 100, 10)
+	t.Run("an error of the application", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(chain, new(testPeer))
+			w.own.err = errors.New("the disk is full")
+			require.ErrorIs(t, w.run(t.Context()), w.own.err)
+			require.Empty(t, w.banned)
+			w.own.err = nil // the next run continues
+			require.NoError(t, w.run(t.Context()))
+			w.caughtUp(t, chain)
+		})
+	})
+	t.Run("the context", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(chain, new(testPeer))
+			w.own.took = time.Second
+			ctx, cancel := context.WithTimeout(t.Context(), 10500*time.Millisecond)
+			defer cancel()
+			require.ErrorIs(t, w.run(ctx), context.DeadlineExceeded)
+			require.Equal(t, int64(11), w.own.Height()) // the block that was begun is finished
+		})
+	})
+	t.Run("nobody answers", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(chain, &testPeer{serve: hangs})
+			began := time.Now()
+			if err := w.run(t.Context()); err != nil {
+				require.ErrorIs(t, err, ErrStalled)
+			}
+			require.Less(t, time.Since(began), 2*time.Minute)
+		})
+	})
+}
+
+// Wrong answers that came unproved are re-requested, proved, and ban nobody.
+func TestUnprovedAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := newBlocks("a", 100, 10_000)
+		p := &unprovedPeer{}
+		p.serve = func(ctx context.Context, of *testPeer, c transport.Call) ([]byte, error) {
+			answer, err := honest(ctx, of, c)
+			if err == nil && !c.Proved {
+				answer[len(answer)/2] ^= 1 // by somebody in the fabric
+			}
+			return answer, err
+		}
+		w := newWorld(chain, &p.testPeer)
+		run := func() error {
+			return Run(t.Context(), Options{
+				ChainID: testChain, Chain: w.own,
+				Peers: func() ([]Peer, <-chan struct{}, bool) { return []Peer{{p, p.claim}}, nil, true },
+				Ban:   func(id transport.ID, _ string) { t.Errorf("%s was banned", id) },
+			})
+		}
+		require.NoError(t, run())
+		require.Equal(t, int64(99), w.own.Height())
+		require.Positive(t, p.doubted)
+	})
+}
+
+type unprovedPeer struct {
+	testPeer
+	doubted int
+}
+
+func (p *unprovedPeer) Unproved() bool { return true }
+func (p *unprovedPeer) Doubt()         { p.mu.Lock(); p.doubted++; p.mu.Unlock() }

@@ -1,0 +1,253 @@
+package comet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cometbft/cometbft/consensus"
+	"github.com/cometbft/cometbft/evidence"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/mempool"
+	cometnode "github.com/cometbft/cometbft/node"
+	"github.com/cometbft/cometbft/proxy"
+	sm "github.com/cometbft/cometbft/state"
+	"github.com/cometbft/cometbft/state/indexer"
+	indexers "github.com/cometbft/cometbft/state/indexer/block"
+	"github.com/cometbft/cometbft/state/txindex"
+	"github.com/cometbft/cometbft/store"
+	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/catchup"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
+)
+
+// ErrInvalid: a block that the validators have signed cannot be executed here. CometBFT refuses it,
+// too, and says why.
+var ErrInvalid = errors.New("a block that the validators have signed is not valid")
+
+// ErrExtensions: the chain has vote extensions, without which a validator could not propose. They
+// are not fetched over the transport.
+var ErrExtensions = errors.New("blocks with vote extensions are left to CometBFT's block sync")
+
+// Executor checks, saves and executes blocks while there is no CometBFT, with CometBFT's own parts
+// and in the order of its block sync (v0.40.0, blocksync/reactor.go, poolRoutine):
+//
+//	VerifyCommit ──► ValidateBlock ──► SaveBlock ──► ApplyVerifiedBlock ──► index
+//
+// A kill between any two is what it is to block sync: the handshake of the next start executes a
+// block that was saved. What of the retain height, changes of validators, evidence and the last
+// block (Halter) follows from ApplyVerifiedBlock.
+type Executor struct {
+	i        *Instance
+	app      proxy.AppConns
+	blocks   *store.BlockStore
+	states   sm.Store
+	executor *sm.BlockExecutor
+	state    sm.State
+	height   atomic.Int64 // of state, or what is below the first block
+	// verified: the last commit of the next block was verified as the commit of the block before.
+	verified bool
+}
+
+var _ catchup.Chain = (*Executor)(nil)
+
+// Executor opens the chain as CometBFT does when it is made: its Handshaker has the application
+// execute the blocks that it does not have. Close it before Make. The databases must be open.
+func (i *Instance) Executor(ctx context.Context) (_ *Executor, err error) {
+	defer i.guard(&err)
+	if err := CheckHalt(i.o.Application.halt, i.o.Height()); err != nil {
+		return nil, err
+	}
+	d := i.o.Databases
+	stateDB, err := d.DB("state")
+	if err != nil {
+		return nil, err
+	}
+	genesis := func() (*cmttypes.GenesisDoc, error) { return i.o.Genesis, nil }
+	state, doc, err := cometnode.LoadStateFromDBOrGenesisDocProvider(stateDB, genesis)
+	if err != nil {
+		return nil, err
+	}
+	if err := config.SameGenesis(i.o.Genesis, doc); err != nil {
+		return nil, err
+	}
+	e := &Executor{i: i}
+	if e.blocks, err = d.Blocks(); err != nil {
+		return nil, err
+	}
+	if e.states, err = d.States(); err != nil {
+		return nil, err
+	}
+	evidenceDB, err := d.DB("evidence")
+	if err != nil {
+		return nil, err
+	}
+	_, _, _, smMetrics, proxyMetrics, _, _ := i.metrics(doc.ChainID) //nolint:dogsled // CometBFT's signature
+	e.app = proxy.NewAppConns(clientCreator{i.o.Application}, proxyMetrics)
+	if err := e.app.Start(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}()
+	events, err := newIndex(i.o, doc.ChainID)
+	if err != nil {
+		return nil, err
+	}
+	handshaker := consensus.NewHandshaker(e.states, state, e.blocks, doc)
+	handshaker.SetLogger(i.o.Logger.With("module", "consensus"))
+	handshaker.SetEventBus(events)
+	err = handshaker.HandshakeWithContext(ctx, e.app)
+	if cause := i.o.Application.cause(); cause != nil {
+		return nil, cause
+	}
+	if err != nil {
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	if state, err = e.states.Load(); err != nil {
+		return nil, err
+	}
+	e.set(state)
+	pool, err := evidence.NewPool(evidenceDB, e.states, e.blocks)
+	if err != nil {
+		return nil, err
+	}
+	pool.SetLogger(i.o.Logger.With("module", "evidence"))
+	// Blocks are executed by the hundred: their lines would hide all others.
+	e.executor = sm.NewBlockExecutor(e.states, onlyErrors{i.o.Logger.With("module", "state")}, e.app.Consensus(), &mempool.NopMempool{}, pool, e.blocks,
+		sm.BlockExecutorWithMetrics(smMetrics), sm.BlockExecutorWithBlockTimeTolerance(i.o.Config.Consensus.BlockTimeTolerance))
+	e.executor.SetEventBus(events)
+	return e, nil
+}
+
+// guard turns a panic of CometBFT's, about data that are inconsistent or cannot be written, into an
+// error.
+func (i *Instance) guard(err *error) {
+	if cause := recover(); cause != nil {
+		*err = fmt.Errorf("CometBFT's data in %q: %w", i.o.Config.DBDir(), Panicked(cause))
+	}
+	if disk.IsFull(*err) && !errors.Is(*err, disk.ErrFull) {
+		*err = fmt.Errorf("%w: %w", disk.ErrFull, *err)
+	}
+}
+
+// Height implements catchup.Chain.
+func (e *Executor) Height() int64 { return e.height.Load() }
+
+// set makes a state the present one.
+func (e *Executor) set(state sm.State) {
+	e.state = state
+	height := state.LastBlockHeight
+	if height == 0 {
+		height = state.InitialHeight - 1
+	}
+	e.height.Store(height)
+}
+
+// MaxBlockBytes implements catchup.Chain.
+func (e *Executor) MaxBlockBytes() int64 { return catchup.MaxBytes }
+
+// Apply implements catchup.Chain.
+func (e *Executor) Apply(ctx context.Context, b catchup.Block) (err error) {
+	defer e.i.guard(&err)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if e.state.ConsensusParams.ABCI.VoteExtensionsEnabled(b.Height) {
+		return fmt.Errorf("%w: block %d", ErrExtensions, b.Height)
+	}
+	if err := e.state.Validators.VerifyCommit(e.state.ChainID, b.ID, b.Height, b.Commit); err != nil {
+		return fmt.Errorf("%w: block %d: %w", catchup.ErrUnsigned, b.Height, err)
+	}
+	// The first block's last commit was verified by nobody.
+	validate := e.executor.ValidateBlock
+	if e.verified {
+		validate = e.executor.ValidateBlockSkipLastCommit
+	}
+	if err := validate(e.state, b.Block); err != nil {
+		return fmt.Errorf("%w: block %d: %w", ErrInvalid, b.Height, err)
+	}
+	e.blocks.SaveBlock(b.Block, b.Parts, b.Commit)
+	state, err := e.executor.ApplyVerifiedBlock(e.state, b.ID, b.Block)
+	if cause := e.i.o.Application.cause(); cause != nil {
+		return cause
+	}
+	if err != nil {
+		return fmt.Errorf("block %d: %w", b.Height, err)
+	}
+	e.set(state)
+	e.verified = true
+	return nil
+}
+
+// Close ends the connections to the application. The databases stay open.
+func (e *Executor) Close() error { return e.app.Stop() }
+
+// onlyErrors leaves out all but errors.
+type onlyErrors struct{ log.Logger }
+
+func (l onlyErrors) With(keyvals ...any) log.Logger { return onlyErrors{l.Logger.With(keyvals...)} }
+func (onlyErrors) Info(string, ...any)              {}
+
+// index puts the events of blocks into CometBFT's indexes, each before the next block is executed.
+// CometBFT's own IndexerService does so in a goroutine, which cannot be waited for.
+type index struct {
+	cmttypes.NopEventBus
+	log    log.Logger
+	txs    txindex.TxIndexer
+	blocks indexer.BlockIndexer
+	batch  *txindex.Batch // of the block whose transactions come next; nil: none
+	left   int64          // how many of them
+}
+
+// newIndex opens the indexes that config.toml names ([tx_index]).
+func newIndex(o Options, chainID string) (cmttypes.BlockEventPublisher, error) {
+	txs, blocks, none, err := indexers.IndexerFromConfigWithDisabledIndexers(o.Config, o.Databases.Provide, chainID)
+	if err != nil || none {
+		return cmttypes.NopEventBus{}, err
+	}
+	logger := o.Logger.With("module", "txindex")
+	txs.SetLogger(logger)
+	blocks.SetLogger(logger)
+	return &index{log: logger, txs: txs, blocks: blocks}, nil
+}
+
+// PublishEventNewBlockEvents implements types.BlockEventPublisher. It comes before the transactions
+// of its block (state/execution.go, fireEvents).
+func (x *index) PublishEventNewBlockEvents(data cmttypes.EventDataNewBlockEvents) error {
+	if err := x.blocks.Index(data); err != nil {
+		x.log.Error("failed to index block", "height", data.Height, "err", err) // as CometBFT does
+	}
+	x.batch, x.left = txindex.NewBatch(data.NumTxs), data.NumTxs
+	return x.flush()
+}
+
+// PublishEventTx implements types.BlockEventPublisher.
+func (x *index) PublishEventTx(data cmttypes.EventDataTx) error {
+	if x.batch == nil {
+		return errors.New("a transaction outside of a block")
+	}
+	x.left--
+	return errors.Join(x.batch.Add(&data.TxResult), x.flush())
+}
+
+// flush writes a block's transactions once they are complete.
+func (x *index) flush() error {
+	if x.left > 0 {
+		return nil
+	}
+	batch := x.batch
+	x.batch = nil
+	if len(batch.Ops) == 0 {
+		return nil
+	}
+	if err := x.txs.AddBatch(batch); err != nil {
+		x.log.Error("failed to index block txs", "err", err)
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/starling-kv/starling/catchup"
+	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/transport"
+)
+
+// decideBlocks is Decide for a node that fetches no state in any case.
+func decideBlocks(o Options) (Way, error) {
+	c := o.Config
+	if !c.App.Join.Blocks || o.OnlyValidator || o.Executor == nil || o.Have.Unbased {
+		return None, nil
+	}
+	if o.Have.None() && c.CometBFT.StateSync.Enable { // CometBFT's own state sync
+		return None, nil
+	}
+	addresses, err := config.JoinAddresses(c)
+	if err != nil || len(addresses) == 0 {
+		return None, err
+	}
+	states, err := o.Chain.States()
+	if err != nil {
+		return None, err
+	}
+	state, err := states.Load()
+	if err != nil {
+		return None, err
+	}
+	last := state.LastBlockTime
+	if state.LastBlockHeight == 0 {
+		last = o.Genesis.GenesisTime
+	}
+	if time.Since(last) <= o.Times.orDefault().Age {
+		return None, nil
+	}
+	return Blocks, nil
+}
+
+// blocks fetches blocks and executes them until the others are less than two ahead. What prevents
+// it is no error as long as CometBFT's block sync can continue.
+func (j *joining) blocks(ctx context.Context, peers *fastsync.Peers, addresses int) (err error) {
+	if !j.Config.App.Join.Blocks || j.Executor == nil || j.Sharded != nil {
+		return nil
+	}
+	executor, err := j.Executor(ctx)
+	if err != nil {
+		return orCause(ctx, err)
+	}
+	defer func() { err = errors.Join(err, executor.Close()) }()
+	known := newClaims(addresses, j.Times.Newest)
+	defer peers.Watch(known.watcher())()
+	from := executor.Height()
+	err = catchup.Run(ctx, catchup.Options{
+		Logger: j.log, ChainID: j.Genesis.ChainID, Chain: executor, Peers: known.list, MemoryBytes: j.Config.App.Join.MemoryBytes,
+		Settle: j.Times.Ask, View: j.BlocksView, Progress: j.BlocksProgress,
+		Ban: func(id transport.ID, reason string) { peers.Ban(id, statesync.BanBlock, reason) },
+	})
+	left := errors.Is(err, catchup.ErrStalled) || errors.Is(err, comet.ErrInvalid) || errors.Is(err, comet.ErrExtensions)
+	switch {
+	case err != nil && ctx.Err() == nil && left:
+		j.log.Error("Cannot catch up over the transport: CometBFT's block sync continues", "height", executor.Height(), "err", err)
+		return nil
+	case err != nil:
+		return orCause(ctx, err)
+	}
+	if height := executor.Height(); height > from {
+		j.log.Info("Caught up by blocks over the transport", "from", from, "height", height)
+	}
+	return nil
+}
+
+// orCause returns why ctx has ended if it has, err otherwise.
+func orCause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// distinct returns how many nodes there may be at addresses.
+func distinct(addresses []transport.Address) (n int) {
+	ids := map[transport.ID]bool{}
+	for _, a := range addresses {
+		if a.ID == "" || !ids[a.ID] {
+			n++
+		}
+		ids[a.ID] = true
+	}
+	return n
+}
+
+// claims are the peers that are connected, with what each has said last that it has.
+type claims struct {
+	addresses int // how many peers were named
+	began     time.Time
+	newest    time.Duration // how long those are waited for that do not answer
+
+	mu struct {
+		sync.Mutex
+		conns   map[transport.ID]transport.Conn
+		status  map[transport.ID]fastsync.Status
+		changed chan struct{}
+	}
+}
+
+func newClaims(addresses int, newest time.Duration) *claims {
+	c := &claims{addresses: addresses, began: time.Now(), newest: newest}
+	c.mu.conns, c.mu.status, c.mu.changed = map[transport.ID]transport.Conn{}, map[transport.ID]fastsync.Status{}, make(chan struct{})
+	return c
+}
+
+// change calls f under the lock, and then wakes who waits for a change.
+func (c *claims) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	close(c.mu.changed)
+	c.mu.changed = make(chan struct{})
+}
+
+func (c *claims) watcher() fastsync.Watcher {
+	return fastsync.Watcher{
+		Up: func(conn transport.Conn) {
+			c.change(func() { c.mu.conns[conn.Remote().ID] = conn })
+		},
+		Status: func(id transport.ID, s fastsync.Status) { c.change(func() { c.mu.status[id] = s }) },
+		Down: func(id transport.ID) {
+			c.change(func() { delete(c.mu.conns, id); delete(c.mu.status, id) })
+		},
+	}
+}
+
+// list is catchup.Options.Peers.
+func (c *claims) list() (list []catchup.Peer, changed <-chan struct{}, settled bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	silent := 0
+	for _, id := range slices.Sorted(maps.Keys(c.mu.conns)) {
+		s, said := c.mu.status[id]
+		if !said {
+			silent++
+			continue
+		}
+		claim := catchup.Claim{First: s.Base, Last: s.Height}
+		if n := len(s.Snapshots); n > 0 {
+			claim.Snapshot = s.Snapshots[n-1]
+		}
+		list = append(list, catchup.Peer{Conn: c.mu.conns[id], Claim: claim})
+	}
+	settled = len(list) > 0 && (silent == 0 && len(list) >= c.addresses || time.Since(c.began) > c.newest)
+	return list, c.mu.changed, settled
+}
