@@ -346,7 +346,7 @@ func TestSnapshotsSurviveARestart(t *testing.T) {
 const killedHome = "STARLING_TEST_KILLED_HOME"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(killedHome)+os.Getenv(failingHome)+os.Getenv(joiningHome) != "" {
+	if os.Getenv(killedHome)+os.Getenv(failingHome)+os.Getenv(joiningHome)+os.Getenv(catchingHome) != "" {
 		go func() { // a test that was killed leaves no node behind
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			os.Exit(1)
@@ -358,6 +358,10 @@ func TestMain(m *testing.M) {
 	}
 	if home := os.Getenv(joiningHome); home != "" {
 		fmt.Fprintln(os.Stderr, joinUntilKilled(home, os.Getenv(joiningStep)))
+		os.Exit(1)
+	}
+	if home := os.Getenv(catchingHome); home != "" {
+		fmt.Fprintln(os.Stderr, catchUpUntilKilled(home, os.Getenv(catchingStep)))
 		os.Exit(1)
 	}
 	if home := os.Getenv(failingHome); home != "" {
