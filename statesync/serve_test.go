@@ -216,13 +216,17 @@ func TestMetricsAndProgress(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-func gathered(t *testing.T, registry *prometheus.Registry, name string) float64 {
+// gathered returns the value of a metric, the sum over its labels.
+func gathered(t *testing.T, registry *prometheus.Registry, name string) (sum float64) {
 	t.Helper()
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	for _, f := range families {
 		if f.GetName() == name {
-			return f.GetMetric()[0].GetCounter().GetValue() + f.GetMetric()[0].GetGauge().GetValue()
+			for _, m := range f.GetMetric() {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+			return sum
 		}
 	}
 	t.Fatalf("no metric %s", name)

@@ -181,7 +181,7 @@ func TestStatusHasItsShape(t *testing.T) {
 		}
 		return names
 	}
-	require.ElementsMatch(t, []string{"time", "phase", "node", "chain", "tree", "caches", "flusher", "disk", "snapshots", "join", "sharded"}, keys(shape))
+	require.ElementsMatch(t, []string{"time", "phase", "node", "chain", "tree", "caches", "flusher", "disk", "snapshots", "join", "catch_up", "sharded"}, keys(shape))
 	require.ElementsMatch(t, []string{"height", "oldest_height", "app_hash", "block_time", "block_seconds", "peers", "peer_list", "validator", "catching_up", "missing_headers"}, keys(shape["chain"]))
 	require.ElementsMatch(t, []string{"index", "id", "address", "state", "reason", "rate", "round_trip_seconds", "in_flight", "chunks", "bytes", "wasted_bytes"},
 		keys(shape["join"].(map[string]any)["peers"].([]any)[0]))
