@@ -14,6 +14,7 @@ import (
 	"github.com/starling-kv/starling/dsm/storagenode"
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/rdma"
@@ -29,7 +30,7 @@ func TestMethodNumbers(t *testing.T) {
 		"evidence": lightblocks.MethodEvidence, "headers": lightblocks.MethodHeaders,
 		"ranges": transport.Method(dsm.MethodRanges), "witness": transport.Method(dsm.MethodWitness),
 		"upper": transport.Method(dsm.MethodUpper), "update": transport.Method(dsm.MethodUpdate),
-		"blocks": catchup.MethodBlocks, "exchange": rdma.Method, "parts": fastsync.MethodParts, "outline": transport.Method(dsm.MethodOutline),
+		"blocks": catchup.MethodBlocks, "exchange": rdma.Method, "relay": relay.Method, "parts": fastsync.MethodParts, "outline": transport.Method(dsm.MethodOutline),
 	}
 	spec, err := os.ReadFile("docs/spec/transport.md")
 	require.NoError(t, err)
@@ -50,6 +51,7 @@ func TestMethodNumbers(t *testing.T) {
 	storage, err := storagenode.NewNode(storagenode.NodeOptions{})
 	require.NoError(t, err)
 	storage.Register(mux)
+	relay.New(relay.Options{}).Register(mux)
 	handled := map[transport.Method]bool{rdma.Method: true} // by package tcp, before any handler
 	require.Nil(t, mux[rdma.Method])
 	for n, h := range mux {

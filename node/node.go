@@ -26,6 +26,7 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/join"
+	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statuspage"
 	"github.com/starling-kv/starling/storage/blocks"
@@ -112,6 +113,7 @@ type Node struct {
 	application *Application
 
 	serving serving
+	relay   *relay.Relay    // nil: blocks go by p2p alone
 	others  *fastsync.Peers // in sharded mode, nodes that may hold witnesses; nil: none
 	// storageNodes is set in sharded mode, once they were read.
 	storageNodes     atomic.Pointer[config.StorageNodes]
@@ -183,6 +185,9 @@ func (n *Node) open(ctx context.Context, o options) error {
 		return n.joinAgain(err)
 	}
 	n.serving = newServing(n.config, n.genesis, n.log)
+	if err := n.openRelay(); err != nil {
+		return err
+	}
 	if host := config.SharedHost(n.config.CometBFT.P2P); host != "" {
 		n.log.Error("p2p.persistent_peers names several nodes of one host, of which one only is connected to: set allow_duplicate_ip = true in [p2p] of config.toml",
 			"host", host)
@@ -192,7 +197,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Application: comet.NewHalter(o.wrap(n.application), n.config.App.HaltHeight, n.application.CanGoOn, n.fail),
 		Height:      n.application.Height, Restored: n.application.joined.Load,
 		Validator: validator, Signer: n.signer, WrapValidator: o.wrapValidator,
-		Reactor: n.serving.reactor, Serve: n.serving.setStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
+		Reactor: n.serving.reactor, WrapConsensus: n.wrapConsensus(), Serve: n.serving.setStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
 	})
 	n.joinOptions = join.Options{
 		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator,
@@ -513,6 +518,9 @@ func (n *Node) close() error {
 	}
 	if n.instance != nil {
 		errs = append(errs, n.instance.Stop())
+	}
+	if n.relay != nil { // after CometBFT, by which goes what it does not deliver
+		n.relay.Close()
 	}
 	if n.databases != nil { // open without an instance, where New failed
 		errs = append(errs, n.databases.Close())

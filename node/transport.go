@@ -21,6 +21,7 @@ import (
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
@@ -40,6 +41,8 @@ func transportLanes() []tcp.Lane {
 			Workers: min(3, max(1, runtime.GOMAXPROCS(0)/4)), // lightblocks.Server is busy above 3
 		},
 		{Methods: []transport.Method{lightblocks.MethodEvidence}, Workers: 1},
+		// A part that waits for anything goes by p2p instead.
+		{Methods: []transport.Method{relay.Method}, Workers: 4},
 		// Validators in sharded mode that lack a witness hold up a round: chunks must not delay it.
 		{Methods: []transport.Method{transport.Method(dsm.MethodWitness), transport.Method(dsm.MethodUpper)}, Workers: 2},
 	}
@@ -110,6 +113,9 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	}).Register(mux)
 	n.serving.light.Register(mux)
 	n.serving.blocks.Register(mux)
+	if n.relay != nil {
+		n.relay.Register(mux)
+	}
 	serve.New(serve.Options{Versions: n.application, Making: n.serving.making}).Register(mux)
 	var handler transport.Handler = mux
 	if wrap != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
@@ -64,7 +65,8 @@ var methodLabels = map[transport.Method]string{
 	fastsync.MethodStatus: "status", fastsync.MethodCommitment: "commitment", fastsync.MethodManifest: "manifest",
 	fastsync.MethodChunk: "chunk", fastsync.MethodSubManifest: "sub_manifest", lightblocks.MethodLightBlock: "light_block",
 	lightblocks.MethodConsensusParams: "consensus_params", lightblocks.MethodEvidence: "evidence", fastsync.MethodPeers: "peers",
-	fastsync.MethodGenesis: "genesis", lightblocks.MethodHeaders: "headers", 0: "unknown",
+	fastsync.MethodGenesis: "genesis", lightblocks.MethodHeaders: "headers", relay.Method: "relay",
+	0: "unknown",
 }
 
 func methodLabel(m transport.Method) string {

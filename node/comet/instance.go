@@ -2,6 +2,7 @@ package comet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -36,6 +37,9 @@ type Options struct {
 	WrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
 	// Reactor tells peers about this node's transport; nil: there is none.
 	Reactor *AddressReactor
+	// WrapConsensus returns the reactor that takes the place of a CometBFT's consensus reactor; nil:
+	// that stays.
+	WrapConsensus func(*cometnode.Node) (p2p.Reactor, error)
 	// Serve is called with the stores of a CometBFT that was made, and with nil, nil, nil before
 	// they are closed. It returns once nobody reads the former stores.
 	Serve func(blocks *store.BlockStore, states sm.Store, evidence func(cmttypes.Evidence) error)
@@ -133,6 +137,15 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 	if r := i.o.Reactor; r != nil {
 		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
 	}
+	var wrong error // of an option, which cannot return it
+	if wrap := i.o.WrapConsensus; wrap != nil {
+		opts = append(opts, func(n *cometnode.Node) {
+			var r p2p.Reactor
+			if r, wrong = wrap(n); wrong == nil {
+				cometnode.CustomReactors(map[string]p2p.Reactor{"CONSENSUS": r})(n)
+			}
+		})
+	}
 	validator := i.o.Validator
 	if i.o.Signer != nil {
 		conf, validator = withoutSigner(conf), i.o.Signer.Validator()
@@ -151,7 +164,7 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 	if cause := i.o.Application.cause(); cause != nil {
 		return cause
 	}
-	if err != nil {
+	if err = errors.Join(err, wrong); err != nil {
 		return fmt.Errorf("CometBFT cannot start: %w", err)
 	}
 	states, err := i.o.Databases.States()

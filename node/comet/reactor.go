@@ -27,7 +27,7 @@ const (
 // Starling nodes do not have the channel.
 type AddressReactor struct {
 	p2p.BaseReactor
-	private []string // ids that are never told
+	private []string // ids whose addresses are never told
 	mu      struct {
 		sync.Mutex
 		random *rand.Rand
@@ -39,8 +39,8 @@ type AddressReactor struct {
 var _ p2p.Reactor = (*AddressReactor)(nil)
 
 // NewAddressReactor makes one that knows neither its own port nor any peer. It draws from random,
-// under a lock. The addresses of private peers (p2p.private_peer_ids) are not remembered, so that
-// nobody is told who stands behind a sentry.
+// under a lock. The addresses of private peers (p2p.private_peer_ids) are not told, so that nobody
+// learns who stands behind a sentry.
 func NewAddressReactor(random rand.Source, private []string) *AddressReactor {
 	r := &AddressReactor{private: private}
 	r.mu.random = rand.New(random) //nolint:gosec // whoever asks twice sees what is drawn anyway
@@ -67,14 +67,25 @@ func (r *AddressReactor) SetOwn(a net.Addr) {
 	}
 }
 
-// Known returns the transports of the connected peers in random order: an answer has room for some
-// of them only, and peers choose their ids.
+// Of returns the transport of a connected peer, if it has told of one. Private peers are among
+// them: it is for this node's own use.
+func (r *AddressReactor) Of(id transport.ID) (transport.Address, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a, known := r.mu.peers[p2p.ID(id)]
+	return a, known
+}
+
+// Known returns the transports of the connected peers in random order, but for private ones: an
+// answer has room for some of them only, and peers choose their ids.
 func (r *AddressReactor) Known() []transport.Address {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := make([]transport.Address, 0, len(r.mu.peers))
-	for _, a := range r.mu.peers {
-		list = append(list, a)
+	for id, a := range r.mu.peers {
+		if !slices.Contains(r.private, string(id)) {
+			list = append(list, a)
+		}
 	}
 	// The draw follows the seed alone, not the map.
 	slices.SortFunc(list, func(a, b transport.Address) int { return cmp.Compare(a.ID, b.ID) })
@@ -116,9 +127,6 @@ func (r *AddressReactor) Receive(e p2p.Envelope) {
 	port, err := strconv.ParseUint(message.Value, 10, 16)
 	if err != nil || port == 0 {
 		r.Logger.Info("A peer sent a transport port that is not a port", "peer", e.Src.ID(), "port", strconv.Quote(message.Value))
-		return
-	}
-	if slices.Contains(r.private, string(e.Src.ID())) {
 		return
 	}
 	host := e.Src.RemoteIP().String()

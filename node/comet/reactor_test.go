@@ -49,4 +49,12 @@ func TestPrivatePeersAreNotTold(t *testing.T) {
 		r.Receive(p2p.Envelope{Src: peer, ChannelID: addressChannel, Message: &types.StringValue{Value: "26666"}})
 	}
 	require.Equal(t, []transport.Address{{ID: transport.ID(other.ID()), HostPort: "127.0.0.9:26666"}}, r.Known())
+	for _, peer := range []p2p.Peer{validator, other} { // but the node itself knows them
+		a, known := r.Of(transport.ID(peer.ID()))
+		require.True(t, known)
+		require.Equal(t, transport.Address{ID: transport.ID(peer.ID()), HostPort: "127.0.0.9:26666"}, a)
+		r.RemovePeer(peer, nil)
+		_, known = r.Of(transport.ID(peer.ID()))
+		require.False(t, known)
+	}
 }

@@ -121,6 +121,11 @@ senders = "{{ .StorageNode.Senders }}"
 # Connections are authenticated by the node keys, like those of p2p, and belong behind the same firewall rules.
 laddr = "{{ .Transport.ListenAddress }}"
 
+# Between validators that are near each other: proposals and parts of blocks go over the transport instead of p2p, whose rate is limited
+# ([p2p] send_rate, recv_rate of config.toml), to peers that do the same. "off"; "rdma": only over RDMA; "all": over any connection. What
+# the relay does not deliver within 100 ms goes by p2p. Votes and transactions always do.
+relay = "{{ .Transport.Relay }}"
+
 # Limit of connections, and of those from one address (a /64 of IPv6). If all are taken, one of the network that has most, or one that
 # asks nothing, makes room for a newcomer, but never one of a peer that is named in join.peers or in [p2p] of config.toml
 # (persistent_peers, unconditional_peer_ids, private_peer_ids).

@@ -55,10 +55,21 @@ type Status struct {
 // HostNames returns the names in Hosts, one by one.
 func (c Status) HostNames() []string { return splitList(c.Hosts) }
 
+// The values of Transport.Relay: blocks go by p2p alone, or also over connections with a path of
+// RDMA, or over any.
+const (
+	RelayOff  = "off"
+	RelayRDMA = "rdma"
+	RelayAll  = "all"
+)
+
 // Transport is the section [transport].
 type Transport struct {
 	// ListenAddress "auto" is that of p2p with PortOffset added to the port; "": nobody is served.
 	ListenAddress string `mapstructure:"laddr"`
+	// Relay is RelayOff, RelayRDMA or RelayAll: over which connections proposals and parts of
+	// blocks go to p2p peers.
+	Relay string `mapstructure:"relay"`
 	// MaxPeers and MaxPeersPerHost limit the connections, and those from one address.
 	MaxPeers        int `mapstructure:"max_peers"`
 	MaxPeersPerHost int `mapstructure:"max_peers_per_host"`
@@ -175,7 +186,7 @@ const MaxSnapshots = 10
 
 // DefaultApp returns the settings that hold where app.toml has none.
 func DefaultApp() App {
-	return App{
+	app := App{
 		State: State{
 			KeepRecent: 100, KeepRecentBytes: 256 << 20, KeepEvents: 100_000, KeepEventsBytes: 1 << 30,
 			Mode: ModeLocal, RetainDepth: 12, Window: 32, StorageNodes: DefaultStorageNodesFile,
@@ -193,6 +204,8 @@ func DefaultApp() App {
 			Fast: true, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, CatchUpBlocks: 10_000, Blocks: true, EvidenceHeaders: 1000,
 		},
 	}
+	app.Transport.Relay = RelayOff
+	return app
 }
 
 func (c App) validate() error {
@@ -241,6 +254,10 @@ const autoAddress = "auto"
 
 func (c Transport) validate() error {
 	switch {
+	case c.Relay != RelayOff && c.Relay != RelayRDMA && c.Relay != RelayAll:
+		return fmt.Errorf("transport.relay is %q, it must be %q, %q or %q", c.Relay, RelayOff, RelayRDMA, RelayAll)
+	case c.Relay != RelayOff && c.ListenAddress == "":
+		return fmt.Errorf(`transport.relay is %q, and transport.laddr "": peers cannot relay to a node that does not listen`, c.Relay)
 	case c.MaxPeers < 1:
 		return fmt.Errorf(`transport.max_peers is %d, it must be 1 or more (transport.laddr = "" serves nobody)`, c.MaxPeers)
 	case c.MaxPeersPerHost < 1:

@@ -1,0 +1,266 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/cometbft/cometbft/consensus"
+	"github.com/cometbft/cometbft/p2p"
+	cmtcons "github.com/cometbft/cometbft/proto/tendermint/consensus"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// dialTimeout limits a dial.
+const dialTimeout = 5 * time.Second
+
+// retryAfter is the time after which a message that p2p did not take either is tried again.
+const retryAfter = 100 * time.Millisecond
+
+// sender is a p2p peer as consensus sees it: some of what is sent to it takes the link.
+type sender struct {
+	p2p.Peer
+	link *link
+}
+
+// Send implements p2p.Peer. It returns true once the peer has the message or will have it, as far
+// as it stays connected: consensus does not send it again.
+func (s *sender) Send(e p2p.Envelope) bool { return s.link.send(e, true) || s.Peer.Send(e) }
+
+// TrySend implements p2p.Peer.
+func (s *sender) TrySend(e p2p.Envelope) bool { return s.link.send(e, false) || s.Peer.TrySend(e) }
+
+// at is a step of consensus.
+type at struct {
+	height int64
+	round  int32
+}
+
+// link is the way to one peer for as long as it is connected by p2p.
+type link struct {
+	r    *Relay
+	peer p2p.Peer // as p2p made it
+	ctx  context.Context
+	end  context.CancelFunc // ends ctx, all calls and the connection
+	mu   struct {
+		sync.Mutex
+		pace pace
+		// freed is closed, and made anew, when a place is free.
+		freed   chan struct{}
+		conn    transport.Conn // nil: there is none
+		dialing bool
+		again   time.Time // when it may be dialled again
+		// has is the last proposal that the peer has: parts of others go by p2p, which the peer
+		// would refuse here.
+		has at
+	}
+}
+
+func (r *Relay) newLink(peer p2p.Peer) *link {
+	l := &link{r: r, peer: peer}
+	l.ctx, l.end = context.WithCancel(r.ctx) //nolint:gosec // RemovePeer calls it, or Close ends all
+	l.mu.freed = make(chan struct{})
+	l.mu.has = at{-1, -1}
+	return l
+}
+
+// noteProposal notes that the peer has the proposal of a height and round.
+func (l *link) noteProposal(p *cmtcons.Proposal) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.has = at{p.Proposal.Height, p.Proposal.Round}
+}
+
+// send relays a message, and returns whether it did; otherwise the caller sends it by p2p. It
+// returns before a part is delivered: from then on it is this side that has to. If wait is false,
+// it does not wait for a place.
+func (l *link) send(e p2p.Envelope, wait bool) bool {
+	if e.ChannelID != consensus.DataChannel {
+		return false
+	}
+	switch m := e.Message.(type) {
+	case *cmtcons.Proposal:
+		conn := l.acquire(wait)
+		if conn == nil {
+			return false
+		}
+		defer l.release()
+		// The parts must not overtake it, so it is delivered when this returns.
+		if !l.call(conn, e) {
+			return false
+		}
+		l.noteProposal(m)
+		return true
+	case *cmtcons.BlockPart:
+		if !l.knows(at{m.Height, m.Round}) {
+			return false
+		}
+		conn := l.acquire(wait)
+		if conn == nil {
+			return false
+		}
+		if !l.r.enter() {
+			l.release()
+			return false
+		}
+		go func() {
+			defer l.r.wg.Done()
+			defer l.release()
+			if !l.call(conn, e) {
+				l.insist(e)
+			}
+		}()
+		return true
+	}
+	return false
+}
+
+// insist sends a message by p2p, again and again if need be: consensus believes that the peer has
+// it, and forgets that only when the peer disconnects or goes to another round.
+func (l *link) insist(e p2p.Envelope) {
+	for !l.peer.Send(e) && l.ctx.Err() == nil && l.peer.IsRunning() {
+		select {
+		case <-l.ctx.Done():
+		case <-time.After(retryAfter):
+		}
+	}
+}
+
+// acquire takes a place for a message, and returns the connection; nil: there is none, or it must
+// not be used now.
+func (l *link) acquire(wait bool) transport.Conn {
+	for {
+		now := time.Now()
+		l.mu.Lock()
+		conn := l.connection(now)
+		if conn == nil || l.r.o.Path != nil && !l.r.o.Path(conn) {
+			l.mu.Unlock()
+			return nil
+		}
+		may, later := l.mu.pace.may(now)
+		freed := l.mu.freed
+		l.mu.Unlock()
+		switch {
+		case may:
+			return conn
+		case !later || !wait:
+			return nil
+		}
+		select {
+		case <-freed:
+		case <-l.ctx.Done():
+			return nil
+		}
+	}
+}
+
+// knows reports whether the peer has the proposal of a height and round.
+func (l *link) knows(a at) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mu.has == a
+}
+
+func (l *link) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.pace.ended()
+	close(l.mu.freed)
+	l.mu.freed = make(chan struct{})
+}
+
+// connection returns the connection, or begins to dial; nil: there is none yet. The caller holds
+// l.mu.
+func (l *link) connection(now time.Time) transport.Conn {
+	if l.mu.conn != nil {
+		return l.mu.conn
+	}
+	if l.mu.dialing || now.Before(l.mu.again) || l.ctx.Err() != nil {
+		return nil
+	}
+	address, known := l.r.o.Address(transport.ID(l.peer.ID()))
+	if !known || !l.r.enter() {
+		return nil
+	}
+	l.mu.dialing = true
+	go func() {
+		defer l.r.wg.Done()
+		l.keep(address)
+	}()
+	return nil
+}
+
+// keep connects, and stays until the connection or the link ends.
+func (l *link) keep(a transport.Address) {
+	ctx, cancel := context.WithTimeout(l.ctx, dialTimeout)
+	began := time.Now()
+	conn, err := l.r.o.Dialer.Dial(ctx, a)
+	cancel()
+	l.mu.Lock()
+	l.mu.dialing = false
+	if err != nil {
+		now := time.Now()
+		l.mu.pace.failed(began, now)
+		l.mu.again = later(l.mu.pace.until, now.Add(leastPause))
+		l.mu.Unlock()
+		l.r.o.Logger.Debug("Cannot relay to a peer", "address", a, "err", err)
+		return
+	}
+	l.mu.conn = conn
+	l.mu.Unlock()
+	l.r.connected(1)
+	select {
+	case <-conn.Done():
+	case <-l.ctx.Done():
+	}
+	conn.Close()
+	l.mu.Lock()
+	l.mu.conn, l.mu.again = nil, time.Now().Add(leastPause)
+	l.mu.Unlock()
+	l.r.connected(-1)
+}
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// call sends a message over a connection, and reports whether the peer has taken it.
+func (l *link) call(conn transport.Conn, e p2p.Envelope) bool {
+	body := encode(e.Message)
+	if body == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, lateAfter)
+	defer cancel()
+	began := time.Now()
+	_, err := conn.Call(ctx, transport.Call{Method: Method, Body: body, Max: 0})
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	outcome := Taken
+	switch {
+	case err == nil:
+		l.mu.pace.delivered()
+	case errors.Is(err, transport.ErrGone): // it has no use for it now
+		outcome = Unwanted
+	case errors.Is(err, context.DeadlineExceeded):
+		outcome = Late
+		l.mu.pace.late(began, now)
+	case errors.Is(err, transport.ErrBusy):
+		outcome = Busy
+		l.mu.pace.late(began, now)
+	case errors.Is(err, transport.ErrRefused):
+		outcome = Refused
+		l.mu.pace.failed(began, now)
+	default:
+		outcome = Failed
+		l.mu.pace.failed(began, now)
+	}
+	l.r.o.Hooks.sent(kind(e.Message), outcome)
+	return err == nil
+}

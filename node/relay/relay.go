@@ -1,0 +1,200 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cometbft/cometbft/consensus"
+	cstypes "github.com/cometbft/cometbft/consensus/types"
+	"github.com/cometbft/cometbft/libs/log"
+	cometnode "github.com/cometbft/cometbft/node"
+	"github.com/cometbft/cometbft/p2p"
+	cmtcons "github.com/cometbft/cometbft/proto/tendermint/consensus"
+
+	"github.com/starling-kv/starling/transport"
+)
+
+// What is relayed, for Hooks.
+const (
+	Proposal = "proposal"
+	Part     = "part"
+)
+
+// Kinds are what is relayed.
+var Kinds = []string{Proposal, Part}
+
+// What becomes of a relayed message, for Hooks. At the sender all but Taken go by p2p.
+const (
+	Taken    = "taken"
+	Unwanted = "unwanted" // of no use now: another height or round, no proposal, no consensus
+	Late     = "late"     // not answered within 100 ms
+	Busy     = "busy"
+	Refused  = "refused" // the peer does not relay, the sender is a stranger, or it is false
+	Failed   = "failed"  // such as by the network
+	Again    = "again"   // at the receiver: it was there already
+)
+
+// Outcomes are what becomes of a relayed message.
+var Outcomes = []string{Taken, Unwanted, Late, Busy, Refused, Failed, Again}
+
+// Options configure a Relay.
+type Options struct {
+	Logger  log.Logger
+	ChainID string
+	// Dialer connects to the transports of peers, and Address returns where that of a p2p peer
+	// listens, if that is known.
+	Dialer  transport.Dialer
+	Address func(transport.ID) (transport.Address, bool)
+	// Path reports whether a connection may be used now; nil: each may.
+	Path  func(transport.Conn) bool
+	Hooks Hooks
+}
+
+// Hooks are called for metrics. Any may be nil. They are called concurrently and must not block.
+type Hooks struct {
+	Sent, Received func(kind, outcome string)
+	// Connections changes the number of connections to peers.
+	Connections func(by int)
+}
+
+func (h Hooks) sent(kind, outcome string) {
+	if h.Sent != nil {
+		h.Sent(kind, outcome)
+	}
+}
+
+func (h Hooks) received(kind, outcome string) {
+	if h.Received != nil {
+		h.Received(kind, outcome)
+	}
+}
+
+// Relay relays for the CometBFT that Wrap was last called with. Its methods may be called
+// concurrently.
+type Relay struct {
+	o      Options
+	inbox  atomic.Pointer[inbox] // nil: there is no CometBFT yet
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // calls and dials; see enter
+	mu     struct {
+		sync.Mutex
+		closed bool
+	}
+}
+
+// New makes a relay. Close ends it.
+func New(o Options) *Relay {
+	r := &Relay{o: o}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	return r
+}
+
+// enter counts a goroutine in, unless the relay is closed.
+func (r *Relay) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.closed {
+		return false
+	}
+	r.wg.Add(1)
+	return true
+}
+
+// Close ends all calls and connections, and waits for them. Messages that were under way go by p2p
+// if that still runs.
+func (r *Relay) Close() {
+	r.mu.Lock()
+	r.mu.closed = true
+	r.mu.Unlock()
+	r.cancel()
+	r.wg.Wait()
+}
+
+func (r *Relay) connected(by int) {
+	if r.o.Hooks.Connections != nil {
+		r.o.Hooks.Connections(by)
+	}
+}
+
+// Register has mux answer the messages of peers.
+func (r *Relay) Register(mux *transport.Mux) {
+	mux.Handle(Method, transport.Weighed(transport.HandlerFunc(r.serve), func(q transport.Request) int64 { return int64(len(q.Body)) }))
+}
+
+// serve answers a message: nothing, if it was taken.
+func (r *Relay) serve(ctx context.Context, q transport.Request) ([]byte, error) {
+	in := r.inbox.Load()
+	if in == nil {
+		return nil, transport.ErrGone
+	}
+	kind, outcome, err := in.take(ctx, q)
+	r.o.Hooks.received(kind, outcome)
+	return nil, err
+}
+
+// Wrap returns the reactor that takes the place of a node's consensus reactor. The node must not
+// have been started.
+func (r *Relay) Wrap(n *cometnode.Node) (p2p.Reactor, error) {
+	env, err := n.ConfigureRPC()
+	if err != nil {
+		return nil, fmt.Errorf("relay: %w", err)
+	}
+	state, is := env.ConsensusState.(interface {
+		GetRoundState() *cstypes.RoundState
+	})
+	if !is {
+		return nil, fmt.Errorf("relay: %T tells no state of its round", env.ConsensusState)
+	}
+	w := &reactor{Reactor: n.ConsensusReactor(), relay: r}
+	r.inbox.Store(newInbox(inboxOptions{
+		Logger: r.o.Logger, ChainID: r.o.ChainID, Round: state.GetRoundState, Receive: w.Receive,
+		Peer:  func(id transport.ID) p2p.Peer { return n.Switch().Peers().Get(p2p.ID(id)) },
+		Ready: func() bool { return w.IsRunning() && !w.WaitSync() },
+	}))
+	return w, nil
+}
+
+// reactor is CometBFT's consensus reactor, which sends by links. All its other methods are
+// promoted: block sync finds those that it looks for.
+type reactor struct {
+	*consensus.Reactor
+	relay *Relay
+}
+
+// linkKey is where a peer keeps its link.
+const linkKey = "starling_relay"
+
+func linkOf(peer p2p.Peer) *link {
+	l, _ := peer.Get(linkKey).(*link)
+	return l
+}
+
+// InitPeer implements p2p.Reactor. Consensus is given a peer that sends by a link; everybody else
+// keeps the one that p2p made.
+func (w *reactor) InitPeer(peer p2p.Peer) p2p.Peer {
+	l := w.relay.newLink(peer)
+	peer.Set(linkKey, l)
+	w.Reactor.InitPeer(&sender{peer, l})
+	return peer
+}
+
+// RemovePeer implements p2p.Reactor.
+func (w *reactor) RemovePeer(peer p2p.Peer, reason any) {
+	if l := linkOf(peer); l != nil {
+		l.end()
+	}
+	w.Reactor.RemovePeer(peer, reason)
+}
+
+// Receive implements p2p.Reactor.
+func (w *reactor) Receive(e p2p.Envelope) {
+	if p, is := e.Message.(*cmtcons.Proposal); is {
+		if l := linkOf(e.Src); l != nil {
+			l.noteProposal(p)
+		}
+	}
+	w.Reactor.Receive(e)
+}
