@@ -37,8 +37,8 @@ type Options struct {
 	WrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
 	// Reactor tells peers about this node's transport; nil: there is none.
 	Reactor *AddressReactor
-	// WrapConsensus returns the reactor that takes the place of a CometBFT's consensus reactor; nil:
-	// that stays.
+	// WrapConsensus returns the reactor that takes the place of a CometBFT's consensus reactor;
+	// nil: that stays.
 	WrapConsensus func(*cometnode.Node) (p2p.Reactor, error)
 	// Serve is called with the stores of a CometBFT that was made, and with nil, nil, nil before
 	// they are closed. It returns once nobody reads the former stores.
