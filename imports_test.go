@@ -52,6 +52,8 @@ var arrows = map[string]struct {
 	"transport/tcp": {[]string{"transport"}, "an implementation knows its interface only"},
 	"transport/rdma": {[]string{"transport", "transport/rdma/internal/verbs", "transport/tcp"},
 		"a path of connections that tcp has made; what goes over it is judged by whoever asked"},
+	"transport/rdma/rdmatest": {[]string{"transport/rdma", "transport/rdma/internal/verbs/verbstest"},
+		"it is for the tests of any package"},
 	"transport/rdma/internal/verbs": {nil, "it moves bytes between devices, whatever they are"},
 	"transport/rdma/internal/verbs/verbstest": {[]string{"transport/rdma/internal/verbs"},
 		"one suite for devices, and a fabric of them in memory"},

@@ -18,7 +18,7 @@ import (
 
 // testHelpers are packages that only tests use, besides all files *_test.go.
 var testHelpers = []string{
-	"dsm/storagenode/disktest", "transport/rdma/internal/verbs/verbstest", "transport/transporttest", "node/internal/nodetest", "e2e/browser", "e2e/history", "e2e/manifest", "e2e/runner", "e2e/testnet",
+	"dsm/storagenode/disktest", "transport/rdma/internal/verbs/verbstest", "transport/rdma/rdmatest", "transport/transporttest", "node/internal/nodetest", "e2e/browser", "e2e/history", "e2e/manifest", "e2e/runner", "e2e/testnet",
 	"internal/ports",
 }
 

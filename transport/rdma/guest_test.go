@@ -58,6 +58,7 @@ func TestGuestBreaks(t *testing.T) {
 	}{
 		"the server's queue pair to ERR": {func(t *testing.T, all []*Fabric) { breakAll(t, all[server]) }, true},
 		"the dialer's queue pair to ERR": {func(t *testing.T, all []*Fabric) { breakAll(t, all[dialer]) }, true},
+		"a cut cable":                    {func(t *testing.T, _ []*Fabric) { wire(t, "cut") }, true},
 		"1 % loss":                       {func(t *testing.T, _ []*Fabric) { wire(t, "loss", "1") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {

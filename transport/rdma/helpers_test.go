@@ -25,7 +25,7 @@ const (
 	someMethod transport.Method = 4
 )
 
-var everybody = func(transport.ID) bool { return true }
+var everybody = func(transport.ID, netip.Addr) bool { return true }
 
 // loopback is package tcp with paths over a fabric in memory.
 type loopback struct {
@@ -124,7 +124,13 @@ type addr netip.Addr
 func (a addr) Network() string { return "memory" }
 func (a addr) String() string  { return netip.Addr(a).String() }
 
-func memoryAddr(a net.Addr) (netip.Addr, error) { return netip.Addr(a.(addr)), nil }
+func memoryAddr(a net.Addr) (netip.Addr, error) {
+	if a, is := a.(addr); is {
+		return netip.Addr(a), nil
+	}
+	of, err := netip.ParseAddrPort(a.String())
+	return of.Addr(), err
+}
 
 // newLending returns a lending whose server is the test.
 func newLending(t *testing.T) (*lending, *couple) {

@@ -37,7 +37,7 @@ func (f *Fabric) Dialled(c *tcp.Conn) tcp.Lender {
 
 // Start implements tcp.Lender.
 func (l *lender) Start() {
-	if !l.fabric.allowed(l.peer) {
+	if !l.fabric.allowed(l.peer, l.conn.RemoteAddr()) {
 		return
 	}
 	go l.run()
@@ -101,7 +101,8 @@ func (l *lender) propose() (*lending, error) {
 	s := &lending{lender: l}
 	s.mu.places, s.mu.slots = newPlaces(f.o.units), make(map[int]*slot)
 	// Each unit that is lent may be written with one immediate; and there is the greeting.
-	p, err := f.newPath(d, l.peer, s, verbs.Sizes{Lent: f.o.units * unit, Writes: 1, Receives: f.o.units + 1})
+	sizes := verbs.Sizes{Lent: f.o.units * unit, Own: bodies * bodyUnit, Writes: bodies + 1, Receives: f.o.units + 1}
+	p, err := f.newPath(d, l.peer, s, sizes)
 	if err != nil {
 		return nil, err
 	}
@@ -209,6 +210,7 @@ type lending struct {
 	lender *lender
 	path   *path
 	memory []byte
+	outbox
 
 	mu struct {
 		sync.Mutex
@@ -233,19 +235,19 @@ type slot struct {
 	lost    func()
 
 	// Guarded by lending.mu.
-	pieces int
-	got    int         // bytes that have landed
-	whole  bool        // with the last piece
-	busy   bool        // landed is being called
-	ended  bool        // by the server
-	total  int         // as it says; negative: there is no answer in the slot
-	stall  *time.Timer // it has ended, and its last piece has not landed
+	pieces    int
+	got       int         // bytes that have landed
+	whole     bool        // with the last piece
+	busy      bool        // landed is being called
+	ended     bool        // by the server
+	abandoned bool        // by the call, before its answer had come
+	total     int         // as it says; negative: there is no answer in the slot
+	stall     *time.Timer // it has ended, and its last piece has not landed
 }
 
 // join implements side.
 func (s *lending) join(p *path) {
-	s.path = p
-	s.memory, _, _ = p.queue.Lent()
+	s.path, s.outbox.path, s.memory = p, p, lentBy(p)
 }
 
 func unitsOf(bytes int) int { return (bytes + unit - 1) / unit }
@@ -284,8 +286,12 @@ func (s *lending) landed(immediate uint32, length int) error {
 	if err := t.landed(s.memory[from:from+length], last); err != nil {
 		return fmt.Errorf("%w: %w", ErrBreach, err)
 	}
-	if hook := s.path.fabric.o.Hooks.Received; hook != nil {
-		hook(s.path.peer, length)
+	hooks := &s.path.fabric.o.Hooks
+	if hooks.Received != nil {
+		hooks.Received(s.path.peer, length)
+	}
+	if hooks.Called != nil && last {
+		hooks.Called(s.path.peer)
 	}
 	return s.finish(t, length, last)
 }
@@ -350,6 +356,13 @@ func (s *lending) settle(t *slot) error {
 // Number implements tcp.Slot.
 func (t *slot) Number() uint32 { return t.number }
 
+// Abandoned implements tcp.Slot.
+func (t *slot) Abandoned() {
+	t.lending.mu.Lock()
+	defer t.lending.mu.Unlock()
+	t.abandoned = true
+}
+
 // Ended implements tcp.Slot.
 func (t *slot) Ended(total int) {
 	s := t.lending
@@ -362,15 +375,13 @@ func (t *slot) Ended(total int) {
 	}
 }
 
-// arrived implements side: this side writes nothing.
-func (s *lending) arrived(uint32) {}
-
 // lost implements side.
 func (s *lending) lost(error) {
 	s.mu.Lock()
 	s.mu.ended = true
 	slots := s.mu.slots
 	s.mu.slots = nil
+	s.outbox.end()
 	for _, t := range slots {
 		if t.stall != nil {
 			t.stall.Stop()

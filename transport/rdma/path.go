@@ -45,6 +45,8 @@ type side interface {
 	arrived(tag uint32)
 	// lost is called once, when the path has ended.
 	lost(why error)
+	// unit is that of what it lends, in bytes.
+	unit() int
 }
 
 // greetingTag is that of the greeting; writes have smaller ones.
@@ -111,7 +113,7 @@ func (p *path) greet() error {
 		return err
 	}
 	memory, address, key := p.queue.Lent()
-	return p.queue.Send(greeting{p.ours, region{address, key, len(memory) / unit}}.encode(), greetingTag)
+	return p.queue.Send(greeting{p.ours, region{address, key, len(memory) / p.side.unit()}}.encode(), greetingTag)
 }
 
 // completed handles a completion.
@@ -130,7 +132,7 @@ func (p *path) handle(c *verbs.Completion) error {
 	case c.Kind == verbs.Received:
 		return p.greeted(c.Message[:min(c.Length, verbs.MaxMessage)])
 	case c.Kind == verbs.Landed:
-		if !p.isUp() {
+		if !p.hasHeard() { // it may have come before the word that our greeting has arrived
 			return fmt.Errorf("%w: a write before the greetings", ErrBreach)
 		}
 		p.use.RLock()
@@ -171,6 +173,13 @@ func (p *path) greeted(message []byte) error {
 	return nil
 }
 
+// peers returns the peer's region. It is known once the peer has greeted.
+func (p *path) peers() region {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.region
+}
+
 // note notes a greeting. The path is up with the second one.
 func (p *path) note(change func()) {
 	p.mu.Lock()
@@ -179,6 +188,12 @@ func (p *path) note(change func()) {
 	if change(); !before && p.mu.heard && p.mu.sent {
 		close(p.up)
 	}
+}
+
+func (p *path) hasHeard() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.heard
 }
 
 func (p *path) isUp() bool {

@@ -44,8 +44,9 @@ var (
 
 // Options configure paths. Zero means the default, unless the comment says otherwise.
 type Options struct {
-	// Allowed reports whether a peer may have memory and a queue pair; nil: none may.
-	Allowed func(transport.ID) bool
+	// Allowed reports whether a peer, at an address, may have memory and a queue pair; nil: none
+	// may.
+	Allowed func(transport.ID, netip.Addr) bool
 	// Memory is the limit of registered memory, in bytes; 256 MiB. A path has 32 MiB at the side
 	// that dials, 2 MiB at the side that serves.
 	Memory int64
@@ -60,8 +61,10 @@ type Hooks struct {
 	Up func(peer transport.ID, device string)
 	// Down: a path has ended, or was not made: of the same reasons in a row the first only.
 	Down func(peer transport.ID, why error)
-	// Received and Sent count bytes of answers.
+	// Received and Sent count bytes of answers, and of bodies of requests.
 	Received, Sent func(peer transport.ID, bytes int)
+	// Called: a call's answer has come by a path, all of it.
+	Called func(peer transport.ID)
 	// Leaked: a queue pair could not be released.
 	Leaked func(why error)
 }
@@ -76,6 +79,12 @@ type bounds struct {
 	stall       time.Duration                      // for a piece, and for greetings; 15 s
 	retryLeast  time.Duration                      // 1 minute
 	retryMost   time.Duration                      // 1 hour
+}
+
+// ForTests returns options with devices of another kind: see package rdmatest.
+func ForTests(o Options, open func(netip.Addr, int) (verbs.Device, error)) Options {
+	o.open = open
+	return o
 }
 
 const unit = tcp.MaxSidePiece
@@ -136,7 +145,13 @@ func addrOf(a net.Addr) (netip.Addr, error) {
 // Method implements tcp.Sides.
 func (f *Fabric) Method() transport.Method { return Method }
 
-func (f *Fabric) allowed(peer transport.ID) bool { return f.o.Allowed != nil && f.o.Allowed(peer) }
+func (f *Fabric) allowed(peer transport.ID, remote net.Addr) bool {
+	if f.o.Allowed == nil {
+		return false
+	}
+	addr, err := f.o.addr(remote)
+	return err == nil && f.o.Allowed(peer, addr)
+}
 
 // Close ends all paths and releases everything. Connections stay.
 func (f *Fabric) Close() error {

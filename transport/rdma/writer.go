@@ -18,6 +18,7 @@ type writer struct {
 	path *path
 	link tcp.Link
 	free chan uint32 // places of own memory
+	inbox
 
 	mu struct {
 		sync.Mutex
@@ -30,7 +31,7 @@ type writer struct {
 
 // Proposed implements tcp.Sides.
 func (f *Fabric) Proposed(_ context.Context, l tcp.Link, body []byte) ([]byte, tcp.Writer, error) {
-	if !f.allowed(l.Peer) {
+	if !f.allowed(l.Peer, l.Remote) {
 		return nil, nil, fmt.Errorf("%w: %w", ErrNotAllowed, transport.ErrRefused)
 	}
 	theirs, err := decodeProposal(body)
@@ -56,9 +57,10 @@ func (f *Fabric) newWriter(l tcp.Link, theirs proposal) (*writer, error) {
 	for i := range f.o.window {
 		w.free <- uint32(i)
 	}
+	w.bodies.late = make(map[uint32]struct{})
 	w.mu.arrived, w.mu.bytes = make([]func(), f.o.window), make([]int, f.o.window)
-	// Nothing comes but the greeting.
-	p, err := f.newPath(d, l.Peer, w, verbs.Sizes{Own: f.o.window * unit, Writes: f.o.window + 1, Receives: 1})
+	sizes := verbs.Sizes{Lent: bodies * bodyUnit, Own: f.o.window * unit, Writes: f.o.window + 1, Receives: bodyReceives + 1}
+	p, err := f.newPath(d, l.Peer, w, sizes)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +73,7 @@ func (f *Fabric) newWriter(l tcp.Link, theirs proposal) (*writer, error) {
 
 // join implements side. The timer runs for the greetings at first.
 func (w *writer) join(p *path) {
-	w.path = p
+	w.path, w.inbox.path, w.memory = p, p, lentBy(p)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mu.stall = time.AfterFunc(p.fabric.o.stall, w.stalled)
@@ -92,9 +94,7 @@ func (w *writer) Takes(slot uint32, n int) bool {
 	if !w.path.isUp() || w.path.why() != nil || slot >= immediateLast {
 		return false
 	}
-	w.path.mu.Lock()
-	defer w.path.mu.Unlock()
-	return firstUnit(slot)+unitsOf(n) <= w.path.mu.region.units
+	return firstUnit(slot)+unitsOf(n) <= w.path.peers().units
 }
 
 // Write implements tcp.Writer.
@@ -107,9 +107,7 @@ func (w *writer) Write(ctx context.Context, slot uint32, at int, b []byte, last 
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	w.path.mu.Lock()
-	region := w.path.mu.region
-	w.path.mu.Unlock()
+	region := w.path.peers()
 	from := int(place) * unit
 	if err := w.path.fill(from, b); err != nil {
 		return err
@@ -130,11 +128,6 @@ func (w *writer) Write(ctx context.Context, slot uint32, at int, b []byte, last 
 		w.path.end(err)
 	}
 	return err
-}
-
-// landed implements side: nothing was lent.
-func (w *writer) landed(uint32, int) error {
-	return fmt.Errorf("%w: a write to a server", ErrBreach)
 }
 
 // arrived implements side.

@@ -20,6 +20,7 @@ const maxSkip = 16 << 20
 type answer struct {
 	done chan struct{} // closed when the caller has something to return
 	slot Slot          // nil: none; set before the request is sent
+	body *carried      // nil: the body is in the request's frame
 
 	// Used by the goroutine that reads.
 	started bool

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -133,7 +132,7 @@ func (c *Conn) call(ctx context.Context, call transport.Call, counted *int) ([]b
 		return nil, ctx.Err()
 	}
 	a := newAnswer(call)
-	a.mu.counted = *counted
+	a.mu.counted, a.body = *counted, c.carry(call)
 	id, err := c.ask(call, a)
 	if err != nil {
 		return nil, err
@@ -142,6 +141,9 @@ func (c *Conn) call(ctx context.Context, call transport.Call, counted *int) ([]b
 	case <-a.done:
 	case <-ctx.Done():
 		if a.leave() {
+			if a.slot != nil {
+				a.slot.Abandoned()
+			}
 			c.cancel(id)
 			return nil, ctx.Err()
 		}
@@ -161,14 +163,23 @@ func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
 	c.mu.lastID++
 	id := c.mu.lastID
 	c.mu.answers[id] = a
-	if c.lend(call, a); a.slot == nil {
-		c.mu.frames = appendHeader(c.mu.frames, frameRequest, id, 1+len(call.Body))
-	} else {
-		c.mu.frames = appendHeader(c.mu.frames, frameLent, id, lentHeader+1+len(call.Body))
-		c.mu.frames = binary.BigEndian.AppendUint32(c.mu.frames, a.slot.Number())
-		c.mu.frames = binary.BigEndian.AppendUint32(c.mu.frames, uint32(len(call.Into)))
+	if a.body != nil && !a.body.at.Valid() {
+		a.body = nil // of a path that the server will have been told is lost
 	}
-	c.mu.frames = append(append(c.mu.frames, byte(call.Method)), call.Body...)
+	c.lend(call, a)
+	body := call.Body
+	switch {
+	case a.body != nil:
+		body = nil
+		c.mu.frames = appendHeader(c.mu.frames, frameCarried, id, carriedHeader+lentHeader+1)
+		c.mu.frames = a.appendLent(a.body.append(c.mu.frames), len(call.Into))
+	case a.slot != nil:
+		c.mu.frames = appendHeader(c.mu.frames, frameLent, id, lentHeader+1+len(body))
+		c.mu.frames = a.appendLent(c.mu.frames, len(call.Into))
+	default:
+		c.mu.frames = appendHeader(c.mu.frames, frameRequest, id, 1+len(body))
+	}
+	c.mu.frames = append(append(c.mu.frames, byte(call.Method)), body...)
 	c.poke()
 	return id, nil
 }
@@ -326,6 +337,12 @@ func (c *Conn) refused(br *bufio.Reader, id uint64, a *answer) error {
 		return unexpected(err)
 	}
 	answered := errorOf(code)
+	if code == codeBodyLost && a.body != nil && !a.started {
+		c.settle(id)
+		a.ended(-1)
+		a.end(errSideLost)
+		return nil
+	}
 	switch left := a.hasLeft(); {
 	case answered == nil && code != codeCancelled:
 		return fmt.Errorf("%w: error %d", transport.ErrProtocol, code)
@@ -342,8 +359,11 @@ func (c *Conn) refused(br *bufio.Reader, id uint64, a *answer) error {
 func (c *Conn) settle(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, open := c.mu.answers[id]; open {
+	if a, open := c.mu.answers[id]; open {
 		delete(c.mu.answers, id)
+		if a.body != nil {
+			a.body.at.Delivered()
+		}
 		<-c.slots
 	}
 }

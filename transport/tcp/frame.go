@@ -92,6 +92,7 @@ const (
 	frameLent    = 8  // slot:u32be ‖ length:u32be ‖ method:u8 ‖ body; a request
 	frameLost    = 9  // from either side: the path is lost, and with it all requests with slots
 	frameWritten = 10 // total:u64be; the answer is in the slot
+	frameCarried = 11 // see carried; a request whose body is carried past TLS
 )
 
 // lentHeader is the length, in bytes, of what frameLent has before the method.
@@ -108,6 +109,7 @@ const (
 	codeRefused   = 3
 	codeFailed    = 4
 	codeCancelled = 5 // only where the request was cancelled
+	codeBodyLost  = 6 // only where the body was carried past TLS
 )
 
 type header struct {
@@ -151,6 +153,8 @@ func readHeader(br *bufio.Reader) (header, error) {
 		least, most = lentHeader+1, lentHeader+1+transport.MaxBody
 	case frameWritten:
 		least, most = 8, 8
+	case frameCarried:
+		least, most = carriedHeader+lentHeader+1, carriedHeader+lentHeader+1
 	case frameCancel, framePing, framePong, frameLost:
 	default:
 		return h, fmt.Errorf("%w: frame of type %d", transport.ErrProtocol, h.kind)
@@ -206,6 +210,8 @@ func unexpected(err error) error {
 // codeOf returns the code of an error.
 func codeOf(err error) byte {
 	switch {
+	case errors.Is(err, errBodyLost):
+		return codeBodyLost
 	case errors.Is(err, transport.ErrGone):
 		return codeGone
 	case errors.Is(err, transport.ErrBusy):

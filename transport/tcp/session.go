@@ -89,7 +89,7 @@ func (n *session) readFrame(br *bufio.Reader) error {
 	switch h.kind {
 	case frameRequest:
 		return n.request(br, h)
-	case frameLent:
+	case frameLent, frameCarried:
 		if n.server.o.Sides != nil {
 			return n.request(br, h)
 		}
@@ -120,7 +120,15 @@ func (n *session) cancel(id uint64) error {
 // request reads a request and starts serving it.
 func (n *session) request(br *bufio.Reader, h header) error {
 	var slot, lent uint32
-	if h.kind == frameLent {
+	var past *carried // the body, if it is not in the frame
+	if h.kind == frameCarried {
+		var err error
+		if past, err = n.carried(br); err != nil {
+			return err
+		}
+		h.n -= carriedHeader
+	}
+	if h.kind != frameRequest {
 		b, err := br.Peek(lentHeader)
 		if err != nil {
 			return unexpected(err)
@@ -154,8 +162,19 @@ func (n *session) request(br *bufio.Reader, h header) error {
 		n.queue.refuse(h.id, transport.ErrBusy, 0)
 		return nil
 	}
-	r.Body = body.bytes
+	var from Body
+	if past != nil {
+		from = n.expect(past)
+	}
 	n.wg.Go(func() {
+		if past != nil {
+			if err := past.fetch(ctx, from, &body); err != nil {
+				body.release()
+				n.queue.refuse(h.id, err, 0)
+				return
+			}
+		}
+		r.Body = body.bytes
 		answer, reserved, err := n.serve(ctx, h.id, r)
 		// Before the answer is sent: the peer may then send as long a body again.
 		body.release()

@@ -33,8 +33,8 @@ type Sides interface {
 
 // Link is the connection of a proposal.
 type Link struct {
-	Peer  transport.ID
-	Local net.Addr
+	Peer          transport.ID
+	Local, Remote net.Addr
 	// Lost is called when the path is lost that the writer belongs to, once, by no call of Writer.
 	Lost func(why error)
 }
@@ -49,6 +49,10 @@ type Lender interface {
 	// piece of it, one after another, by another goroutine; it is not kept. An error is a breach,
 	// which ends the path. lost is called once if the path is lost before the slot was returned.
 	Lend(n int, landed func(piece []byte, last bool) error, lost func()) Slot
+	// Carry writes the body of a request, of at most MostCarried bytes, to the server, which is
+	// told of it by its place. It has copied b when it returns; nil: there is no room, or no path.
+	// It may take as long as the device does to accept the write.
+	Carry(b []byte) Place
 	// PeerLost: the server says that the path is lost.
 	PeerLost()
 	// Doubt: an answer that came by a path was wrong.
@@ -57,22 +61,48 @@ type Lender interface {
 	Close()
 }
 
+// Place is where the body of a request was carried to.
+type Place interface {
+	Number() uint32
+	// Valid reports whether the path is there still.
+	Valid() bool
+	// Delivered: the server has ended the request.
+	Delivered()
+}
+
 // Slot is lent memory.
 type Slot interface {
 	Number() uint32
+	// Abandoned: the call has returned without an answer, and the server has not ended the request.
+	Abandoned()
 	// Ended: the server has ended the request, and will write nothing more. total is the length of
 	// the answer that it has written; negative: none, or a part.
 	Ended(total int)
 }
 
-// Writer writes answers into what the dialer has lent.
+// Writer writes answers into what the dialer has lent, and reads bodies that the dialer has
+// carried.
 type Writer interface {
 	// Takes reports whether n bytes can be written to a slot now.
 	Takes(slot uint32, n int) bool
 	// Write posts a piece of an answer. It waits until there is room, and has copied b when it
 	// returns. arrived is called when the peer's device has the piece, unless the path is lost.
 	Write(ctx context.Context, slot uint32, at int, b []byte, last bool, arrived func()) error
+	// Expect notes that a body of n bytes is carried to a place, and does not wait for it.
+	Expect(place uint32, n int) Body
 	Close()
+}
+
+// Body is one that a dialer carries past TLS. What is read proves nothing about who has written it.
+type Body interface {
+	// Wait returns when the body has come. It fails if the path is lost, or with ctx's error.
+	Wait(ctx context.Context) error
+	// Read copies the body, which has come. The dialer could still write to it.
+	Read(into []byte) error
+	// Wrong: what was read is not what was sent. The path is of no use.
+	Wrong()
+	// Release is called once nothing more is read.
+	Release()
 }
 
 // leastLent is the length of a buffer, in bytes, below which an answer is not worth a slot.
@@ -89,6 +119,9 @@ var errLostFlood = fmt.Errorf("%w: a flood of lost paths", transport.ErrProtocol
 
 // LocalAddr returns this end's address.
 func (c *Conn) LocalAddr() net.Addr { return c.wire.Conn.LocalAddr() }
+
+// RemoteAddr returns the peer's address.
+func (c *Conn) RemoteAddr() net.Addr { return c.wire.Conn.RemoteAddr() }
 
 // Unproved reports whether an answer of the connection has come past TLS: a wrong answer is then
 // no proof that the peer has sent it. Call it again with Call.Proved.
@@ -186,7 +219,7 @@ type sides struct {
 func (n *session) propose(body []byte) ([]byte, error) {
 	var w Writer
 	var lost bool // before Proposed has returned
-	l := Link{Peer: n.proto.Peer, Local: n.wire.Conn.LocalAddr(), Lost: func(error) {
+	l := Link{Peer: n.proto.Peer, Local: n.wire.Conn.LocalAddr(), Remote: n.wire.Conn.RemoteAddr(), Lost: func(error) {
 		n.side.mu.Lock()
 		defer n.side.mu.Unlock()
 		if lost = true; w != nil && n.side.writer == w {

@@ -60,6 +60,8 @@ type testWriter struct {
 	closed chan struct{}
 }
 
+func (*testWriter) Expect(uint32, int) Body { return nil }
+
 func (*testWriter) Takes(slot uint32, n int) bool { return slot < 100 }
 
 func (w *testWriter) Write(ctx context.Context, slot uint32, at int, b []byte, last bool, arrived func()) error {
@@ -91,11 +93,13 @@ type testSlot struct {
 
 func (s *testSlot) Number() uint32  { return s.number }
 func (s *testSlot) Ended(total int) { s.ended <- total }
+func (*testSlot) Abandoned()        {}
 
-func (*testLender) Start()      {}
-func (*testLender) Doubt()      {}
-func (l *testLender) Close()    { l.PeerLost() }
-func (l *testLender) PeerLost() { l.once.Do(l.end) }
+func (*testLender) Start()             {}
+func (*testLender) Doubt()             {}
+func (*testLender) Carry([]byte) Place { return nil }
+func (l *testLender) Close()           { l.PeerLost() }
+func (l *testLender) PeerLost()        { l.once.Do(l.end) }
 
 func (l *testLender) end() {
 	l.mu.Lock()

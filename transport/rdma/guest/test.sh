@@ -23,6 +23,6 @@ for package in "${packages[@]}"; do
   CGO_ENABLED=1 ${GO:-go} test -tags rdma -c -o "$build/test" "./$package"
   # What the library reports where there is no device; but for that the tests without a guest are those of `make test`.
   (cd "$package" && env -u RDMA_GUEST "$build/test" -test.run '^TestNoDevices$')
-  $guest --timeout 300 --file "$build/test:/root/rdma.test" --file "$library" -- ./rdma.test -test.v -test.timeout 4m -test.run "${run[$package]}" |
+  $guest --timeout 600 --file "$build/test:/root/rdma.test" --file "$library" -- ./rdma.test -test.v -test.timeout 9m -test.run "${run[$package]}" |
     grep -v -e '^=== ' -e '^ *--- PASS: .*/'
 done

@@ -2,16 +2,10 @@
 
 package verbs
 
-import (
-	"errors"
-	"fmt"
-	"net/netip"
-)
+import "net/netip"
 
 // Supported reports whether this program was built with RDMA.
 const Supported = false
-
-var errNotBuilt = fmt.Errorf("this program was built without RDMA: %w", errors.ErrUnsupported)
 
 // Info describes a port that was found.
 type Info struct {
@@ -24,7 +18,7 @@ type Info struct {
 }
 
 // List returns the ports of all devices.
-func List() ([]Info, error) { return nil, errNotBuilt }
+func List() ([]Info, error) { return nil, ErrNotBuilt }
 
 // Open opens the device whose port has an address, with room for completions of its queues.
-func Open(netip.Addr, int) (Device, error) { return nil, errNotBuilt }
+func Open(netip.Addr, int) (Device, error) { return nil, ErrNotBuilt }

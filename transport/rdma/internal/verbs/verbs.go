@@ -26,6 +26,8 @@ const (
 )
 
 var (
+	// ErrNotBuilt: the program has no RDMA. It matches errors.ErrUnsupported.
+	ErrNotBuilt = fmt.Errorf("this program was built without RDMA: %w", errors.ErrUnsupported)
 	// ErrClosed: the device or the queue was closed.
 	ErrClosed = errors.New("the RDMA device or queue is closed")
 	// ErrNoDevice: no device has the address, or there is none at all.

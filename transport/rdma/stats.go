@@ -1,0 +1,86 @@
+package rdma
+
+import (
+	"errors"
+
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
+)
+
+// Stats is what a fabric holds at the moment.
+type Stats struct {
+	Devices    int   // that are open
+	QueuePairs int   // those of paths that are being made or released, too
+	Up         int   // of them: both sides have greeted, and the path has not ended
+	Memory     int64 // registered, in bytes, in one region or two for each queue pair
+	// Quarantined is how many slots were lent for calls that are over at this side only: the server
+	// may still write to them.
+	Quarantined int
+}
+
+// Stats returns what the fabric holds.
+func (f *Fabric) Stats() Stats {
+	f.mu.Lock()
+	paths := make([]*path, 0, len(f.mu.paths))
+	for p := range f.mu.paths {
+		paths = append(paths, p)
+	}
+	s := Stats{Devices: len(f.mu.devices), QueuePairs: len(paths), Memory: f.mu.memory}
+	f.mu.Unlock()
+	for _, p := range paths {
+		if p.isUp() && p.why() == nil {
+			s.Up++
+		}
+		if l, is := p.side.(*lending); is {
+			s.Quarantined += l.quarantined()
+		}
+	}
+	return s
+}
+
+func (s *lending) quarantined() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.mu.slots {
+		if t.abandoned && !t.ended {
+			n++
+		}
+	}
+	return n
+}
+
+// reasons are short names of what ends paths, the more special ones first.
+var reasons = []struct {
+	is    error
+	label string
+}{
+	{errors.ErrUnsupported, "not_supported"}, {verbs.ErrNoDevice, "no_device"}, {verbs.ErrFull, "device_full"},
+	{ErrMemory, "memory"}, {ErrNotAllowed, "not_allowed"}, {ErrPeerEnded, "peer"}, {ErrDoubted, "doubted"},
+	{ErrBreach, "breach"}, {ErrStalled, "stalled"}, {ErrConnEnded, "connection"}, {transport.ErrClosed, "connection"},
+	{transport.ErrRefused, "refused"},
+}
+
+// otherReason is that of whatever a device reports.
+const otherReason = "device"
+
+// Reason returns a short name of why a path has ended or was not made: one of Reasons.
+func Reason(why error) string {
+	for _, r := range reasons {
+		if errors.Is(why, r.is) {
+			return r.label
+		}
+	}
+	return otherReason
+}
+
+// Reasons returns all that Reason can return.
+func Reasons() (all []string) {
+	seen := map[string]bool{}
+	for _, r := range reasons {
+		if !seen[r.label] {
+			seen[r.label] = true
+			all = append(all, r.label)
+		}
+	}
+	return append(all, otherReason)
+}
