@@ -15,6 +15,7 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/tables"
 )
 
 // join makes a home from the source's database by chunks that the app hash proves, as starling-iavl
@@ -54,18 +55,18 @@ func (n *node) join() (a Answer, err error) {
 		}
 	}
 	a.Overhead = float64(a.Bytes+int64(len(j.m.Encode()))-int64(content)) / float64(max(1, leaves))
-	err = n.inTarget(func(db dbm.DB, _ string) error {
-		in, err := nodedb.NewInstaller(nodedb.Of(db), j.m)
+	err = n.inTarget(func(dir string) error {
+		in, err := nodedb.NewSpool(filepath.Join(dir, "spool"), j.m)
 		if err != nil {
 			return err
 		}
-		if a.WriteCPUS, err = each(func(k int) error { return in.Install(k, chunks[k]) }); err != nil {
+		if a.WriteCPUS, err = each(func(k int) error { return in.Install(k, chunks[k], answers[k][1:]) }); err != nil {
 			return err
 		}
 		cpu := cpuSeconds()
-		err = in.Finish()
+		err = n.finish(in, dir)
 		a.WriteCPUS += cpuSeconds() - cpu
-		return errors.Join(err, db.Close())
+		return err
 	})
 	if err != nil {
 		return a, err
@@ -73,7 +74,22 @@ func (n *node) join() (a Answer, err error) {
 	clear(answers)
 	clear(chunks)
 	debug.FreeOSMemory()
-	return a, n.inTarget(func(db dbm.DB, dir string) error { return n.joinAt(db, dir, &a) })
+	return a, n.inTarget(func(dir string) error { return n.joinAt(dir, &a) })
+}
+
+// finish makes the database of a spool, as starling-iavl does.
+func (n *node) finish(in *nodedb.Spool, dir string) (err error) {
+	path := filepath.Join(dir, "application"+dbm.DBFileSuffix)
+	var into nodedb.Tables
+	if n.backend == dbm.PebbleDBBackend {
+		into, err = tables.NewPebble(path)
+	} else {
+		into, err = tables.NewGoLevelDB(path)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(in.Finish(into), in.Remove())
 }
 
 // source is a state on disk with its proved manifest.
@@ -128,24 +144,23 @@ func (j *source) verify(k int, answer []byte) (*iavlsync.Chunk, error) {
 	return iavlsync.VerifyChunk(&j.m.Stores[i].Entries[e].Root, b)
 }
 
-// inTarget lends an empty database, which fn closes, and removes it.
-func (n *node) inTarget(fn func(db dbm.DB, dir string) error) error {
+// inTarget lends an empty folder, and removes it.
+func (n *node) inTarget(fn func(dir string) error) error {
 	n.joins++
 	dir := filepath.Join(n.dir, fmt.Sprintf("target-%d", n.joins))
-	db, err := dbm.NewDB("application", n.backend, dir)
-	if err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	return errors.Join(fn(db, dir), os.RemoveAll(dir))
+	return errors.Join(fn(dir), os.RemoveAll(dir))
 }
 
-func (n *node) joinAt(db dbm.DB, dir string, a *Answer) error {
+func (n *node) joinAt(dir string, a *Answer) error {
 	from, cpu := time.Now(), cpuSeconds()
 	j, err := n.open()
 	if err != nil {
 		return err
 	}
-	in, err := nodedb.NewInstaller(nodedb.Of(db), j.m)
+	in, err := nodedb.NewSpool(filepath.Join(dir, "spool"), j.m)
 	if err != nil {
 		return err
 	}
@@ -163,7 +178,7 @@ func (n *node) joinAt(db dbm.DB, dir string, a *Answer) error {
 				if err == nil {
 					var c *iavlsync.Chunk
 					if c, err = j.verify(k, answer); err == nil {
-						err = in.Install(k, c)
+						err = in.Install(k, c, answer[1:])
 					}
 				}
 				if err != nil {
@@ -177,7 +192,7 @@ func (n *node) joinAt(db dbm.DB, dir string, a *Answer) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := errors.Join(in.Finish(), db.Close()); err != nil {
+	if err := n.finish(in, dir); err != nil {
 		return err
 	}
 	target, err := openEnd(dir, n.backend)

@@ -217,7 +217,7 @@ func (s *state) install(k int, b []byte) error {
 	if err != nil {
 		return err
 	}
-	return s.installer.Install(k, c)
+	return s.installer.Install(k, c, b)
 }
 
 func (s *state) image(k int) *iavlsync.Image {
@@ -317,7 +317,11 @@ func (f *fetching) part(ctx context.Context, q iavlsync.Request, root *iavlsync.
 	if err != nil {
 		return nil, err
 	}
-	p, err := f.installer.InstallPart(f.r.chunk, q.First, c)
+	if kind == iavlsync.AnswerPart { // all of the leaf, which came in several
+		leaf := &c.Leaves[0]
+		b = iavlsync.AppendLeaf(nil, root.Version, leaf.Version, leaf.Key, leaf.Value)
+	}
+	p, err := f.installer.InstallPart(f.r.chunk, q.First, c, b)
 	if err != nil {
 		return nil, &ownError{err}
 	}
@@ -354,15 +358,15 @@ func (f *fetching) halves(ctx context.Context, q iavlsync.Request, root *iavlsyn
 	var placed [2]*nodedb.Placed
 	for i, half := range []*iavlsync.Image{left, right} {
 		below := iavlsync.Request{Height: q.Height, Store: q.Store, First: q.First + int64(i)*left.Size, Leaves: half.Size}
-		kind, b, err := f.ask(ctx, &below)
+		kind, part, err := f.ask(ctx, &below)
 		if err != nil {
 			return nil, err
 		}
-		if placed[i], err = f.part(ctx, below, half, kind, b); err != nil {
+		if placed[i], err = f.part(ctx, below, half, kind, part); err != nil {
 			return nil, err
 		}
 	}
-	p, err := f.installer.Join(f.r.chunk, root, placed[0], placed[1])
+	p, err := f.installer.Join(f.r.chunk, root, placed[0], placed[1], b)
 	if err != nil {
 		return nil, &ownError{err}
 	}

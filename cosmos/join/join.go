@@ -37,7 +37,7 @@ type Headers interface {
 
 // Options of a Join. Those without a default are needed.
 type Options struct {
-	DB        nodedb.DB // empty, or with an unfinished join
+	Target    Target
 	Headers   Headers
 	Dialer    transport.Dialer
 	Addresses []transport.Address // of peers; they are dialled until they answer
@@ -129,7 +129,7 @@ type peer struct {
 type state struct {
 	m         *iavlsync.Manifest
 	first     []int64 // of chunk k: the number of its first leaf
-	installer *nodedb.Installer
+	installer Installer
 }
 
 // Join fetches a state, proves it and makes it that of the database, durably. Errors: ctx's,
@@ -194,7 +194,7 @@ func (j *joiner) ban(id scheduler.PeerID, why string) {
 
 // choose finds a state that can be proved, or that of the unfinished join, and opens the installer.
 func (j *joiner) choose() error {
-	format, unfinished, err := nodedb.Unfinished(j.o.DB)
+	format, unfinished, err := j.o.Target.Unfinished()
 	if err != nil {
 		return err
 	}
@@ -385,7 +385,7 @@ func (j *joiner) begin(m *iavlsync.Manifest, appHash iavlsync.Hash) error {
 			return err
 		}
 	}
-	if s.installer, err = nodedb.NewInstaller(j.o.DB, m); err != nil {
+	if s.installer, err = j.o.Target.Begin(m); err != nil {
 		return err
 	}
 	j.state = s

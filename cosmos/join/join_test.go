@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -54,12 +56,13 @@ func TestLoopback(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close() })
 		w.peers = append(w.peers, transport.Address{ID: transporttest.ID(n + 1), HostPort: s.Addr().String()})
 	}
-	o := w.options(nodedbtest.NewMem())
+	db := nodedbtest.NewMem()
+	o := w.options(db)
 	o.Dialer = tcp.NewDialer(tcp.Options{Key: transporttest.Key(9), ChainID: chainID})
 	r, err := join.Join(context.Background(), o)
 	require.NoError(t, err)
 	require.Equal(t, r.Chunks, r.Fetched)
-	w.same(o.DB)
+	w.same(db)
 }
 
 type change = func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error)
@@ -361,8 +364,91 @@ func TestLongChunks(t *testing.T) {
 		asked.Add(1)
 		return honest.Serve(ctx, r)
 	}))
-	r := w.join(nodedbtest.NewMem())
-	require.Equal(t, 1, r.Fetched)
-	require.Greater(t, asked.Load(), int64(10))
-	require.Greater(t, r.Bytes, int64(60<<20))
+	for _, folder := range []bool{false, true} {
+		asked.Store(0)
+		db := nodedbtest.NewMem()
+		o := w.options(db)
+		if folder {
+			o.Target = join.InFolder(filepath.Join(t.TempDir(), "chunks"), func() (nodedb.Tables, error) { return nodedb.InDB(db), nil })
+		}
+		r, err := join.Join(context.Background(), o)
+		require.NoError(t, err)
+		require.Equal(t, 1, r.Fetched)
+		require.Greater(t, asked.Load(), int64(10))
+		require.Greater(t, r.Bytes, int64(60<<20))
+		state, err := nodedb.Open(db, height)
+		require.NoError(t, err)
+		m, err := state.Manifest(iavlsync.Format8192)
+		require.NoError(t, err)
+		require.Equal(t, w.naive.Manifest(height, 8192), m.Encode())
+	}
+}
+
+// TestFolder: a join whose chunks are in a folder is resumed there, whatever a crash has left of
+// them, and leaves nothing beside the database.
+func TestFolder(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	for range 8 {
+		synctest.Test(t, func(t *testing.T) {
+			w := randomWorld(t, 100)
+			ctx, kill := context.WithCancel(context.Background())
+			defer kill()
+			left := atomic.Int64{}
+			left.Store(int64(rnd.IntN(5)))
+			w.add(leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+				if left.Add(-1) < 0 {
+					kill()
+				}
+				return honest.Serve(ctx, r)
+			}))
+			dir, db := filepath.Join(t.TempDir(), "chunks"), nodedbtest.NewMem()
+			begun := 0
+			o := w.options(db)
+			o.Target = join.InFolder(dir, func() (nodedb.Tables, error) {
+				if begun++; begun == 1 {
+					return nil, nodedbtest.ErrKilled // such as a full disk
+				}
+				return nodedb.InDB(db), nil
+			})
+			_, err := join.Join(ctx, o)
+			require.Error(t, err)
+			damage(t, rnd, dir)
+			left.Store(1 << 30)
+			m := nodedbtest.Manifest(t, iavlsync.Format8192, height, w.naive)
+			s, err := nodedb.NewSpool(dir, m)
+			require.NoError(t, err)
+			missing := len(s.Missing())
+			if begun == 0 {
+				_, err = join.Join(context.Background(), o)
+				require.ErrorIs(t, err, nodedbtest.ErrKilled)
+				missing = 0
+			}
+			_, err = nodedb.Latest(db)
+			require.ErrorIs(t, err, nodedb.ErrNoState)
+			r, err := join.Join(context.Background(), o)
+			require.NoError(t, err)
+			require.Equal(t, missing, r.Fetched)
+			w.same(db)
+			require.NoDirExists(t, dir)
+		})
+	}
+}
+
+// damage cuts or changes one file of chunks, as a power loss does to what was not synced.
+func damage(t *testing.T, rnd *rand.Rand, dir string) {
+	names, err := filepath.Glob(filepath.Join(dir, "*-*"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, ".part-7"), []byte("half"), 0o600))
+	if len(names) == 0 {
+		return
+	}
+	name := names[rnd.IntN(len(names))]
+	b, err := os.ReadFile(name)
+	require.NoError(t, err)
+	if len(b) == 0 || rnd.IntN(2) == 0 {
+		b = b[:rnd.IntN(1+len(b))]
+	} else {
+		b[rnd.IntN(len(b))] ^= 1
+	}
+	require.NoError(t, os.WriteFile(name, b, 0o600))
 }

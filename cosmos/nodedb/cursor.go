@@ -15,6 +15,7 @@ type cursors struct {
 	*store
 	open map[int64]*cursor // by version
 	seen map[int64]int     // reads of a version that has no cursor
+	full []byte            // a key
 }
 
 // cursor is an iterator over the nodes of one version.
@@ -66,12 +67,12 @@ func (c *cursors) next(key []byte) []byte {
 		cur = &cursor{it: it}
 		c.open[version] = cur
 	}
-	full := c.key(kindNode, key)
+	c.full = append(append(append(c.full[:0], c.prefix...), kindNode), key...)
 	for range maxSteps {
 		if !cur.it.Valid() {
 			break
 		}
-		order := bytes.Compare(cur.it.Key(), full)
+		order := bytes.Compare(cur.it.Key(), c.full)
 		if order == 0 {
 			cur.found++
 			return slices.Clone(cur.it.Value())

@@ -1,6 +1,7 @@
 package nodedb
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,14 +33,19 @@ const (
 // NewInstaller resumes with the chunks that are missing, and an application that opened the
 // database meanwhile would not find a state. Its methods may be called at the same time.
 type Installer struct {
-	db     DB
+	*placing
+	db DB
+
+	mu   sync.Mutex
+	done []*Placed // by chunk; guarded by mu
+}
+
+// placing knows where the nodes of a manifest's state belong.
+type placing struct {
 	m      *iavlsync.Manifest
 	upper  []*iavlsync.Upper
 	stores []installing
 	start  []int // at i: the number of the first chunk of store i
-
-	mu   sync.Mutex
-	done []*Placed // by chunk; guarded by mu
 }
 
 // installing is a store's part that does not change.
@@ -59,20 +65,11 @@ type Placed struct {
 // NewInstaller begins, or resumes, the installation of a verified manifest's state. It fails with
 // ErrNotEmpty or ErrOtherJoin where there is anything else.
 func NewInstaller(db DB, m *iavlsync.Manifest) (*Installer, error) {
-	in := &Installer{db: db, m: m, done: make([]*Placed, m.Chunks())}
-	start := 0
-	for i := range m.Stores {
-		u, err := m.Upper(i)
-		if err != nil {
-			return nil, err
-		}
-		s := installing{prefix: appendStore(nil, m.Stores[i].Name)}
-		for k := range m.Stores[i].Entries {
-			s.leaves += m.Stores[i].Entries[k].Root.Size
-		}
-		in.upper, in.stores, in.start = append(in.upper, u), append(in.stores, s), append(in.start, start)
-		start += len(m.Stores[i].Entries)
+	p, err := newPlacing(m)
+	if err != nil {
+		return nil, err
 	}
+	in := &Installer{placing: p, db: db, done: make([]*Placed, m.Chunks())}
 	described := append(binary.BigEndian.AppendUint32(nil, uint32(m.Format)), m.Encode()...)
 	switch b, err := db.Get([]byte(joinKey)); {
 	case err != nil:
@@ -83,6 +80,33 @@ func NewInstaller(db DB, m *iavlsync.Manifest) (*Installer, error) {
 		return nil, ErrOtherJoin
 	}
 	return in, in.resume()
+}
+
+func newPlacing(m *iavlsync.Manifest) (*placing, error) {
+	p := &placing{m: m}
+	start := 0
+	for i := range m.Stores {
+		u, err := m.Upper(i)
+		if err != nil {
+			return nil, err
+		}
+		s := installing{prefix: appendStore(nil, m.Stores[i].Name)}
+		for k := range m.Stores[i].Entries {
+			s.leaves += m.Stores[i].Entries[k].Root.Size
+		}
+		p.upper, p.stores, p.start = append(p.upper, u), append(p.stores, s), append(p.start, start)
+		start += len(m.Stores[i].Entries)
+	}
+	return p, nil
+}
+
+// commit returns what the multi-store records of the state.
+func (in *placing) commit() *Commit {
+	c := &Commit{Height: in.m.Height}
+	for i := range in.m.Stores {
+		c.Stores = append(c.Stores, CommitStore{in.m.Stores[i].Name, in.m.Height, in.upper[i].Hash[:]})
+	}
+	return c
 }
 
 // Unfinished returns the format and the encoded manifest of an installation that is not finished;
@@ -105,8 +129,12 @@ func (in *Installer) begin(described []byte) error {
 	if err != nil {
 		return fmt.Errorf("look for keys: %w", err)
 	}
-	if it.Valid() {
-		err = ErrNotEmpty
+	// An application that was opened before its first block has marked the fast indices of its
+	// empty stores.
+	for ; it.Valid() && err == nil; it.Next() {
+		if key := it.Key(); !bytes.HasPrefix(key, []byte(storesPrefix)) || !bytes.HasSuffix(key, []byte("/"+string(kindMetadata)+storageVersionKey)) {
+			err = ErrNotEmpty
+		}
 	}
 	if err = errors.Join(err, it.Error(), it.Close()); err != nil {
 		return err
@@ -143,7 +171,7 @@ func (in *Installer) resume() (err error) {
 	return it.Error()
 }
 
-func (in *Installer) image(k int) *iavlsync.Image {
+func (in *placing) image(k int) *iavlsync.Image {
 	i, e := in.m.At(k)
 	return &in.m.Stores[i].Entries[e].Root
 }
@@ -161,35 +189,76 @@ func (in *Installer) Missing() (missing []int) {
 }
 
 // Install writes chunk k, which VerifyChunk has returned for its image in the manifest.
-func (in *Installer) Install(k int, c *iavlsync.Chunk) error {
+func (in *Installer) Install(k int, c *iavlsync.Chunk, _ []byte) error {
 	i, e := in.m.At(k)
-	_, err := in.write(k, func(b Batch) (*Placed, error) { return in.subtree(b, i, in.upper[i].First[e], c) })
+	_, err := in.write(k, func(b *batchRecorder) (*Placed, error) { return in.both(b, i, in.upper[i].First[e], c) })
 	return err
 }
 
 // InstallPart writes a subtree of chunk k, where that comes in halves. first is the number of its
 // first leaf, counted in the store. Join puts parts together.
-func (in *Installer) InstallPart(k int, first int64, c *iavlsync.Chunk) (*Placed, error) {
+func (in *Installer) InstallPart(k int, first int64, c *iavlsync.Chunk, _ []byte) (*Placed, error) {
 	i, _ := in.m.At(k)
-	return in.write(k, func(b Batch) (*Placed, error) { return in.subtree(b, i, first, c) })
+	return in.write(k, func(b *batchRecorder) (*Placed, error) { return in.both(b, i, first, c) })
 }
 
 // Join writes the node of chunk k with a proved image that has two parts as its children. Once it
 // is the root of the chunk, the chunk is complete.
-func (in *Installer) Join(k int, image *iavlsync.Image, left, right *Placed) (*Placed, error) {
+func (in *Installer) Join(k int, image *iavlsync.Image, left, right *Placed, _ []byte) (*Placed, error) {
 	i, _ := in.m.At(k)
-	return in.write(k, func(b Batch) (*Placed, error) {
+	return in.write(k, func(b *batchRecorder) (*Placed, error) {
 		n := iavlsync.Inner{Hash: image.Hash(), Size: image.Size, Version: image.Version, Height: image.Height}
 		return in.inner(b, i, &n, left, right)
 	})
 }
 
+// both writes the nodes of a subtree and its part of the fast index.
+func (in *Installer) both(b *batchRecorder, i int, first int64, c *iavlsync.Chunk) (*Placed, error) {
+	p, err := in.subtree(b, i, first, c)
+	if err != nil {
+		return nil, err
+	}
+	prefix := in.stores[i].prefix
+	for j := range c.Leaves {
+		leaf := &c.Leaves[j]
+		key := b.add(func(b []byte) []byte { return append(append(append(b, prefix...), kindFast), leaf.Key...) })
+		if err := b.b.Set(key, b.add(func(b []byte) []byte { return AppendFast(b, leaf.Version, leaf.Value) })); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// batchRecorder writes records to a batch, which keeps what it is given: they are parts of a
+// growing array.
+type batchRecorder struct {
+	in    *placing
+	b     Batch
+	array []byte
+}
+
+func (r *batchRecorder) add(fn func(b []byte) []byte) []byte {
+	if cap(r.array)-len(r.array) < 1024 {
+		r.array = make([]byte, 0, 256<<10)
+	}
+	start := len(r.array)
+	r.array = fn(r.array)
+	return r.array[start:len(r.array):len(r.array)]
+}
+
+func (r *batchRecorder) record(store int, version int64, nonce uint32, fn func(b []byte) []byte) error {
+	key := r.add(func(b []byte) []byte {
+		return appendNodeKey(append(append(b, r.in.stores[store].prefix...), kindNode), version, nonce)
+	})
+	return r.b.Set(key, r.add(fn))
+}
+
 // write writes a batch that fn fills with chunk k or a part of it, and, if it is all of the chunk,
 // the mark that it is there.
-func (in *Installer) write(k int, fn func(b Batch) (*Placed, error)) (*Placed, error) {
+func (in *Installer) write(k int, fn func(b *batchRecorder) (*Placed, error)) (*Placed, error) {
 	b := in.db.NewBatch()
 	defer b.Close() //nolint:errcheck // it was written, or is thrown away
-	p, err := fn(b)
+	p, err := fn(&batchRecorder{in: in.placing, b: b})
 	if err != nil {
 		return nil, fmt.Errorf("install chunk %d: %w", k, err)
 	}
@@ -225,12 +294,11 @@ func (in *Installer) Finish() error {
 	}
 	b := in.db.NewBatch()
 	defer b.Close() //nolint:errcheck // it was written, or is thrown away
-	commit := Commit{Height: in.m.Height}
+	commit := in.commit()
 	for i := range in.m.Stores {
-		if err := in.finishStore(b, i); err != nil {
+		if err := in.finishStore(&batchRecorder{in: in.placing, b: b}, i); err != nil {
 			return fmt.Errorf("finish store %q: %w", in.m.Stores[i].Name, err)
 		}
-		commit.Stores = append(commit.Stores, CommitStore{in.m.Stores[i].Name, in.m.Height, in.upper[i].Hash[:]})
 	}
 	if err := b.WriteSync(); err != nil { // why: see write
 		return fmt.Errorf("finish: %w", err)
@@ -253,33 +321,10 @@ func (in *Installer) Finish() error {
 }
 
 // finishStore writes the upper tree, the version's root, and what the fast index is of.
-func (in *Installer) finishStore(b Batch, i int) error {
-	u, s := in.upper[i], &in.stores[i]
-	placed := func(p iavlsync.Place) *Placed {
-		part, inner := p.Part()
-		chunk := in.done[in.start[i]+part]
-		if inner {
-			return &Placed{version: u.Inner[part].Version, place: 2*chunk.first - 1}
-		}
-		return chunk
+func (in *Installer) finishStore(r *batchRecorder, i int) error {
+	version, err := in.upperTree(r, i, in.done)
+	if root := in.reference(i, version); err == nil && root != nil {
+		err = r.record(i, in.m.Height, rootNonce, func(b []byte) []byte { return append(b, root...) })
 	}
-	for e := 1; e < len(u.Inner); e++ {
-		n := &u.Inner[e]
-		// Its key is the first one of chunk e, which its right subtree begins with.
-		right := *placed(n.Right)
-		right.first, right.key = u.First[e], in.done[in.start[i]+e].key
-		if _, err := in.inner(b, i, n, placed(n.Left), &right); err != nil {
-			return err
-		}
-	}
-	root, version := []byte{}, in.m.Height
-	if s.leaves > 0 {
-		version = placed(u.Root).version
-		root = append([]byte{kindNode}, nodeKey(version, rootNonce)...)
-	}
-	var err error
-	if s.leaves == 0 || version < in.m.Height {
-		err = b.Set(s.key(kindNode, nodeKey(in.m.Height, rootNonce)), root)
-	}
-	return errors.Join(err, b.Set(s.key(kindMetadata, []byte(storageVersionKey)), encodeStorageVersion(in.m.Height)))
+	return errors.Join(err, r.b.Set(in.stores[i].key(kindMetadata, []byte(storageVersionKey)), encodeStorageVersion(in.m.Height)))
 }

@@ -29,7 +29,7 @@ func install(rnd *rand.Rand, db *nodedbtest.Mem, m *iavlsync.Manifest, chunks []
 	missing := in.Missing()
 	rnd.Shuffle(len(missing), func(i, j int) { missing[i], missing[j] = missing[j], missing[i] })
 	for _, k := range missing {
-		if err := in.Install(k, chunks[k]); err != nil {
+		if err := in.Install(k, chunks[k], nil); err != nil {
 			return installed, err
 		}
 		installed++
@@ -153,13 +153,13 @@ func TestHalves(t *testing.T) {
 				if n.Left == nil || rnd.IntN(4) == 0 {
 					c, err := iavlsync.VerifyChunk(image, n.Chunk())
 					require.NoError(t, err)
-					p, err := in.InstallPart(k, first, c)
+					p, err := in.InstallPart(k, first, c, nil)
 					require.NoError(t, err)
 					return p
 				}
 				left, right, err := iavlsync.VerifyHalves(image, height, n.Halves(height)[1:])
 				require.NoError(t, err)
-				p, err := in.Join(k, image, part(n.Left, left, first), part(n.Right, right, first+left.Size))
+				p, err := in.Join(k, image, part(n.Left, left, first), part(n.Right, right, first+left.Size), nil)
 				require.NoError(t, err)
 				return p
 			}

@@ -22,23 +22,14 @@ func (s *installing) key(kind byte, rest []byte) []byte {
 	return append(append(append(make([]byte, 0, len(s.prefix)+1+len(rest)), s.prefix...), kind), rest...)
 }
 
-// arena lends parts of a growing array: batches keep what they are given.
-type arena struct{ b []byte }
-
-func (a *arena) add(fn func(b []byte) []byte) []byte {
-	if cap(a.b)-len(a.b) < 1024 {
-		a.b = make([]byte, 0, 256<<10)
-	}
-	start := len(a.b)
-	a.b = fn(a.b)
-	return a.b[start:len(a.b):len(a.b)]
+// recorder takes the records of nodes. fn appends the record.
+type recorder interface {
+	record(store int, version int64, nonce uint32, fn func(b []byte) []byte) error
 }
 
-// subtree writes the nodes of a chunk of store i, whose leaves begin at first, and its part of the
-// fast index.
-func (in *Installer) subtree(b Batch, i int, first int64, c *iavlsync.Chunk) (*Placed, error) {
+// subtree records the nodes of a subtree of store i, whose leaves begin at first.
+func (in *placing) subtree(r recorder, i int, first int64, c *iavlsync.Chunk) (*Placed, error) {
 	s := &in.stores[i]
-	var a arena
 	at := func(p iavlsync.Place) (version int64, nonce uint32) {
 		part, inner := p.Part()
 		size := int64(1)
@@ -47,28 +38,23 @@ func (in *Installer) subtree(b Batch, i int, first int64, c *iavlsync.Chunk) (*P
 		}
 		return version, s.nonce(int64(p)+2*first, size)
 	}
+	var n iavlsync.Node
+	var left, right [nodeKeyBytes]byte
+	add := func(b []byte) []byte { return AppendNode(b, &n) }
 	for _, p := range byVersion(c) {
 		part, inner := p.Part()
 		leaf := &c.Leaves[part]
-		n := iavlsync.Node{Size: 1, Key: leaf.Key, Value: leaf.Value}
+		n = iavlsync.Node{Size: 1, Key: leaf.Key, Value: leaf.Value}
 		if inner {
 			above := &c.Inner[part]
-			n = iavlsync.Node{Height: above.Height, Size: above.Size, Hash: above.Hash, Key: leaf.Key,
-				Left: nodeKey(at(above.Left)), Right: nodeKey(at(above.Right))}
+			n = iavlsync.Node{Height: above.Height, Size: above.Size, Hash: above.Hash, Key: leaf.Key}
+			version, nonce := at(above.Left)
+			n.Left = appendNodeKey(left[:0], version, nonce)
+			version, nonce = at(above.Right)
+			n.Right = appendNodeKey(right[:0], version, nonce)
 		}
 		version, nonce := at(p)
-		key := a.add(func(b []byte) []byte {
-			return appendNodeKey(append(append(b, s.prefix...), kindNode), version, nonce)
-		})
-		if err := b.Set(key, a.add(func(b []byte) []byte { return AppendNode(b, &n) })); err != nil {
-			return nil, err
-		}
-	}
-	for j := range c.Leaves {
-		leaf := &c.Leaves[j]
-		key := a.add(func(b []byte) []byte { return append(append(append(b, s.prefix...), kindFast), leaf.Key...) })
-		record := a.add(func(b []byte) []byte { return AppendFast(b, leaf.Version, leaf.Value) })
-		if err := b.Set(key, record); err != nil {
+		if err := r.record(i, version, nonce, add); err != nil {
 			return nil, err
 		}
 	}
@@ -76,14 +62,52 @@ func (in *Installer) subtree(b Batch, i int, first int64, c *iavlsync.Chunk) (*P
 	return &Placed{first, int64(len(c.Leaves)), version, int64(c.Root) + 2*first, slices.Clone(c.Leaves[0].Key)}, nil
 }
 
-// inner writes the inner node above two subtrees of store i.
-func (in *Installer) inner(b Batch, i int, n *iavlsync.Inner, left, right *Placed) (*Placed, error) {
+// inner records the inner node above two subtrees of store i.
+func (in *placing) inner(r recorder, i int, n *iavlsync.Inner, left, right *Placed) (*Placed, error) {
 	s := &in.stores[i]
 	p := &Placed{left.first, n.Size, n.Version, 2*right.first - 1, left.key}
-	record := AppendNode(nil, &iavlsync.Node{Height: n.Height, Size: n.Size, Hash: n.Hash, Key: right.key,
+	node := iavlsync.Node{Height: n.Height, Size: n.Size, Hash: n.Hash, Key: right.key,
 		Left:  nodeKey(left.version, s.nonce(left.place, left.leaves)),
-		Right: nodeKey(right.version, s.nonce(right.place, right.leaves))})
-	return p, b.Set(s.key(kindNode, nodeKey(n.Version, s.nonce(p.place, n.Size))), record)
+		Right: nodeKey(right.version, s.nonce(right.place, right.leaves))}
+	return p, r.record(i, n.Version, s.nonce(p.place, n.Size), func(b []byte) []byte { return AppendNode(b, &node) })
+}
+
+// upperTree records the nodes above the chunks of store i, and returns the version of the store's
+// root; an empty store has none: it is H.
+func (in *placing) upperTree(r recorder, i int, chunks []*Placed) (version int64, err error) {
+	u := in.upper[i]
+	if in.stores[i].leaves == 0 {
+		return in.m.Height, nil
+	}
+	placed := func(p iavlsync.Place) *Placed {
+		part, inner := p.Part()
+		chunk := chunks[in.start[i]+part]
+		if inner {
+			return &Placed{version: u.Inner[part].Version, place: 2*chunk.first - 1}
+		}
+		return chunk
+	}
+	for e := 1; e < len(u.Inner); e++ {
+		n := &u.Inner[e]
+		// Its key is the first one of chunk e, which its right subtree begins with.
+		right := *placed(n.Right)
+		right.first, right.key = u.First[e], chunks[in.start[i]+e].key
+		if _, err := in.inner(r, i, n, placed(n.Left), &right); err != nil {
+			return 0, err
+		}
+	}
+	return placed(u.Root).version, nil
+}
+
+// reference returns what is at the root's place of version H, if that is not the root; nil: it is.
+func (in *placing) reference(i int, version int64) []byte {
+	switch {
+	case in.stores[i].leaves == 0:
+		return []byte{}
+	case version < in.m.Height:
+		return append([]byte{kindNode}, nodeKey(version, rootNonce)...)
+	}
+	return nil
 }
 
 // byVersion returns the places of a chunk's nodes in the order of their keys (but for the root's).

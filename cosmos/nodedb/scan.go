@@ -2,8 +2,10 @@ package nodedb
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
@@ -20,17 +22,29 @@ func (s *store) scanned(q *iavlsync.Request) []byte {
 	if q.Offset > 0 {
 		return nil
 	}
+	if sh := s.shapes.get(q.First, q.Leaves); sh != nil {
+		if b := s.shaped(sh, q.Leaves); b != nil {
+			return b
+		}
+	}
 	n, image, err := iavlsync.Subtree(q, s.root, s)
 	if err != nil || n.Height == 0 {
 		return nil
 	}
-	w := scan{cursors: newCursors(s), version: n.Version, b: []byte{byte(iavlsync.AnswerWhole)}}
+	w := scan{cursors: newCursors(s), version: n.Version, prefix: s.key(kindFast, nil), b: []byte{byte(iavlsync.AnswerWhole)}, indexRight: true}
 	defer w.close()
 	if err := w.run(n); err != nil {
 		return nil
 	}
 	if _, err := iavlsync.VerifyChunk(image, w.b[1:]); err != nil {
 		return nil
+	}
+	if w.it != nil && q.Leaves >= leastShape && q.Leaves <= mostShape {
+		sh := &shape{version: n.Version, first: w.first, inner: bytes.Clone(w.inner), sum: crc32.Checksum(w.b, castagnoli)}
+		if !w.indexRight {
+			sh.versions = bytes.Clone(w.versions)
+		}
+		s.shapes.put(q.First, q.Leaves, sh)
 	}
 	return w.b
 }
@@ -39,9 +53,15 @@ func (s *store) scanned(q *iavlsync.Request) []byte {
 type scan struct {
 	*cursors
 	version int64    // of the chunk's root
+	prefix  []byte   // of the fast index
 	it      Iterator // over the fast index; nil: it is not used
 	b       []byte
-	gap     *inner // before the next leaf
+	gap     inner // before the next leaf; of height 0: there is none
+
+	// For a shape, where the fast index is used.
+	first           []byte
+	inner, versions []byte
+	indexRight      bool // the versions in the index are the leaves'
 }
 
 // inner is what travels of an inner node.
@@ -65,6 +85,7 @@ func (w *scan) run(n *iavlsync.Node) (err error) {
 		}
 		first = below
 	}
+	w.first = bytes.Clone(first.Key)
 	if w.it, err = w.db.Iterator(w.key(kindFast, first.Key), w.key(kindFast+1, nil)); err != nil {
 		return err
 	}
@@ -85,7 +106,7 @@ func (w *scan) write(n *iavlsync.Node) error {
 	if err != nil {
 		return err
 	}
-	w.gap = &inner{n.Height, n.Version - max(left.Version, right.Version)}
+	w.gap = inner{n.Height, n.Version - max(left.Version, right.Version)}
 	if w.gap.above < 0 {
 		return errScan
 	}
@@ -112,13 +133,17 @@ func (w *scan) subtree(n *iavlsync.Node) error {
 	}
 	key, value := n.Key, n.Value
 	if w.it != nil {
+		var version int64
 		var err error
-		if key, value, err = w.indexed(); err != nil {
+		if key, version, value, err = w.indexed(); err != nil {
 			return err
 		}
+		w.indexRight = w.indexRight && version == n.Version
+		w.versions = binary.AppendUvarint(w.versions, uint64(w.version-n.Version))
 	}
-	if w.gap != nil {
+	if w.gap.height > 0 {
 		w.b = iavlsync.AppendInner(w.b, w.gap.height, w.gap.above)
+		w.inner = iavlsync.AppendInner(w.inner, w.gap.height, w.gap.above)
 	}
 	if n.Version < 1 || n.Version > w.version || len(w.b)+len(key)+len(value) > 1+iavlsync.MaxAnswerBytes {
 		return errScan
@@ -131,16 +156,16 @@ func (w *scan) subtree(n *iavlsync.Node) error {
 }
 
 // indexed returns the leaf at which the scan of the index is.
-func (w *scan) indexed() (key, value []byte, err error) {
+func (w *scan) indexed() (key []byte, version int64, value []byte, err error) {
 	if !w.it.Valid() {
-		return nil, nil, errors.Join(errScan, w.it.Error())
+		return nil, 0, nil, errors.Join(errScan, w.it.Error())
 	}
-	key, ok := bytes.CutPrefix(w.it.Key(), w.key(kindFast, nil))
+	key, ok := bytes.CutPrefix(w.it.Key(), w.prefix)
 	if !ok {
-		return nil, nil, errScan
+		return nil, 0, nil, errScan
 	}
-	if _, value, err = DecodeFast(w.it.Value()); err != nil {
-		return nil, nil, fmt.Errorf("key %.20x: %w", key, err)
+	if version, value, err = DecodeFast(w.it.Value()); err != nil {
+		return nil, 0, nil, fmt.Errorf("key %.20x: %w", key, err)
 	}
-	return key, value, nil
+	return key, version, value, nil
 }

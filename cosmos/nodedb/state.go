@@ -139,6 +139,7 @@ type store struct {
 	prefix []byte // of all its keys
 	root   []byte // node key; nil: the store is empty
 	fast   bool   // the fast index is of this height
+	shapes shapes
 }
 
 func openStore(db DB, name string, height int64) (*store, error) {

@@ -12,7 +12,9 @@ require (
 	github.com/starling-kv/starling/cosmos v0.0.0
 	github.com/starling-kv/starling/cosmos/join v0.0.0
 	github.com/starling-kv/starling/cosmos/serve v0.0.0
+	github.com/starling-kv/starling/cosmos/tables v0.0.0
 	github.com/stretchr/testify v1.12.1
+	github.com/syndtr/goleveldb v1.0.1-0.20220721030215-126854af5e6d
 )
 
 require (
@@ -81,7 +83,6 @@ require (
 	github.com/sasha-s/go-deadlock v0.3.9 // indirect
 	github.com/spf13/cast v1.10.0 // indirect
 	github.com/supranational/blst v0.3.16 // indirect
-	github.com/syndtr/goleveldb v1.0.1-0.20220721030215-126854af5e6d // indirect
 	github.com/tidwall/btree v1.7.0 // indirect
 	github.com/twitchyliquid64/golang-asm v0.15.1 // indirect
 	go.etcd.io/bbolt v1.4.0-alpha.0.0.20240404170359-43604f3112c5 // indirect
@@ -108,4 +109,5 @@ replace (
 	github.com/starling-kv/starling/cosmos => ../..
 	github.com/starling-kv/starling/cosmos/join => ../../join
 	github.com/starling-kv/starling/cosmos/serve => ../../serve
+	github.com/starling-kv/starling/cosmos/tables => ../../tables
 )

@@ -19,8 +19,11 @@ import (
 // Names of databases in a home's data folder, without ".db".
 const (
 	applicationDB = "application"
-	joiningDB     = "application-joining" // until it is complete
+	joiningDB     = "application-joining" // until it has its name
 )
+
+// joiningDir returns the folder of a join that is not complete: its lock, and the chunks so far.
+func joiningDir(home string) string { return filepath.Join(dataDir(home), "application-joining") }
 
 func dataDir(home string) string { return filepath.Join(home, "data") }
 
@@ -161,7 +164,7 @@ func rename(home string) error {
 	if err := syncData(home); err != nil {
 		return err
 	}
-	return os.Remove(trust{}.path(home))
+	return errors.Join(os.Remove(trust{}.path(home)), os.RemoveAll(joiningDir(home)))
 }
 
 func syncData(home string) error {

@@ -8,15 +8,19 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	dbm "github.com/cosmos/cosmos-db"
+	"github.com/syndtr/goleveldb/leveldb/storage"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/join"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/tables"
 	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
@@ -77,28 +81,25 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if err := os.MkdirAll(dataDir(*home), 0o700); err != nil {
 		return err
 	}
-	db, err := dbm.NewDB(joiningDB, dbm.BackendType(*backend), dataDir(*home))
+	lock, err := storage.OpenFile(joiningDir(*home), false)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", dbDir(*home, joiningDB), err)
+		return fmt.Errorf("lock %s: %w (does another join run?)", joiningDir(*home), err)
 	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
 	proof := trust{*chainID, *trustHeight, hex.EncodeToString(hash)}
-	// A join may have been killed between its last two steps.
-	if h, err := nodedb.Latest(nodedb.Of(db)); err == nil {
-		if err := errors.Join(db.Close(), proof.same(*home)); err != nil {
-			return err
-		}
-		if *height != 0 && *height != h {
-			return fmt.Errorf("the join that is complete is of height %d, not %d\nTo begin anew, remove %s", h, *height, dbDir(*home, joiningDB))
-		}
+	if before, err := completeBefore(*home, *height, proof); err != nil {
+		return err
+	} else if before != 0 {
 		if err := rename(*home); err != nil {
 			return err
 		}
-		fmt.Fprintf(stdout, "joined at height %d before\n", h)
+		fmt.Fprintf(stdout, "joined at height %d before\n", before)
 		return nil
 	}
 	from := time.Now()
 	r, err := join.Join(ctx, join.Options{
-		DB: nodedb.Of(db), Headers: verifier, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID}),
+		Target:  join.InFolder(filepath.Join(joiningDir(*home), "chunks"), func() (nodedb.Tables, error) { return newTables(*home, *backend) }),
+		Headers: verifier, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID}),
 		Addresses: addresses, Height: *height,
 		Accept: func(m *iavlsync.Manifest) error { return accept(m, *without) },
 		// Late answers of peers may have shown another chain since the app hash was proved.
@@ -112,14 +113,14 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		Down: verifier.Remove,
 		Log:  func(text string) { fmt.Fprintln(stderr, text) },
 	})
-	if err = errors.Join(err, db.Close()); err == nil {
+	if err == nil {
 		// One that was found only now: the next run must not take the state for a complete one.
 		if err = verifier.Conflict(); err != nil {
 			err = errors.Join(err, os.RemoveAll(dbDir(*home, joiningDB)))
 		}
 	}
 	if errors.Is(err, join.ErrStale) || errors.Is(err, nodedb.ErrOtherJoin) || errors.Is(err, iavlsync.ErrInvalidManifest) {
-		err = fmt.Errorf("%w\nTo begin anew, remove %s", err, dbDir(*home, joiningDB))
+		err = fmt.Errorf("%w\nTo begin anew, remove %s", err, joiningDir(*home))
 	}
 	if err != nil {
 		return err
@@ -130,6 +131,45 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	fmt.Fprintf(stdout, "joined at height %d, app hash %s: %d chunks, %d of them fetched now, %.1f MB in %.1f s\n",
 		r.Height, r.AppHash, r.Chunks, r.Fetched, float64(r.Bytes)/1e6, time.Since(from).Seconds())
 	return nil
+}
+
+// completeBefore returns the height of the database of a join that was killed between its last two
+// steps; 0: there is none.
+func completeBefore(home string, height int64, proof trust) (int64, error) {
+	backend, err := backendOf(dbDir(home, joiningDB))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	db, err := dbm.NewDB(joiningDB, backend, dataDir(home))
+	if err != nil {
+		return 0, fmt.Errorf("open %s: %w", dbDir(home, joiningDB), err)
+	}
+	h, err := nodedb.Latest(nodedb.Of(db))
+	closed := db.Close()
+	switch {
+	case errors.Is(err, nodedb.ErrNoState):
+		return 0, closed
+	case err != nil || closed != nil:
+		return 0, errors.Join(err, closed)
+	}
+	if err := proof.same(home); err != nil {
+		return 0, err
+	}
+	if height != 0 && height != h {
+		return 0, fmt.Errorf("the join that is complete is of height %d, not %d\nTo begin anew, remove %s", h, height, dbDir(home, joiningDB))
+	}
+	return h, nil
+}
+
+// newTables begins the database that is joined.
+func newTables(home, backend string) (nodedb.Tables, error) {
+	if backend == string(dbm.PebbleDBBackend) {
+		return tables.NewPebble(dbDir(home, joiningDB))
+	}
+	return tables.NewGoLevelDB(dbDir(home, joiningDB))
 }
 
 func parsePeers(list string) (addresses []transport.Address, err error) {

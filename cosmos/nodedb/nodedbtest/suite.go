@@ -201,7 +201,7 @@ func join(t *testing.T, rnd *rand.Rand, server nodedb.DB, f iavlsync.Format, hei
 		require.NoError(t, err)
 		c, err := iavlsync.VerifyChunk(root, answer[1:])
 		require.NoError(t, err)
-		require.NoError(t, in.Install(k, c))
+		require.NoError(t, in.Install(k, c, answer[1:]))
 	}
 	require.NoError(t, in.Finish())
 	// What was installed can be served at once.

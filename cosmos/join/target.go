@@ -1,0 +1,73 @@
+package join
+
+import (
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+)
+
+// Target is where a state is written: InFolder or InDB.
+type Target interface {
+	// Unfinished returns the format and the encoded manifest of a join that is not finished; nil:
+	// there is none.
+	Unfinished() (f iavlsync.Format, manifest []byte, err error)
+	// Begin begins the join of a verified manifest's state, or resumes it.
+	Begin(m *iavlsync.Manifest) (Installer, error)
+}
+
+// Installer takes chunks that were proved, with the bytes that they were proved from, in any order
+// and at the same time.
+type Installer interface {
+	// Missing returns the numbers of the chunks that are not there, ascending.
+	Missing() []int
+	Install(k int, c *iavlsync.Chunk, data []byte) error
+	// InstallPart takes a part of a chunk that comes in halves, with the number of its first leaf.
+	// Join puts two parts together, below a node with a proved image.
+	InstallPart(k int, first int64, c *iavlsync.Chunk, data []byte) (*nodedb.Placed, error)
+	Join(k int, image *iavlsync.Image, left, right *nodedb.Placed, data []byte) (*nodedb.Placed, error)
+	// Finish makes the state visible, durably.
+	Finish() error
+}
+
+// InFolder keeps chunks in a folder, of which Finish makes a database. tables begins that; the
+// folder is removed afterwards.
+func InFolder(dir string, tables func() (nodedb.Tables, error)) Target { return folder{dir, tables} }
+
+type folder struct {
+	dir    string
+	tables func() (nodedb.Tables, error)
+}
+
+func (f folder) Unfinished() (iavlsync.Format, []byte, error) { return nodedb.UnfinishedSpool(f.dir) }
+
+func (f folder) Begin(m *iavlsync.Manifest) (Installer, error) {
+	s, err := nodedb.NewSpool(f.dir, m)
+	if err != nil {
+		return nil, err
+	}
+	return spooled{s, f.tables}, nil
+}
+
+type spooled struct {
+	*nodedb.Spool
+	tables func() (nodedb.Tables, error)
+}
+
+func (s spooled) Finish() error {
+	t, err := s.tables()
+	if err != nil {
+		return err
+	}
+	if err := s.Spool.Finish(t); err != nil {
+		return err
+	}
+	return s.Remove()
+}
+
+// InDB writes chunks to an open database as they come, which is empty, or has an unfinished join.
+func InDB(db nodedb.DB) Target { return database{db} }
+
+type database struct{ db nodedb.DB }
+
+func (d database) Unfinished() (iavlsync.Format, []byte, error) { return nodedb.Unfinished(d.db) }
+
+func (d database) Begin(m *iavlsync.Manifest) (Installer, error) { return nodedb.NewInstaller(d.db, m) }

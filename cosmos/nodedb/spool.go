@@ -1,0 +1,322 @@
+package nodedb
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+)
+
+// Spool keeps the proved chunks of a state as files, until Finish makes sorted tables of them.
+//
+//	empty ── NewSpool ──▶ joining ── Install × chunks ──▶ Finish ──▶ a new database, by Tables
+//
+// Nothing is synced but the manifest: what a crash leaves of a file is proved again by the next
+// NewSpool, which takes less than a microsecond a leaf, or is fetched again. Its methods may be
+// called at the same time.
+type Spool struct {
+	*placing
+	dir string
+	// MemoryBytes is about how much of the records Finish holds at a time; it reads all chunks once
+	// for each such part of the state. 0: DefaultSpoolMemory.
+	MemoryBytes int64
+
+	mu    sync.Mutex
+	done  []bool   // by chunk; guarded by mu
+	bytes int64    // of the records of the chunks that are done; guarded by mu
+	some  []nodeAt // every sampleEvery-th node of the chunks that are done; guarded by mu
+}
+
+// DefaultSpoolMemory is the default of Spool.MemoryBytes.
+const DefaultSpoolMemory = 1 << 30
+
+// nodeAt is a node's place in the order of a database.
+type nodeAt struct {
+	store   int
+	version int64
+	nonce   uint32
+}
+
+const (
+	spoolManifest = "manifest" // format:u32, big endian ‖ the manifest
+	spoolMode     = 0o600
+	sampleEvery   = 256
+)
+
+// NewSpool begins, or resumes, the join of a verified manifest's state in a folder of its own,
+// which it makes. It fails with ErrNotEmpty or ErrOtherJoin where there is anything else.
+func NewSpool(dir string, m *iavlsync.Manifest) (*Spool, error) {
+	p, err := newPlacing(m)
+	if err != nil {
+		return nil, err
+	}
+	s := &Spool{placing: p, dir: dir, done: make([]bool, m.Chunks())}
+	f, b, err := UnfinishedSpool(dir)
+	switch {
+	case err != nil:
+		return nil, err
+	case b == nil:
+		return s, s.begin()
+	case f != m.Format || !slices.Equal(b, m.Encode()):
+		return nil, ErrOtherJoin
+	}
+	return s, s.resume()
+}
+
+// UnfinishedSpool returns the format and the encoded manifest of a spool that is not finished; nil:
+// there is none in this folder.
+func UnfinishedSpool(dir string) (f iavlsync.Format, manifest []byte, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, spoolManifest))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, nil, nil
+	case err != nil:
+		return 0, nil, fmt.Errorf("look for a join: %w", err)
+	case len(b) < 4:
+		return 0, nil, fmt.Errorf("an unfinished join: %w", ErrInvalidRecord)
+	}
+	return iavlsync.Format(binary.BigEndian.Uint32(b)), b[4:], nil
+}
+
+func (s *Spool) begin() error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	left, err := os.ReadDir(s.dir)
+	if err == nil && len(left) > 0 && !(len(left) == 1 && isTemporary(left[0].Name())) {
+		err = ErrNotEmpty
+	}
+	if err != nil {
+		return fmt.Errorf("folder %s: %w", s.dir, err)
+	}
+	described := append(binary.BigEndian.AppendUint32(nil, uint32(s.m.Format)), s.m.Encode()...)
+	return s.write(spoolManifest, described, true)
+}
+
+const temporary = ".part-*"
+
+func isTemporary(name string) bool {
+	match, _ := filepath.Match(temporary, name)
+	return match
+}
+
+// write makes a file at once, so that two copies of a chunk do not mix.
+func (s *Spool) write(name string, b []byte, durable bool) (err error) {
+	f, err := os.CreateTemp(s.dir, temporary)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if durable {
+		err = errors.Join(err, f.Sync())
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
+	}
+	if err == nil && durable {
+		err = syncDir(s.dir)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// resume proves what is there.
+func (s *Spool) resume() error {
+	left, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range left {
+		if isTemporary(e.Name()) {
+			err = errors.Join(err, os.Remove(filepath.Join(s.dir, e.Name())))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return parallel(len(s.done), func(k int) error {
+		total, some := int64(0), []nodeAt(nil)
+		_, err := s.chunk(k, func(i int, first int64, c *iavlsync.Chunk) (*Placed, error) {
+			b, n := s.sample(i, first, c)
+			total, some = total+b, append(some, n...)
+			return &Placed{first: first, leaves: int64(len(c.Leaves))}, nil
+		}, func(_ int, _ *iavlsync.Image, left, right *Placed) (*Placed, error) {
+			return &Placed{first: left.first, leaves: left.leaves + right.leaves}, nil
+		})
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, iavlsync.ErrInvalidChunk) {
+			return nil // it is fetched again
+		}
+		if err == nil {
+			s.add(k, total, some)
+		}
+		return err
+	})
+}
+
+// parallel calls fn with the numbers below n, on all processors. It returns the first error.
+func parallel(n int, fn func(k int) error) error {
+	var mu sync.Mutex
+	var failed error
+	next := 0
+	var wg sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				k := next
+				next++
+				stop := failed != nil || k >= n
+				mu.Unlock()
+				if stop {
+					return
+				}
+				if err := fn(k); err != nil {
+					mu.Lock()
+					failed = errors.Join(failed, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return failed
+}
+
+// sample returns about how many bytes the nodes of a subtree take, and some of these.
+func (s *Spool) sample(i int, first int64, c *iavlsync.Chunk) (total int64, some []nodeAt) {
+	for j := range c.Leaves {
+		leaf := &c.Leaves[j]
+		total += int64(len(leaf.Key)+len(leaf.Value)) + recordBytes
+		if (first+int64(j))%sampleEvery == 0 {
+			some = append(some, nodeAt{i, leaf.Version, s.stores[i].nonce(2*(first+int64(j)), 1)})
+		}
+	}
+	return total, some
+}
+
+// recordBytes is about what Finish holds of a leaf and an inner node, beside the leaf's key and
+// value.
+const recordBytes = 150
+
+func (s *Spool) add(k int, total int64, some []nodeAt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.done[k] {
+		s.done[k] = true
+		s.bytes += total
+		s.some = append(s.some, some...)
+	}
+}
+
+// Missing returns the numbers of the chunks that are not there, ascending.
+func (s *Spool) Missing() (missing []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, done := range s.done {
+		if !done {
+			missing = append(missing, k)
+		}
+	}
+	return missing
+}
+
+// name of the file of a subtree: all of it after AnswerWhole, or its halves' images after
+// AnswerHalves.
+func (s *Spool) name(i int, first, leaves int64) string {
+	return fmt.Sprintf("%d-%d-%d", i, first, leaves)
+}
+
+// Install keeps chunk k, which VerifyChunk has made of data.
+func (s *Spool) Install(k int, c *iavlsync.Chunk, data []byte) error {
+	i, e := s.m.At(k)
+	_, err := s.InstallPart(k, s.upper[i].First[e], c, data)
+	return err
+}
+
+// InstallPart keeps a subtree of chunk k, where that comes in halves, which VerifyChunk has made of
+// data. first is the number of its first leaf, counted in the store. Join puts parts together.
+func (s *Spool) InstallPart(k int, first int64, c *iavlsync.Chunk, data []byte) (*Placed, error) {
+	i, _ := s.m.At(k)
+	p := &Placed{first: first, leaves: int64(len(c.Leaves))}
+	total, some := s.sample(i, first, c)
+	return p, s.put(k, p, append([]byte{byte(iavlsync.AnswerWhole)}, data...), total, some)
+}
+
+// Join keeps that a subtree of chunk k has two parts as its children. data are their images, which
+// VerifyHalves has proved. Once it is the root of the chunk, the chunk is complete.
+func (s *Spool) Join(k int, _ *iavlsync.Image, left, right *Placed, data []byte) (*Placed, error) {
+	p := &Placed{first: left.first, leaves: left.leaves + right.leaves}
+	// Chunks that come in halves are long.
+	total := p.leaves * iavlsync.MaxAnswerBytes / max(1, s.image(k).Size)
+	return p, s.put(k, p, append([]byte{byte(iavlsync.AnswerHalves)}, data...), total, nil)
+}
+
+func (s *Spool) put(k int, p *Placed, b []byte, total int64, some []nodeAt) error {
+	i, _ := s.m.At(k)
+	if err := s.write(s.name(i, p.first, p.leaves), b, false); err != nil {
+		return fmt.Errorf("keep chunk %d: %w", k, err)
+	}
+	if p.leaves == s.image(k).Size {
+		s.add(k, total, some)
+	}
+	return nil
+}
+
+// chunk reads and proves chunk k, and calls subtree for its parts and join for the nodes above
+// them.
+func (s *Spool) chunk(k int, subtree func(i int, first int64, c *iavlsync.Chunk) (*Placed, error),
+	join func(i int, image *iavlsync.Image, left, right *Placed) (*Placed, error)) (*Placed, error) {
+	i, e := s.m.At(k)
+	var read func(image *iavlsync.Image, first int64) (*Placed, error)
+	read = func(image *iavlsync.Image, first int64) (*Placed, error) {
+		b, err := os.ReadFile(filepath.Join(s.dir, s.name(i, first, image.Size)))
+		if err != nil {
+			return nil, err
+		}
+		kind, b, err := iavlsync.SplitAnswer(b)
+		if err != nil {
+			return nil, err
+		}
+		if kind == iavlsync.AnswerWhole {
+			c, err := iavlsync.VerifyChunk(image, b)
+			if err != nil {
+				return nil, err
+			}
+			return subtree(i, first, c)
+		}
+		l, h, err := iavlsync.VerifyHalves(image, s.m.Height, b)
+		if err != nil {
+			return nil, err
+		}
+		left, err := read(l, first)
+		if err != nil {
+			return nil, err
+		}
+		right, err := read(h, first+l.Size)
+		if err != nil {
+			return nil, err
+		}
+		return join(i, image, left, right)
+	}
+	return read(s.image(k), s.upper[i].First[e])
+}
+
+// Remove removes the folder, once the database is complete.
+func (s *Spool) Remove() error { return os.RemoveAll(s.dir) }

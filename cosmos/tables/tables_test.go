@@ -1,0 +1,188 @@
+package tables_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/cosmos/tables"
+)
+
+func forEngines(t *testing.T, test func(t *testing.T, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error))) {
+	t.Run("goleveldb", func(t *testing.T) {
+		test(t, dbm.GoLevelDBBackend, func(dir string) (nodedb.Tables, error) { return tables.NewGoLevelDB(dir) })
+	})
+	t.Run("pebbledb", func(t *testing.T) {
+		test(t, dbm.PebbleDBBackend, func(dir string) (nodedb.Tables, error) { return tables.NewPebble(dir) })
+	})
+}
+
+func content(t *testing.T, db dbm.DB) (records []nodedb.Record) {
+	it, err := db.Iterator(nil, nil)
+	require.NoError(t, err)
+	for ; it.Valid(); it.Next() {
+		records = append(records, nodedb.Record{Key: bytes.Clone(it.Key()), Value: bytes.Clone(it.Value())})
+	}
+	require.NoError(t, it.Error())
+	require.NoError(t, it.Close())
+	return records
+}
+
+// TestRuns: cosmos-db reads what was written, by key and in order, and continues with it.
+func TestRuns(t *testing.T) {
+	forEngines(t, func(t *testing.T, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error)) {
+		rnd := iavlsynctest.Rand(t)
+		home := t.TempDir()
+		dir := filepath.Join(home, "application.db")
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "CURRENT"), []byte("left by a crash"), 0o600))
+		into, err := begin(dir)
+		require.NoError(t, err)
+		want := map[string][]byte{}
+		var wg sync.WaitGroup
+		errs := make([]error, 5)
+		for r := range errs {
+			var keys []string
+			for range 1 + rnd.IntN(30_000) {
+				value := make([]byte, rnd.IntN(200))
+				for i := range value {
+					value[i] = byte(rnd.Uint32())
+				}
+				key := fmt.Sprintf("%d/%d", r, rnd.Uint64())
+				want[key] = value
+				keys = append(keys, key)
+			}
+			slices.Sort(keys)
+			records := make([]nodedb.Record, 0, len(keys))
+			for _, key := range slices.Compact(keys) {
+				records = append(records, nodedb.Record{Key: []byte(key), Value: want[key]})
+			}
+			wg.Go(func() { errs[r] = write(into, records) })
+		}
+		wg.Wait()
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		want["last"] = []byte("record")
+		require.NoError(t, into.Commit([]nodedb.Record{{Key: []byte("last"), Value: want["last"]}}))
+		for range 2 {
+			db, err := dbm.NewDB("application", engine, home)
+			require.NoError(t, err)
+			records := content(t, db)
+			require.Len(t, records, len(want))
+			for i, r := range records {
+				require.Equal(t, want[string(r.Key)], append([]byte{}, r.Value...), "%s", r.Key)
+				if i%50 == 0 {
+					v, err := db.Get(r.Key)
+					require.NoError(t, err)
+					require.Equal(t, want[string(r.Key)], append([]byte{}, v...))
+				}
+				if i%3 == 0 { // a new value, or none
+					value := []byte(fmt.Sprint("new ", i))
+					require.NoError(t, db.Set(r.Key, value))
+					want[string(r.Key)] = value
+				} else if i%3 == 1 {
+					require.NoError(t, db.Delete(r.Key))
+					delete(want, string(r.Key))
+				}
+			}
+			require.NoError(t, db.Close())
+		}
+	})
+}
+
+func write(into nodedb.Tables, records []nodedb.Record) error {
+	run, err := into.Run()
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		if err := run.Set(r.Key, r.Value); err != nil {
+			return err
+		}
+	}
+	return run.Finish()
+}
+
+func TestOverlap(t *testing.T) {
+	forEngines(t, func(t *testing.T, _ dbm.BackendType, begin func(dir string) (nodedb.Tables, error)) {
+		into, err := begin(filepath.Join(t.TempDir(), "db"))
+		require.NoError(t, err)
+		require.NoError(t, write(into, []nodedb.Record{{Key: []byte("a")}, {Key: []byte("c")}}))
+		require.NoError(t, write(into, []nodedb.Record{{Key: []byte("b")}}))
+		require.ErrorIs(t, into.Commit(nil), nodedb.ErrOverlap)
+	})
+}
+
+// TestSpool: a spool that is resumed again and again makes the database that the Installer makes.
+func TestSpool(t *testing.T) {
+	forEngines(t, func(t *testing.T, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error)) {
+		rnd := iavlsynctest.Rand(t)
+		for _, keys := range []int{1, 60, 3000} {
+			for _, memory := range []int64{0, 20_000} {
+				t.Run(fmt.Sprintf("%d keys, %d bytes", keys, memory), func(t *testing.T) {
+					spooled(t, rnd, engine, begin, keys, memory)
+				})
+			}
+		}
+	})
+}
+
+func spooled(t *testing.T, rnd *rand.Rand, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error), keys int, memory int64) {
+	const height = 12
+	naive := iavlsynctest.RandomState(rnd, keys, height)[height-1]
+	m := nodedbtest.Manifest(t, iavlsync.Format512, height, naive)
+	chunks := nodedbtest.Chunks(t, m, naive)
+	var data [][]byte
+	for _, name := range naive.Names() {
+		for _, n := range naive[name].Chunks(512) {
+			data = append(data, n.Chunk())
+		}
+	}
+	mem := nodedbtest.NewMem()
+	in, err := nodedb.NewInstaller(mem, m)
+	require.NoError(t, err)
+	for k, c := range chunks {
+		require.NoError(t, in.Install(k, c, nil))
+	}
+	require.NoError(t, in.Finish())
+	home := t.TempDir()
+	for {
+		s, err := nodedb.NewSpool(filepath.Join(home, "spool"), m)
+		require.NoError(t, err)
+		s.MemoryBytes = memory
+		missing := s.Missing()
+		if len(missing) == 0 {
+			into, err := begin(filepath.Join(home, "application.db"))
+			require.NoError(t, err)
+			require.NoError(t, s.Finish(into))
+			require.NoError(t, s.Remove())
+			break
+		}
+		k := missing[rnd.IntN(len(missing))]
+		require.NoError(t, s.Install(k, chunks[k], data[k]))
+		require.Len(t, s.Missing(), len(missing)-1)
+	}
+	db, err := dbm.NewDB("application", engine, home)
+	require.NoError(t, err)
+	records := content(t, db)
+	require.NoError(t, db.Close())
+	require.Len(t, records, len(mem.Keys()))
+	for i, key := range mem.Keys() {
+		value, _ := mem.Get([]byte(key))
+		require.Equal(t, key, string(records[i].Key))
+		require.Equal(t, value, append([]byte{}, records[i].Value...), "%q", key)
+	}
+}
