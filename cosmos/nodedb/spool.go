@@ -46,7 +46,6 @@ type nodeAt struct {
 
 const (
 	spoolManifest = "manifest" // format:u32, big endian ‖ the manifest
-	spoolMode     = 0o600
 	sampleEvery   = 256
 )
 

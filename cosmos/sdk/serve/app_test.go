@@ -1,0 +1,259 @@
+package serve_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"cosmossdk.io/log"
+	storetypes "cosmossdk.io/store/types"
+	abci "github.com/cometbft/cometbft/abci/types"
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/cosmos/cosmos-sdk/baseapp"
+	"github.com/cosmos/cosmos-sdk/client"
+	"github.com/cosmos/cosmos-sdk/server/api"
+	"github.com/cosmos/cosmos-sdk/server/config"
+	servertypes "github.com/cosmos/cosmos-sdk/server/types"
+	sdk "github.com/cosmos/cosmos-sdk/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/join"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/sdk/serve"
+	"github.com/starling-kv/starling/cosmos/tables"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+const (
+	chainID  = "demo-1"
+	interval = 5
+)
+
+// application is a chain whose blocks write what follows from their height.
+type application struct{ *baseapp.BaseApp }
+
+func (application) RegisterAPIRoutes(*api.Server, config.APIConfig)   {}
+func (application) RegisterTxService(client.Context)                  {}
+func (application) RegisterTendermintService(client.Context)          {}
+func (application) RegisterNodeService(client.Context, config.Config) {}
+
+func newApp(logger log.Logger, db dbm.DB, _ io.Writer, _ servertypes.AppOptions) servertypes.Application {
+	app := baseapp.NewBaseApp("demo", logger, db, nil, baseapp.SetChainID(chainID))
+	keys := map[string]*storetypes.KVStoreKey{}
+	for _, name := range []string{"bank", "gov", "still"} {
+		keys[name] = storetypes.NewKVStoreKey(name)
+		app.MountStore(keys[name], storetypes.StoreTypeIAVL)
+	}
+	app.SetInitChainer(func(sdk.Context, *abci.RequestInitChain) (*abci.ResponseInitChain, error) {
+		return &abci.ResponseInitChain{}, nil
+	})
+	app.SetBeginBlocker(func(ctx sdk.Context) (sdk.BeginBlock, error) {
+		h := uint64(ctx.BlockHeight())
+		rnd := rand.New(rand.NewPCG(h, 1))
+		bank, gov := ctx.KVStore(keys["bank"]), ctx.KVStore(keys["gov"])
+		for range 400 {
+			key := binary.BigEndian.AppendUint64(nil, rnd.Uint64N(4000))
+			if rnd.IntN(5) == 0 {
+				bank.Delete(key)
+			} else {
+				bank.Set(key, fmt.Appendf(nil, "%d/%d", h, rnd.Uint64()))
+			}
+		}
+		if h%3 == 0 {
+			gov.Set([]byte{byte(h)}, []byte("proposal"))
+		}
+		if h == 1 {
+			ctx.KVStore(keys["still"]).Set([]byte("k"), []byte("v"))
+		}
+		return sdk.BeginBlock{}, nil
+	})
+	if err := app.LoadLatestVersion(); err != nil {
+		panic(err)
+	}
+	return application{app}
+}
+
+type options map[string]any
+
+func (o options) Get(name string) any { return o[name] }
+
+func serving() options {
+	return options{"state-sync.snapshot-interval": interval, "starling.laddr": "127.0.0.1:0", "chain-id": chainID}
+}
+
+func open(t *testing.T, engine dbm.BackendType, dir string) dbm.DB {
+	t.Helper()
+	db, err := dbm.NewDB("application", engine, dir)
+	require.NoError(t, err)
+	return db
+}
+
+func begin(t *testing.T, app servertypes.Application) {
+	t.Helper()
+	_, err := app.InitChain(&abci.RequestInitChain{ChainId: chainID, InitialHeight: 1, Time: time.Unix(1, 0)})
+	require.NoError(t, err)
+}
+
+// block executes a block on all applications, and returns the app hash on which they agree.
+func block(t *testing.T, height int64, apps ...servertypes.Application) (hash []byte) {
+	t.Helper()
+	for i, app := range apps {
+		r, err := app.FinalizeBlock(&abci.RequestFinalizeBlock{Height: height, Time: time.Unix(height, 0)})
+		require.NoError(t, err)
+		_, err = app.Commit()
+		require.NoError(t, err)
+		if i > 0 {
+			require.Equal(t, hash, r.AppHash, "application %d at height %d", i, height)
+		}
+		hash = r.AppHash
+	}
+	return hash
+}
+
+type headers map[int64][]byte
+
+func (h headers) AppHash(_ context.Context, height int64) ([]byte, error) {
+	if h[height] == nil {
+		return nil, fmt.Errorf("no header of height %d", height)
+	}
+	return h[height], nil
+}
+
+func forEngines(t *testing.T, test func(t *testing.T, engine dbm.BackendType)) {
+	for _, engine := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
+		t.Run(string(engine), func(t *testing.T) { test(t, engine) })
+	}
+}
+
+// TestServe: a running application serves what it had at snapshot heights, while blocks follow and
+// are pruned; its hashes are those of one that serves nothing. Who joined by the fast path or
+// in-band continues with it.
+func TestServe(t *testing.T) {
+	forEngines(t, func(t *testing.T, engine dbm.BackendType) {
+		app := serve.Creator(newApp)(log.NewNopLogger(), open(t, engine, t.TempDir()), nil, serving())
+		plain := newApp(log.NewNopLogger(), open(t, engine, t.TempDir()), nil, nil)
+		begin(t, app)
+		begin(t, plain)
+		hashes := headers{}
+		height := int64(0)
+		next := func(apps ...servertypes.Application) {
+			height++
+			hashes[height] = block(t, height, append(apps, plain, app)...)
+		}
+		for range 14 {
+			next()
+		}
+		address := app.(*serve.App).Address
+		require.Eventually(t, func() bool { return address() != "" && len(list(t, app)) == 2 }, 30*time.Second, 10*time.Millisecond)
+
+		// The fast path, from the running application.
+		home := t.TempDir()
+		r, err := join.Join(context.Background(), join.Options{
+			Target: join.InFolder(filepath.Join(home, "chunks"), func() (nodedb.Tables, error) {
+				if engine == dbm.PebbleDBBackend {
+					return tables.NewPebble(filepath.Join(home, "application.db"))
+				}
+				return tables.NewGoLevelDB(filepath.Join(home, "application.db"))
+			}),
+			Headers: hashes, Addresses: []transport.Address{{HostPort: address()}},
+			Dialer: tcp.NewDialer(tcp.Options{Key: transporttest.Key(1), ChainID: chainID}),
+		})
+		require.NoError(t, err)
+		require.EqualValues(t, 2*interval, r.Height)
+		joined := newApp(log.NewNopLogger(), open(t, engine, home), nil, nil)
+		require.Equal(t, hashes[r.Height], joined.CommitMultiStore().LastCommitID().Hash)
+
+		// In-band, into an application that runs already.
+		banded := serve.Creator(newApp)(log.NewNopLogger(), open(t, engine, t.TempDir()), nil, options{})
+		inBand(t, app, banded, hashes)
+
+		for h := r.Height + 1; h <= height; h++ {
+			require.Equal(t, hashes[h], block(t, h, joined, banded), "height %d", h)
+		}
+		for range 20 {
+			next(joined, banded)
+		}
+		require.Eventually(t, func() bool {
+			l := list(t, app)
+			return len(l) == 2 && l[1].Height == 30
+		}, 30*time.Second, 10*time.Millisecond, "older states are no longer served")
+		for _, a := range []servertypes.Application{app, plain, joined, banded} {
+			require.NoError(t, a.Close())
+		}
+	})
+}
+
+// list returns the snapshots of ours.
+func list(t *testing.T, app servertypes.Application) []*abci.Snapshot {
+	t.Helper()
+	r, err := app.ListSnapshots(&abci.RequestListSnapshots{})
+	require.NoError(t, err)
+	for _, s := range r.Snapshots {
+		require.Equal(t, uint32(iavlsync.Format8192), s.Format)
+	}
+	return r.Snapshots
+}
+
+// inBand joins by ABCI's calls, of all formats, with liars in between.
+func inBand(t *testing.T, from, to servertypes.Application, hashes headers) {
+	t.Helper()
+	s := list(t, from)[1]
+	offer := func(change func(s *abci.Snapshot)) abci.ResponseOfferSnapshot_Result {
+		changed := *s
+		change(&changed)
+		r, err := to.OfferSnapshot(&abci.RequestOfferSnapshot{Snapshot: &changed, AppHash: hashes[int64(s.Height)]})
+		require.NoError(t, err)
+		return r.Result
+	}
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT_SENDER, offer(func(s *abci.Snapshot) { s.Metadata = append(bytes.Clone(s.Metadata), 0) }))
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT_SENDER, offer(func(s *abci.Snapshot) { s.Height++ }))
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT, offer(func(s *abci.Snapshot) { s.Chunks++ }))
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(func(s *abci.Snapshot) {
+		s.Metadata = append(bytes.Clone(s.Hash[31:]), s.Metadata...)
+		s.Hash = s.Hash[:31]
+	}))
+	load := func(format iavlsync.Format, k uint32) []byte {
+		r, err := from.LoadSnapshotChunk(&abci.RequestLoadSnapshotChunk{Height: s.Height, Format: uint32(format), Chunk: k})
+		require.NoError(t, err)
+		return r.Chunk
+	}
+	require.Eventually(t, func() bool { return len(load(iavlsync.Format32, 0)) > 0 }, 30*time.Second, 10*time.Millisecond,
+		"formats that are not offered are answered too")
+	require.Empty(t, load(iavlsync.Format8192, s.Chunks))
+	order := slices.Collect(func(yield func(uint32) bool) {
+		for k := range s.Chunks {
+			if !yield(s.Chunks - 1 - k) {
+				return
+			}
+		}
+	})
+	for _, k := range order {
+		chunk := load(iavlsync.Format8192, k)
+		bad := bytes.Clone(chunk)
+		bad[len(bad)/2] ^= 1
+		for _, lie := range [][]byte{bad, nil, chunk[1:]} {
+			r, err := to.ApplySnapshotChunk(&abci.RequestApplySnapshotChunk{Index: k, Chunk: lie, Sender: "liar"})
+			require.NoError(t, err)
+			require.Equal(t, abci.ResponseApplySnapshotChunk_RETRY, r.Result)
+			require.Equal(t, []uint32{k}, r.RefetchChunks)
+			require.Equal(t, []string{"liar"}, r.RejectSenders)
+		}
+		r, err := to.ApplySnapshotChunk(&abci.RequestApplySnapshotChunk{Index: k, Chunk: chunk, Sender: "honest"})
+		require.NoError(t, err)
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, r.Result)
+	}
+	info, err := to.Info(&abci.RequestInfo{})
+	require.NoError(t, err)
+	require.EqualValues(t, s.Height, info.LastBlockHeight)
+	require.Equal(t, hashes[int64(s.Height)], info.LastBlockAppHash)
+}
