@@ -104,6 +104,7 @@ var arrows = map[string]struct {
 	"e2e/relay":           {[]string{"e2e/relay/link"}, "it is a command line around the links"},
 	"e2e/relay/link":      {nil, "it carries bytes, whatever they are"},
 	"networks/homes":      {[]string{"app", "e2e/runner", "e2e/relay/link"}, "it makes homes from outside, by the node's own command"},
+	"networks/joining":    {[]string{"e2e/runner"}, "it writes and reads logs as somebody with nothing but addresses would"},
 	"networks/monitoring": {nil, "it names metrics, as somebody who has nothing but the node's address would"},
 	"e2e/testnet": {[]string{"client", "tx", "app", "e2e/manifest", "e2e/relay/link", "e2e/runner", "internal/ports"},
 		"it drives nodes from outside; of app it has the genesis file's shape"},

@@ -2,9 +2,11 @@
 
 COMPOSE  ?= $(shell if docker compose version >/dev/null 2>&1; then echo docker compose; else echo docker-compose; fi) --project-name starling-$(NETWORK)
 RPC      ?= http://127.0.0.1:26657
+# Those that are written to before a node joins, so that there is something to fetch and to lie about.
+WRITE_TO ?= $(RPC) http://127.0.0.1:26757 http://127.0.0.1:26857 http://127.0.0.1:26957
 export STARLING_IMAGE = starling-$(NETWORK):latest
 
-.PHONY: help image homes up join monitor status logs down clean
+.PHONY: help image homes up fill join rejoin monitor status logs down clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -18,8 +20,17 @@ homes: ## create the nodes' homes unless they exist
 up: image homes ## start the validators and the peer that lies
 	$(COMPOSE) up -d
 
-join: ## start a node that joins, trusting the newest header of validator-0
+fill: ## write 4 MB through the validators, unless they are there, and wait for a snapshot
+	go run ../joining fill $(WRITE_TO)
+
+join: fill ## start a node that joins, trusting the newest header of validator-0, and say what it has seen
 	trusted=$$(../trusted-header.sh $(RPC)) && echo "$$trusted" && env $$trusted $(COMPOSE) --profile join up -d joiner
+	$(COMPOSE) --profile join logs -f --no-color joiner | go run ../joining seen
+
+rejoin: ## let the joiner forget everything, and join again
+	$(COMPOSE) --profile join rm --stop --force joiner
+	$(COMPOSE) --profile join run --rm --no-deps -e STARLINGD_STATESYNC_ENABLE=false joiner unsafe-reset-all --yes
+	$(MAKE) join
 
 monitor: ## start Prometheus, http://127.0.0.1:9090 (its image is fetched from the internet)
 	$(COMPOSE) --profile monitor up -d prometheus

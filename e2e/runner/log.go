@@ -50,21 +50,28 @@ func LoggedFrom(path string, offset int64, messages ...string) (found []LogLine,
 		if !strings.HasSuffix(line, "\n") {
 			break // just being written
 		}
-		parts := linePattern.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
-		if parts == nil || !hasAnyPrefix(parts[1], messages) {
-			continue
+		if l, ok := ParseLine(strings.TrimSuffix(line, "\n")); ok && hasAnyPrefix(l.Message, messages) {
+			found = append(found, l)
 		}
-		l := LogLine{Message: strings.TrimSpace(parts[1]), Fields: map[string]string{}}
-		for _, field := range fieldPattern.FindAllStringSubmatch(parts[2], -1) {
-			value := field[2]
-			if text, err := strconv.Unquote(value); err == nil {
-				value = text
-			}
-			l.Fields[field[1]] = value
-		}
-		found = append(found, l)
 	}
 	return found, nil
+}
+
+// ParseLine reads a line of a log; false: it is none.
+func ParseLine(line string) (LogLine, bool) {
+	parts := linePattern.FindStringSubmatch(line)
+	if parts == nil {
+		return LogLine{}, false
+	}
+	l := LogLine{Message: strings.TrimSpace(parts[1]), Fields: map[string]string{}}
+	for _, field := range fieldPattern.FindAllStringSubmatch(parts[2], -1) {
+		value := field[2]
+		if text, err := strconv.Unquote(value); err == nil {
+			value = text
+		}
+		l.Fields[field[1]] = value
+	}
+	return l, true
 }
 
 func hasAnyPrefix(s string, prefixes []string) bool {
