@@ -56,6 +56,8 @@ func TestInitFrom(t *testing.T) {
 		"host:port":                            {From: "nonsense"},
 		"connection refused":                   {From: "127.0.0.1:1"},
 		"genesis file":                         {From: "http://127.0.0.1:1"},
+		// the test's transport does not listen 10 above p2p
+		"p2p.persistent_peers " + n.ID() + "@HOST:PORT": {From: n.serving.server.Addr().String()},
 	} {
 		o.Home = filepath.Join(t.TempDir(), "none")
 		_, err := home.InitFrom(t.Context(), o)

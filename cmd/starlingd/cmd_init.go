@@ -29,11 +29,14 @@ To join an existing network, pass its genesis file with --genesis.`,
 				opts.Moniker = args[0]
 			}
 			if opts.GenesisFile != "" {
-				for _, name := range []string{"chain-id", "admin", "open", "chunk-bytes", "snapshot-interval"} {
+				for _, name := range []string{"chain-id", "admin", "admin-threshold", "open", "chunk-bytes", "snapshot-interval"} {
 					if cmd.Flags().Changed(name) {
 						return usagef("--%s cannot be used with --genesis: the network's genesis file sets it", name)
 					}
 				}
+			}
+			if cmd.Flags().Changed("admin-threshold") && opts.App.AdminThreshold < 1 {
+				return usagef("--admin-threshold is 0: it is how many admins must approve, 1 or more")
 			}
 			given := opts.GenesisFile
 			if given != "" {
@@ -53,6 +56,7 @@ To join an existing network, pass its genesis file with --genesis.`,
 	flags := cmd.Flags()
 	flags.StringVar(&opts.ChainID, "chain-id", "", "chain id (default: starling- and six random characters)")
 	flags.StringArrayVar(&opts.App.Admins, "admin", nil, "public key of an admin, in hex or base64 (repeat for more)")
+	flags.Uint64Var(&opts.App.AdminThreshold, "admin-threshold", 0, "how many of the admins must approve of what admins do (default 1)")
 	flags.BoolVar(&opts.App.Open, "open", false, "accept unsigned key=value transactions for keys that no grant covers")
 	flags.Uint64Var(&opts.App.ChunkBytes, "chunk-bytes", 0, "largest chunk in bytes (default 1 MiB)")
 	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("a snapshot is offered at every multiple of this height (default %d)", app.DefaultSnapshotInterval))

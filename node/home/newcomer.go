@@ -101,6 +101,9 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	if err != nil {
 		return Newcomer{}, fmt.Errorf("%s: %w", o.From, wrongPort(ctx, o.From, err))
 	}
+	if err := o.checkPeer(ctx, s); err != nil {
+		return Newcomer{}, fmt.Errorf("%s: %w", o.From, err)
+	}
 	made := Newcomer{TrustHeight: o.TrustHeight, TrustHash: strings.ToUpper(o.TrustHash), TrustsFrom: o.TrustHeight == 0, Peer: s.peer}
 	if made.TrustsFrom {
 		made.TrustHeight, made.TrustHash = s.height, fmt.Sprintf("%X", s.hash)
@@ -129,6 +132,38 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 		made.storageNodes, err = writeStorageNodes(storageNodesFile(o.Home), o.StorageNodes)
 	}
 	return made, err
+}
+
+// checkPeer refuses a source whose p2p is not where fromTransport assumes it: the new node would
+// join, and then never hear of a block. Whoever names other peers is not asked.
+func (o NewcomerOptions) checkPeer(ctx context.Context, s source) error {
+	if s.joins == "" { // the address of p2p comes from the node itself
+		return nil
+	}
+	conf, appConfig := config.DefaultCometBFT(), config.DefaultApp()
+	if o.Edit != nil {
+		o.Edit(conf, &appConfig)
+	}
+	if conf.P2P.PersistentPeers != "" || conf.P2P.Seeds != "" {
+		return nil
+	}
+	id, _, _ := strings.Cut(s.joins, "@")
+	if s.peer == "" {
+		return config.Invalid(fmt.Errorf("the p2p of this node is not at its transport's port - %d, where it would be: %s", config.PortOffset, otherPeer(id)))
+	}
+	_, address, _ := strings.Cut(s.peer, "@")
+	switch found, err := p2pID(ctx, address); {
+	case err != nil:
+		return config.Invalid(fmt.Errorf("the p2p of this node does not answer at its transport's port - %d, %s (%w): %s", config.PortOffset, address, err, otherPeer(id)))
+	case string(found) != id:
+		return config.Invalid(fmt.Errorf("at its transport's port - %d, %s, is the p2p of another node, %s: %s", config.PortOffset, address, found, otherPeer(id)))
+	}
+	return nil
+}
+
+// otherPeer says how to name a node's p2p.
+func otherPeer(id string) string {
+	return fmt.Sprintf("name it by --p2p.persistent_peers %s@HOST:PORT, or join from the node's RPC, http://HOST:PORT, which knows it", id)
 }
 
 // writeStorageNodes writes the file unless it is there with the same content.
@@ -171,7 +206,8 @@ func (n Newcomer) Undo(c *cfg.Config) error {
 	return nil
 }
 
-// fromTransport asks a node's transport. Its p2p is assumed to listen at PortOffset below.
+// fromTransport asks a node's transport. Its p2p is assumed to listen at PortOffset below: see
+// checkPeer.
 func fromTransport(ctx context.Context, from string, newest bool) (s source, err error) {
 	address, err := transport.ParseAddress(from)
 	if err != nil {

@@ -11,6 +11,10 @@ import (
 	"strings"
 	"time"
 
+	cmted25519 "github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/p2p"
+	p2pconn "github.com/cometbft/cometbft/p2p/conn"
+
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/transport"
 )
@@ -74,6 +78,22 @@ func speaksTLS(ctx context.Context, hostPort string) bool {
 	defer conn.Close()
 	//nolint:gosec // it only asks what is there
 	return tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}).HandshakeContext(ctx) == nil
+}
+
+// p2pID returns the id of the node whose p2p listens at an address: it shakes hands, and sends
+// nothing more.
+func p2pID(ctx context.Context, hostPort string) (p2p.ID, error) {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", hostPort)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(probeTimeout)) // no answer is an answer
+	secret, err := p2pconn.MakeSecretConnection(c, cmted25519.GenPrivKey())
+	if err != nil {
+		return "", fmt.Errorf("handshake of p2p: %w", err)
+	}
+	return p2p.PubKeyToID(secret.RemotePubKey()), nil
 }
 
 // wrongPort explains the failure of InitFrom if something else listens at the address than the
