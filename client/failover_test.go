@@ -387,6 +387,7 @@ func TestWitnessesOnly(t *testing.T) {
 		chain.grow(1)
 		_, err = c.Get(ctx, []byte("k"))
 		require.ErrorIs(t, err, ErrUntrusted)
+		require.ErrorContains(t, err, "name a third address or a witness")
 		a.change(func() { a.down = errDial })
 		_, err = c.Put(ctx, []byte("k"), []byte("v"))
 		require.ErrorIs(t, err, ErrUnreachable)

@@ -265,3 +265,32 @@ func TestOnlyWrites(t *testing.T) {
 		}
 	})
 }
+
+// A transaction whose node is stopped just after it has accepted it, and has told nobody, is sent
+// to another as soon as that one answers for it: the same bytes, once.
+func TestNodeThatStopsAfterAccepting(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		chain := newFakeChain(t)
+		a, b := &wire{fakeNode: &fakeNode{chain: chain, name: "a"}}, &wire{fakeNode: &fakeNode{chain: chain, name: "b", delay: time.Millisecond}}
+		ctx := testContext(t)
+		c, err := New(ctx, []RPC{a, b}, WithKey(testKey))
+		require.NoError(t, err)
+		sent, err := c.Send(ctx, tx.NewPut([]byte("k"), []byte("v")))
+		require.NoError(t, err)
+		require.Len(t, a.sent, 1)
+		stopped := make(chan struct{})
+		defer close(stopped)
+		a.change(func() { a.stopped = stopped })
+		go func() {
+			for pause(ctx, 50*time.Millisecond) == nil {
+				b.mine()
+			}
+		}()
+		began := time.Now()
+		_, err = sent.Wait(ctx)
+		require.NoError(t, err)
+		require.Less(t, time.Since(began), time.Second)
+		require.Equal(t, [][]byte{sent.raw}, b.sent)
+		require.EqualValues(t, 1, chain.nonces[string(c.Account())])
+	})
+}

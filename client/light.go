@@ -392,13 +392,21 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 			}
 			awaited = nil
 		case <-ctx.Done():
-			return fmt.Errorf("%w: no witness has confirmed header %d of %s: %w", ErrUntrusted, target.Height, from.Remote(), errors.Join(append(failures, ctx.Err())...))
+			return fmt.Errorf("%w: no witness has confirmed header %d of %s%s: %w", ErrUntrusted, target.Height, from.Remote(), moreWitnesses(len(witnesses)), errors.Join(append(failures, ctx.Err())...))
 		}
 	}
 	if confirmed {
 		return nil
 	}
-	return fmt.Errorf("%w: no witness confirms header %d of %s (with a single address nobody is asked): %w", ErrUntrusted, target.Height, from.Remote(), errors.Join(failures...))
+	return fmt.Errorf("%w: no witness confirms header %d of %s%s: %w", ErrUntrusted, target.Height, from.Remote(), moreWitnesses(len(witnesses)), errors.Join(failures...))
+}
+
+// moreWitnesses says what to do where a single other node could have confirmed a header.
+func moreWitnesses(number int) string {
+	if number > 1 {
+		return ""
+	}
+	return " (there is one other node only, which has to confirm it: name a third address or a witness, or, if you trust this node, its address alone)"
 }
 
 // graceOf returns how long witnesses are waited for once another has confirmed: hedgeAfter, and

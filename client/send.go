@@ -135,11 +135,17 @@ func (s *Sent) acceptedBy(e *endpoint) {
 	s.mu.at = e
 }
 
-// stranded reports whether the node that accepted the transaction has been lost since.
+// stranded reports whether the node that accepted the transaction has been lost since, or is silent
+// where others answer: it may be stopped, with a transaction that nobody else has. If it was only
+// slow, another one has the same bytes then, too, which does no harm.
 func (s *Sent) stranded() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.mu.at != nil && s.client.pool.nodes > 1 && s.mu.at.record().lost != nil
+	if s.mu.at == nil || s.client.pool.nodes < 2 {
+		return false
+	}
+	r := s.mu.at.record()
+	return r.lost != nil || r.penalty > 0
 }
 
 // Send signs operations as one transaction and sends it to a node, which checks it. It does not

@@ -113,8 +113,8 @@ func (c *Client) settle(ctx context.Context, sent *Sent, doubt error) (*TxResult
 }
 
 // Wait waits until the transaction is executed. It sends it again, to whichever node is best, every
-// few seconds and at once if the node that accepted it is lost. The bytes are the same each time,
-// so it can be executed only once.
+// few seconds, and at once if the node that accepted it is lost or silent. The bytes are the same
+// each time, so it can be executed only once.
 func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 	refusals := 0
 	result, err := s.client.waitTx(ctx, s.Hash, s.stranded, func() error {
