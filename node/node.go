@@ -374,7 +374,7 @@ func (n *Node) join(ctx context.Context) error {
 		n.log.Error("Cannot join over the transport: falling back to CometBFT's own state sync, which takes longer", "err", err)
 		n.instance.StateSync()
 	case errors.Is(err, join.ErrNoTransport) && n.way == join.New && n.application.sharded == nil:
-		return fmt.Errorf("cannot join: %w (or name two RPC servers in statesync.rpc_servers, to join by CometBFT's own state sync)", err)
+		return fmt.Errorf("cannot join: %w (a peer's transport is looked for at its p2p + %d: name another place by --join.peers ID@HOST:PORT; or name two RPC servers in statesync.rpc_servers, to join by CometBFT's own state sync)", err, config.PortOffset)
 	default:
 		return fmt.Errorf("join: %w", err)
 	}

@@ -163,7 +163,7 @@ func (o NewcomerOptions) checkPeer(ctx context.Context, s source) error {
 
 // otherPeer says how to name a node's p2p.
 func otherPeer(id string) string {
-	return fmt.Sprintf("name it by --p2p.persistent_peers %s@HOST:PORT, or join from the node's RPC, http://HOST:PORT, which knows it", id)
+	return fmt.Sprintf("name it by --p2p.persistent_peers %s@HOST:PORT", id)
 }
 
 // writeStorageNodes writes the file unless it is there with the same content.
