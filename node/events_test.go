@@ -67,8 +67,9 @@ func requireCompacted(t *testing.T, n *Node, home string, before []client.Event,
 	require.Equal(t, keys, after)
 }
 
-// A log of events that is gone, or damaged, begins anew with the blocks that a start executes, and
-// one of a node that joined with its first block: watchers are told so, and miss nothing silently.
+// A log of events that is gone, or damaged, is made again from the oldest stored snapshot on, and one
+// of a node that joined begins with its first block: watchers of older heights are told so, and miss
+// nothing silently.
 func TestEventsBeginAnew(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, n, first := fastNetwork(t, 10)
@@ -99,13 +100,19 @@ func TestEventsBeginAnew(t *testing.T) {
 		"deleted": func() error { return os.RemoveAll(folder) },
 		"damaged": func() error { return spoilTables(folder) },
 	} {
+		// With two of them, one is below the height at which it stops.
+		nodetest.Until(t, "two stored snapshots", func() bool { return len(n.application.state.Pins()) > 1 })
 		require.NoError(t, n.Stop())
+		stopped := n.application.Height()
 		// Its events are in tables then, and no longer in the database's own log.
 		l, err := events.Open(folder, events.Options{})
 		require.NoError(t, err)
 		require.NoError(t, l.Close())
 		require.NoError(t, spoil(), name)
-		n = start(t, dir, log.NewNopLogger())
+		logs := new(nodetest.LogBuffer)
+		n = start(t, dir, logs.Logger(t))
+		nodetest.Until(t, "the events made again", func() bool { return logs.Has("Made the events again") })
+		require.LessOrEqual(t, n.application.events.Stats().Least, stopped)
 		requireCompacted(t, n, dir, said, write(dir, name)...)
 		said, err = hearing(t, dir, n.application.events.Stats().Least, name+"-5")
 		require.NoError(t, err)

@@ -439,6 +439,7 @@ func (n *Node) Start(ctx context.Context) error {
 	if err := n.instance.Start(n.ctx, &n.wg); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
+	n.wg.Go(func() { n.refillEvents(n.ctx) })
 	n.log.Info("Starling node started", "chain_id", n.genesis.ChainID, "moniker", n.config.CometBFT.Moniker, "node_id", n.ID(),
 		"height", height, "rpc", n.config.CometBFT.RPC.ListenAddress, "p2p", n.config.CometBFT.P2P.ListenAddress,
 		"version", buildinfo.Read().Starling, "home", n.config.Home)

@@ -596,3 +596,91 @@ func TestDiskFails(t *testing.T) {
 	}()
 	require.ErrorIs(t, <-fatal, broken)
 }
+
+// Events of blocks that were lost are added before the log's first one: it is then as if it had never
+// lost them, through a restart and trimming, too.
+func TestRefill(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	l := open(t, fs, Options{KeepBytes: 1 << 20})
+	const after, upTo, head = 100, 160, 200
+	require.NoError(t, l.Begin(upTo))
+	first, missing, is := l.Missing()
+	require.True(t, is)
+	require.EqualValues(t, 1, first)
+	require.EqualValues(t, upTo, missing)
+	for h := int64(upTo + 1); h <= head; h++ {
+		give(t, l, blockOf(1, h))
+	}
+	interrupted, err := l.Refill(after, upTo)
+	require.NoError(t, err)
+	require.NoError(t, interrupted.Add(put(after+1, "another", "program's")))
+	require.ErrorIs(t, interrupted.Commit(), ErrRefill)
+	require.ErrorIs(t, interrupted.Add(blockOf(1, after+3)), ErrRefill)
+
+	r, err := l.Refill(after, upTo)
+	require.NoError(t, err)
+	for h := int64(after + 1); h <= upTo; h++ {
+		require.NoError(t, r.Add(blockOf(1, h)))
+		require.EqualValues(t, upTo+1, l.Stats().Least)
+	}
+	require.ErrorIs(t, r.Add(blockOf(1, upTo+1)), ErrRefill)
+	require.NoError(t, r.Commit())
+	check := func() {
+		t.Helper()
+		least := l.Stats().Least
+		got, _ := all(t, l, event.Request{From: event.Token{Height: least}, MaxBytes: 2000})
+		var want []event.Event
+		for h := least; h <= l.Stats().Head; h++ {
+			want = append(want, eventsOf(blockOf(1, h), event.Keys{}, event.Token{}, false)...)
+		}
+		require.Equal(t, want, got)
+		a, err := l.Answer(t.Context(), event.Request{From: event.Token{Height: least - 1}}, 0)
+		require.NoError(t, err)
+		require.True(t, a.Compacted(event.Token{Height: least - 1}))
+	}
+	require.EqualValues(t, after+1, l.Stats().Least)
+	check()
+	_, _, is = l.Missing()
+	require.False(t, is, "it was made again already")
+	require.ErrorIs(t, r.Commit(), ErrRefill)
+
+	require.NoError(t, l.Close())
+	l = open(t, fs, Options{KeepBytes: 1 << 16})
+	require.NoError(t, l.Begin(head))
+	require.EqualValues(t, after+1, l.Stats().Least)
+	check()
+	for h := int64(head + 1); h <= head+50; h++ {
+		give(t, l, blockOf(1, h))
+	}
+	require.NoError(t, l.settle())
+	l.writing.Lock() // it has trimmed
+	require.Greater(t, l.Stats().Least, int64(after+1))
+	require.LessOrEqual(t, l.Stats().Bytes, uint64(1<<16+1<<13))
+	l.writing.Unlock()
+	check()
+	require.NoError(t, l.Close())
+}
+
+// No more is added than the log keeps.
+func TestRefillWithinBytes(t *testing.T) {
+	t.Parallel()
+	l := open(t, vfs.NewMem(), Options{KeepBytes: 1 << 16})
+	require.NoError(t, l.Begin(400))
+	r, err := l.Refill(0, 400)
+	require.NoError(t, err)
+	for h := int64(1); h <= 400; h++ {
+		require.NoError(t, r.Add(blockOf(1, h)))
+	}
+	require.NoError(t, r.Commit())
+	s := l.Stats()
+	require.Greater(t, s.Least, int64(1))
+	require.LessOrEqual(t, s.Bytes, uint64(1<<16))
+	got, _ := all(t, l, event.Request{From: event.Token{Height: s.Least}})
+	var want []event.Event
+	for h := s.Least; h <= 400; h++ {
+		want = append(want, eventsOf(blockOf(1, h), event.Keys{}, event.Token{}, false)...)
+	}
+	require.Equal(t, want, got)
+	require.NoError(t, l.Close())
+}
