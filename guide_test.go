@@ -82,7 +82,7 @@ exec %q "$@"
 // which two admins are, and a new node, which joins it, becomes a validator and is removed again.
 func TestValidatorGuideNetwork(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it waits for some twenty blocks")
+		t.Skip("it waits for about twenty blocks")
 	}
 	text, err := os.ReadFile("docs/validator.md")
 	require.NoError(t, err)
