@@ -92,7 +92,8 @@ func (f filling) run(ctx context.Context, addresses []string) error {
 			answer, err := nodes[i%len(nodes)].BroadcastTxSync(ctx, []byte(key+"="+value))
 			return err == nil && answer.Code == 0 || err != nil && strings.Contains(err.Error(), "already exists in cache")
 		}
-		if err := runner.Poll(ctx, "a node to take "+key, send); err != nil { // its mempool may be full
+		// its mempool may be full
+		if err := runner.Poll(ctx, "a node to take "+key, send); err != nil {
 			return err
 		}
 	}

@@ -597,8 +597,8 @@ func TestDiskFails(t *testing.T) {
 	require.ErrorIs(t, <-fatal, broken)
 }
 
-// Events of blocks that were lost are added before the log's first one: it is then as if it had never
-// lost them, through a restart and trimming, too.
+// Events of blocks that were lost are added before the log's first one: it is then as if it had
+// never lost them, through a restart and trimming, too.
 func TestRefill(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewMem()
