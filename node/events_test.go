@@ -67,9 +67,9 @@ func requireCompacted(t *testing.T, n *Node, home string, before []client.Event,
 	require.Equal(t, keys, after)
 }
 
-// A log of events that is gone, or damaged, is made again from the oldest stored snapshot on, and one
-// of a node that joined begins with its first block: watchers of older heights are told so, and miss
-// nothing silently.
+// A log of events that is gone, or damaged, is made again from the oldest stored snapshot on, and
+// one of a node that joined begins with its first block: watchers of older heights are told so, and
+// miss nothing silently.
 func TestEventsBeginAnew(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, n, first := fastNetwork(t, 10)
@@ -119,8 +119,8 @@ func TestEventsBeginAnew(t *testing.T) {
 	}
 }
 
-// The log of a validator in sharded mode is synced with each block. Where it is gone, it begins with
-// the blocks that the start executes on what the storage nodes have.
+// The log of a validator in sharded mode is synced with each block. Where it is gone, it begins
+// with the blocks that the start executes on what the storage nodes have.
 func TestShardedEventsBeginAnew(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	w := newShardedNetwork(t, nil, [][]int{{0}})
