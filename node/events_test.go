@@ -36,8 +36,8 @@ func hearing(t *testing.T, home string, from int64, last string) (heard []client
 	return heard, err
 }
 
-// requireCompacted expects that a watcher from height 1 on is told that this is compacted, and hears
-// from the least height on what was said before, and then the keys: nothing is missing.
+// requireCompacted expects that a watcher from height 1 on is told that this is compacted, and
+// hears from the least height on what was said before, and then the keys: nothing is missing.
 func requireCompacted(t *testing.T, n *Node, home string, before []client.Event, keys ...string) {
 	t.Helper()
 	last := string(before[len(before)-1].Key)
