@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/e2ebench"
+	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
 
@@ -33,6 +34,30 @@ func TestE2E(t *testing.T) {
 		require.Positive(t, result[name], name)
 	}
 	require.NotContains(t, result, "distinct")
+}
+
+// A new node gets a short chain in each of the three ways.
+func TestJoin(t *testing.T) {
+	if testing.Short() {
+		t.Skip("each node of CometBFT's block sync takes seconds to begin")
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "join.json")
+	out, err := run(t.Context(), "join", "--blocks", "4", "--block-bytes", "100000", "--value-bytes", "10000", "--rounds", "1", "--json", file, "--dir", dir)
+	require.NoError(t, err)
+	require.Contains(t, out, "over the transport, TCP")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1, "homes left behind")
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var result joinbench.Result
+	require.NoError(t, json.Unmarshal(b, &result))
+	require.Equal(t, 4, result.Blocks)
+	require.Nil(t, result.RDMAS)
+	for _, seconds := range []float64{result.TCPS, result.BlocksyncS, result.Blocksync500S} {
+		require.Positive(t, seconds)
+	}
 }
 
 func TestJoiners(t *testing.T) {
@@ -78,6 +103,7 @@ func TestE2ERefusals(t *testing.T) {
 		"kvstore":    {[]string{"e2e", "--kvstore", "noop"}, []string{`"noop"`, "persistent_kvstore"}},
 		"rounds":     {[]string{"e2e", "--rounds", "0"}, []string{"--rounds is 0"}},
 		"joiners":    {[]string{"joiners", "--joiners", "0"}, []string{"--joiners is 0"}},
+		"join":       {[]string{"join", "--blocks", "1"}, []string{"--blocks is 1"}},
 		"rate":       {[]string{"joiners", "--rate", "0"}, []string{"--rate is 0"}},
 		"no program": {[]string{"joiners", "--starlingd", "no/such/program"}, []string{"no/such/program"}},
 	} {
