@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/starling-kv/starling/internal/ports"
 	"github.com/starling-kv/starling/node/buildinfo"
+	"github.com/starling-kv/starling/statuspage"
 )
 
 // patience bounds every wait for a node. It is for what hangs, not for what is slow beside other
@@ -57,6 +59,7 @@ func TestScripts(t *testing.T) {
 			"waitcheck":   waitCheckCmd,
 			"firsthash":   firstHashCmd,
 
+			"waitsnapshot":  waitSnapshotCmd,
 			"storagehalves": storageHalvesCmd,
 		},
 		Setup: func(env *testscript.Env) error {
@@ -149,6 +152,27 @@ func waitCheckCmd(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		if time.Now().After(deadline) {
 			ts.Fatalf("%s: %+v, %v", args[0], report, err)
+		}
+	}
+}
+
+// waitsnapshot ADDRESS waits until the node has a snapshot that others can join from. Snapshots are
+// made beside the blocks, so that a height says nothing of them.
+func waitSnapshotCmd(ts *testscript.TestScript, _ bool, args []string) {
+	pause := time.NewTicker(20 * time.Millisecond)
+	defer pause.Stop()
+	for deadline := time.Now().Add(patience); ; <-pause.C {
+		var status statuspage.Status
+		answer, err := http.Get("http://" + args[0] + "/status.json")
+		if err == nil {
+			err = json.NewDecoder(answer.Body).Decode(&status)
+			answer.Body.Close()
+		}
+		if len(status.Snapshots) > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s has no snapshot: %v", args[0], err)
 		}
 	}
 }
