@@ -8,6 +8,7 @@
 //	├── byzantine  a join from many peers, of which some lie                 syncbench
 //	├── hiccup     the commits of a validator while nodes join from it       syncbench
 //	├── siege      a join and a validator among attackers of each kind        syncbench
+//	├── relay      a large block's way to the validators, by p2p and past it  relaybench
 //	├── dsm        a state sharded over storage nodes, against local mode      dsmbench
 //	├── e2e        a network of validators, against CometBFT's kvstore       e2ebench
 //	├── joiners    the blocks of a network while many nodes join at once     e2ebench
@@ -57,6 +58,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.AddCommand(newRelay())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
 	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newCosmos(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newJoin(), newDSM(), newDSMContestant(),

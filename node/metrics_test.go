@@ -86,6 +86,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			c.Instrumentation.Prometheus, c.Instrumentation.PrometheusListenAddr = true, fmt.Sprintf("127.0.0.1:%d", port)
+			a.Transport.Relay = config.RelayAll
 		}
 	})
 	n := start(t, home, log.NewNopLogger())

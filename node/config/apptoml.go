@@ -122,7 +122,7 @@ senders = "{{ .StorageNode.Senders }}"
 laddr = "{{ .Transport.ListenAddress }}"
 
 # Between validators that are near each other: proposals and parts of blocks go over the transport instead of p2p, whose rate is limited
-# ([p2p] send_rate, recv_rate of config.toml), to peers that do the same. "off"; "rdma": only over RDMA; "all": over any connection. What
+# ([p2p] send_rate, recv_rate of config.toml), to peers that do the same. "off"; "rdma": only over RDMA (which it cannot use yet: nothing is relayed); "all": over any connection. What
 # the relay does not deliver within 100 ms goes by p2p. Votes and transactions always do.
 relay = "{{ .Transport.Relay }}"
 

@@ -1,0 +1,62 @@
+package relaybench
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+func TestLogsOfABlock(t *testing.T) {
+	const first = `I[2026-11-23|16:47:13.100] received proposal                            module=consensus proposal="Proposal{5/0 (AB12:64:CD34, -1) 0A @ 2026-11-23T16:47:13Z}" proposer=AB
+I[2026-11-23|16:47:13.150] received complete proposal block             module=consensus height=5 hash=AB12
+I[2026-11-23|16:47:15.000] received proposal                            module=consensus proposal="Proposal{6/0 (AB12:1:CD34, -1) 0A @ 2026-11-23T16:47:13Z}" proposer=AB
+I[2026-11-23|16:47:15.001] received complete proposal block             module=consensus height=6 hash=AB12
+I[2026-11-23|16:47:17.000] received proposal                            module=consensus proposal="Proposal{7/0 (AB12:70:CD34, -1) 0A @ 2026-11-23T16:47:13Z}" proposer=AB
+`
+	const second = `I[2026-11-23|16:47:13.110] received proposal                            module=consensus proposal="Proposal{5/0 (AB12:64:CD34, -1) 0A @ 2026-11-23T16:47:13Z}" proposer=AB
+I[2026-11-23|16:47:13.400] received complete proposal block             module=consensus height=5 hash=AB12
+something else
+`
+	var logs []map[int64]seen
+	for _, text := range []string{first, second} {
+		log, err := parseLog(text)
+		require.NoError(t, err)
+		logs = append(logs, log)
+	}
+	require.Equal(t, 64, logs[0][5].parts)
+	require.Equal(t, []float64{300}, spreads(logs, 4, leastParts))
+	require.Empty(t, spreads(logs, 5, leastParts))
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	require.ErrorContains(t, Options{Blocks: 1}.Check(), "--rounds is 0")
+	require.ErrorContains(t, Options{Rounds: 1, Blocks: 51}.Check(), "--blocks is 51")
+}
+
+func TestGoals(t *testing.T) {
+	var variants []*variant
+	for _, ms := range []float64{900, 450, 300, 301} {
+		variants = append(variants, &variant{ms: []float64{ms}, sent: map[string]int{"taken": 3, "late": 1}})
+	}
+	r := newResult(Options{Rounds: 1}, variants)
+	require.Equal(t, []bool{true, false}, r.Met)
+	require.Nil(t, r.Runs[0].RelayRDMA)
+	var out bytes.Buffer
+	r.Print(&out)
+	require.Contains(t, out.String(), "75.0")
+}
+
+// Networks of processes, which take minutes: RELAYBENCH=1 runs them.
+func TestRun(t *testing.T) {
+	if os.Getenv("RELAYBENCH") == "" {
+		t.Skip("RELAYBENCH is not set")
+	}
+	r, err := Run(context.Background(), Options{Rounds: 1, Blocks: 1}, harness.NewProgress(os.Stderr))
+	require.NoError(t, err)
+	require.Len(t, r.Runs, 2)
+}

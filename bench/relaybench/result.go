@@ -1,0 +1,88 @@
+package relaybench
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// Result is the outcome of a run.
+type Result struct {
+	Runs       []Row           `json:"runs"`
+	Validators int             `json:"validators"`
+	BlockBytes int             `json:"block_bytes"`
+	Rounds     int             `json:"rounds"`
+	Machine    harness.Machine `json:"machine"`
+	// Met: over TCP a relayed block takes at most half of p2p's time at the default rate, and not
+	// more than p2p at the other.
+	Met []bool `json:"met"`
+}
+
+// Row is of a rate of p2p. Times are medians over all full blocks, from the proposal to the last
+// validator's last part.
+type Row struct {
+	P2PRate    int64    `json:"p2p_rate"` // bytes per second
+	P2PMS      float64  `json:"p2p_ms"`
+	RelayTCPMS float64  `json:"relay_tcp_ms"`
+	RelayRDMA  *float64 `json:"relay_rdma_ms"` // null: not measured, the relay has no path yet
+	// 90th percentiles, blocks that were measured, and CPU time of all validators for a block.
+	P2P90MS     float64 `json:"p2p_90_ms"`
+	Relay90MS   float64 `json:"relay_tcp_90_ms"`
+	P2PBlocks   int     `json:"p2p_blocks"`
+	RelayBlocks int     `json:"relay_tcp_blocks"`
+	P2PCPUMS    float64 `json:"p2p_cpu_ms"`
+	RelayCPUMS  float64 `json:"relay_tcp_cpu_ms"`
+	// Relayed is what became of the messages that were relayed; all but those that were taken went
+	// by p2p.
+	Relayed map[string]int `json:"relayed"`
+}
+
+func newResult(o Options, variants []*variant) *Result {
+	r := &Result{Validators: validators, BlockBytes: blockBytes, Rounds: o.Rounds, Machine: harness.ThisMachine()}
+	for i := 0; i < len(variants); i += 2 {
+		p2p, relay := variants[i], variants[i+1]
+		row := Row{
+			P2PRate: p2p.rate, P2PMS: harness.Median(p2p.ms), RelayTCPMS: harness.Median(relay.ms),
+			P2P90MS: harness.Percentile(p2p.ms, 90), Relay90MS: harness.Percentile(relay.ms, 90), P2PBlocks: len(p2p.ms), RelayBlocks: len(relay.ms),
+			P2PCPUMS: 1e3 * harness.Median(p2p.cpu), RelayCPUMS: 1e3 * harness.Median(relay.cpu), Relayed: relay.sent,
+		}
+		limit := row.P2PMS
+		if i == 0 {
+			limit /= 2
+		}
+		r.Runs, r.Met = append(r.Runs, row), append(r.Met, row.RelayTCPMS <= limit)
+	}
+	return r
+}
+
+// Print writes the table, and how to read it.
+func (r *Result) Print(out io.Writer) {
+	cells := [][]string{{"p2p, MB/s", "p2p, ms", "p90", "relay, ms", "p90", "×", "CPU p2p, ms", "relay", "blocks", "taken, %", "late, %", "goal"}}
+	for i, w := range r.Runs {
+		all := 0
+		for _, n := range w.Relayed {
+			all += n
+		}
+		goal := "not met"
+		if r.Met[i] {
+			goal = "met"
+		}
+		cells = append(cells, []string{
+			fmt.Sprintf("%.2f", float64(w.P2PRate)/1e6), fmt.Sprintf("%.0f", w.P2PMS), fmt.Sprintf("%.0f", w.P2P90MS),
+			fmt.Sprintf("%.0f", w.RelayTCPMS), fmt.Sprintf("%.0f", w.Relay90MS), fmt.Sprintf("%.2f", harness.Ratio(w.RelayTCPMS, w.P2PMS)),
+			fmt.Sprintf("%.0f", w.P2PCPUMS), fmt.Sprintf("%.0f", w.RelayCPUMS), fmt.Sprintf("%d, %d", w.P2PBlocks, w.RelayBlocks),
+			fmt.Sprintf("%.1f", 100*harness.Ratio(float64(w.Relayed["taken"]), float64(all))),
+			fmt.Sprintf("%.1f", 100*harness.Ratio(float64(w.Relayed["late"]), float64(all))), goal,
+		})
+	}
+	harness.PrintAligned(out, cells)
+	fmt.Fprintf(out, `
+%d validators on this machine, blocks of %s bytes, %s; medians over blocks
+ms     from the proposal until the last validator has the last part, by the nodes' logs
+taken  part of the relayed messages that the peer took; late: after 100 ms, so that they went by p2p, too
+CPU    of all validators together, for a block: its execution, too, and what is between blocks
+goal   with the relay (over TCP) at most half of p2p's time at the default rate, and not more at the other
+by RDMA nothing was measured: the relay has no path of it yet
+`, r.Validators, harness.Group(r.BlockBytes), harness.Count(r.Rounds, "round"))
+}

@@ -1,0 +1,93 @@
+package relaybench
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Lines of a node's log, as CometBFT writes them in plain text (consensus/state.go).
+var (
+	proposalLine = regexp.MustCompile(`^I\[([^\]]*)\] received proposal .*Proposal\{(\d+)/(\d+) \([0-9A-F]*:(\d+):`)
+	completeLine = regexp.MustCompile(`^I\[([^\]]*)\] received complete proposal block .*height=(\d+)`)
+)
+
+const logTime = "2006-01-02|15:04:05.000"
+
+// seen is what a node's log says of a block.
+type seen struct {
+	proposal, complete time.Time // zero: not there
+	parts              int
+}
+
+// readLog returns what a log says of each height. Of a height with several rounds it is the last.
+func readLog(path string) (map[int64]seen, error) {
+	content, err := os.ReadFile(path) //nolint:gosec // the run's own
+	if err != nil {
+		return nil, err
+	}
+	return parseLog(string(content))
+}
+
+func parseLog(content string) (map[int64]seen, error) {
+	heights := map[int64]seen{}
+	for line := range strings.Lines(content) {
+		if m := proposalLine.FindStringSubmatch(line); m != nil {
+			at, err := time.Parse(logTime, m[1])
+			if err != nil {
+				return nil, fmt.Errorf("a log line without a time: %w", err)
+			}
+			parts, err := strconv.Atoi(m[4])
+			if err != nil {
+				return nil, err
+			}
+			heights[number(m[2])] = seen{proposal: at, parts: parts}
+		} else if m := completeLine.FindStringSubmatch(line); m != nil {
+			at, err := time.Parse(logTime, m[1])
+			if err != nil {
+				return nil, fmt.Errorf("a log line without a time: %w", err)
+			}
+			s := heights[number(m[2])]
+			s.complete = at
+			heights[number(m[2])] = s
+		}
+	}
+	return heights, nil
+}
+
+// number reads digits that a pattern has found.
+func number(digits string) int64 {
+	n, _ := strconv.ParseInt(digits, 10, 64)
+	return n
+}
+
+// spreads returns, in ms, how long the blocks above a height took that have enough parts: from the
+// first node's proposal, the proposer's own, to the last node's last part.
+func spreads(logs []map[int64]seen, above int64, leastParts int) (ms []float64) {
+	for height, first := range logs[0] {
+		if height <= above || first.parts < leastParts {
+			continue
+		}
+		from, to, all := first.proposal, first.complete, true
+		for _, log := range logs {
+			s := log[height]
+			if s.proposal.IsZero() || s.complete.IsZero() {
+				all = false
+				break
+			}
+			if s.proposal.Before(from) {
+				from = s.proposal
+			}
+			if s.complete.After(to) {
+				to = s.complete
+			}
+		}
+		if all {
+			ms = append(ms, float64(to.Sub(from).Microseconds())/1e3)
+		}
+	}
+	return ms
+}
