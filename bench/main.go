@@ -13,6 +13,8 @@
 //	├── e2e        a network of validators, against CometBFT's kvstore       e2ebench
 //	├── joiners    the blocks of a network while many nodes join at once     e2ebench
 //	├── join       the blocks of a chain, over the transport and by block sync  joinbench
+//	├── client     the operations of a client, against etcd                   clientbench
+//	├── watch      the blocks of a node while a thousand clients watch        clientbench
 //	├── tables     the table writer of a restore, against Pebble's           tablebench
 //	├── frames     the frames of transport/tcp, against yamux and QUIC       framebench
 //	└── compare    the CPU time of two programs, two checkouts of this one   comparebench
@@ -62,7 +64,7 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
 	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newCosmos(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newJoin(), newDSM(), newDSMContestant(),
-		newTables(), newFrames(), newCompare())
+		newClient(), newWatch(), newTables(), newFrames(), newCompare())
 	return root
 }
 

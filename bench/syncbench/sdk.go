@@ -5,48 +5,18 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"runtime"
-	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// buildSDK builds the program of bench/sdkstore in dir. The first time takes a minute or two.
+// buildSDK builds the program of bench/sdkstore in dir.
 func buildSDK(ctx context.Context, dir string) (string, error) {
-	source, err := sdkSource()
+	program, err := harness.BuildBeside(ctx, "sdkstore", dir)
 	if err != nil {
-		return "", err
+		err = fmt.Errorf("the SDK's store (--against memiavl needs none): %w", err)
 	}
-	program := filepath.Join(dir, "sdkstore")
-	if runtime.GOOS == "windows" {
-		program += ".exe"
-	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, ".")
-	cmd.Dir = source
-	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		text := strings.TrimSpace(string(out))
-		return "", fmt.Errorf("the SDK's store could not be built in %q (--against memiavl needs none): %w\n%s", source, err, text)
-	}
-	return program, nil
-}
-
-// sdkSource finds bench/sdkstore: beside the source of this file, or else in the working directory.
-func sdkSource() (string, error) {
-	candidates := []string{"sdkstore", filepath.Join("bench", "sdkstore")}
-	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
-		candidates = append([]string{filepath.Join(filepath.Dir(file), "..", "sdkstore")}, candidates...)
-	}
-	for _, dir := range candidates {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return filepath.Abs(dir)
-		}
-	}
-	return "", fmt.Errorf("no source of the SDK's store in %q: run this in the folder bench, or name a built program with --sdkstore", candidates)
+	return program, err
 }
 
 // sdkStore is the process of bench/sdkstore, as the parent sees it.

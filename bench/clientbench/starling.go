@@ -1,0 +1,215 @@
+package clientbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/crypto/ed25519"
+
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/tx"
+)
+
+// loadAtOnce is how many keys a transaction writes before the measurement.
+const loadAtOnce = 500
+
+// starling is a network and its clients. All workers share them, as they share etcd's.
+type starling struct {
+	o        Options
+	net      *network
+	believer *client.Client
+	verifier *client.Client
+	old      atomic.Int64 // a height that is kept, whose state can be proved at once
+}
+
+func startStarling(ctx context.Context, o Options, program, dir string) (_ store, err error) {
+	net, err := startNetwork(ctx, program, dir, o.Validators, func(c *cfg.Config) { c.Consensus.TimeoutCommit = o.TimeoutCommit })
+	if err != nil {
+		return nil, err
+	}
+	s := &starling{o: o, net: net}
+	if err := s.connect(ctx); err != nil {
+		return nil, errors.Join(err, net.stop())
+	}
+	return s, nil
+}
+
+func (s *starling) connect(ctx context.Context) (err error) {
+	key := client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench")))
+	if s.believer, err = client.Dial(ctx, s.net.rpcs(), key, client.WithChainID(chainID)); err != nil {
+		return err
+	}
+	s.verifier, err = client.Dial(ctx, s.net.rpcs(), client.WithVerification(client.Trust{Genesis: s.net.genesis}))
+	return err
+}
+
+func (s *starling) close() error { return s.net.stop() }
+
+// load writes all keys.
+func (s *starling) load(ctx context.Context) error {
+	random := rand.New(rand.NewPCG(1, 0))
+	var last *client.Sent
+	for from := 0; from < s.o.Keys; from += loadAtOnce {
+		var puts []tx.Operation
+		for i := from; i < min(from+loadAtOnce, s.o.Keys); i++ {
+			puts = append(puts, tx.NewPut(key(i), newValue(random, s.o.ValueBytes)))
+		}
+		var err error
+		if last, err = s.believer.Send(ctx, puts...); err != nil {
+			return err
+		}
+	}
+	done, err := last.Wait(ctx) // nonces are in order: all before it are in blocks too
+	if err != nil {
+		return err
+	}
+	_, err = s.verifier.Get(ctx, key(0), client.AtHeight(done.Height)) // its headers are verified now
+	return err
+}
+
+func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, error) {
+	work := make([]operation, s.o.Workers)
+	for i := range work {
+		do, err := s.operation(ctx, what, i)
+		if err != nil {
+			return Figures{}, err
+		}
+		work[i] = do
+	}
+	if err := s.look(ctx); err != nil {
+		return Figures{}, err
+	}
+	looking, end := context.WithCancel(ctx)
+	var looks sync.WaitGroup
+	looks.Go(func() {
+		for every := time.NewTicker(time.Second); ; {
+			select {
+			case <-every.C:
+				_ = s.look(looking) // the height before is kept for a while
+			case <-looking.Done():
+				every.Stop()
+				return
+			}
+		}
+	})
+	defer looks.Wait()
+	defer end()
+	f, err := repeat(ctx, work, seed, time.Duration(s.o.Seconds)*time.Second)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", what, err)
+	}
+	return f, err
+}
+
+// look finds the newest height whose state can be proved at once: the header after it is there.
+func (s *starling) look(ctx context.Context) error {
+	status, err := s.believer.Status(ctx)
+	if err == nil {
+		s.old.Store(status.SyncInfo.LatestBlockHeight - 1)
+	}
+	return err
+}
+
+var errAbsent = errors.New("a key that was written is absent")
+
+// operation returns one by its name, for one worker.
+func (s *starling) operation(ctx context.Context, what string, worker int) (operation, error) {
+	get := func(c *client.Client, options func() []client.ReadOption) operation {
+		return func(ctx context.Context, random *rand.Rand) error {
+			v, err := c.Get(ctx, key(random.IntN(s.o.Keys)), options()...)
+			if err == nil && !v.Found {
+				err = errAbsent
+			}
+			return err
+		}
+	}
+	scan := func(c *client.Client, options func() []client.ReadOption) operation {
+		return func(ctx context.Context, random *rand.Rand) error {
+			page, err := c.Range(ctx, key(random.IntN(max(s.o.Keys-s.o.RangeKeys, 1))), client.PrefixEnd([]byte(keyPrefix)),
+				append(options(), client.Limit(s.o.RangeKeys))...)
+			if err == nil && len(page.Entries) != min(s.o.RangeKeys, s.o.Keys) {
+				err = errAbsent
+			}
+			return err
+		}
+	}
+	newest := func() []client.ReadOption { return nil }
+	before := func() []client.ReadOption { return []client.ReadOption{client.AtHeight(s.old.Load())} }
+	switch what {
+	case opPut:
+		return func(ctx context.Context, random *rand.Rand) error {
+			_, err := s.believer.Put(ctx, key(random.IntN(s.o.Keys)), newValue(random, s.o.ValueBytes))
+			return err
+		}, nil
+	case opTxn:
+		return s.txn, nil
+	case opGet:
+		return get(s.believer, newest), nil
+	case opGetOrdered:
+		return func(ctx context.Context, random *rand.Rand) error {
+			_, found, err := s.believer.Read(ctx, key(random.IntN(s.o.Keys)))
+			if err == nil && !found {
+				err = errAbsent
+			}
+			return err
+		}, nil
+	case opGetProved:
+		return get(s.verifier, before), nil
+	case opGetProvedNewest:
+		return get(s.verifier, newest), nil
+	case opRange:
+		return scan(s.believer, newest), nil
+	case opRangeOrdered:
+		return s.readRange, nil
+	case opRangeProved:
+		return scan(s.verifier, before), nil
+	case opWatch:
+		return s.watch(ctx, worker)
+	}
+	return nil, fmt.Errorf("unknown operation %q", what)
+}
+
+func (s *starling) txn(ctx context.Context, random *rand.Rand) error {
+	k := key(random.IntN(s.o.Keys))
+	done, err := s.believer.Txn(ctx).If(client.Present(k)).Then(tx.NewPut(k, newValue(random, s.o.ValueBytes))).Else(tx.NewRead(k)).Commit()
+	if err == nil && !done.Succeeded {
+		err = errAbsent
+	}
+	return err
+}
+
+// readRange reads a range in a transaction.
+func (s *starling) readRange(ctx context.Context, random *rand.Rand) error {
+	done, err := s.believer.Submit(ctx, tx.NewReadRange(key(random.IntN(max(s.o.Keys-s.o.RangeKeys, 1))), client.PrefixEnd([]byte(keyPrefix)), uint32(s.o.RangeKeys)))
+	if err == nil && len(done.Results[0].Entries) != min(s.o.RangeKeys, s.o.Keys) {
+		err = errAbsent
+	}
+	return err
+}
+
+// watch measures from the sending of a put until the event of it is there.
+func (s *starling) watch(ctx context.Context, worker int) (operation, error) {
+	k := fmt.Appendf(nil, keyPrefix+"watched/%d", worker)
+	w, err := s.believer.Watch(ctx, nil, client.WatchKey(k))
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, random *rand.Rand) error {
+		value := string(newValue(random, s.o.ValueBytes))
+		if _, err := s.believer.Send(ctx, tx.NewPut(k, []byte(value))); err != nil {
+			return err
+		}
+		for {
+			e, err := w.Next(ctx)
+			if err != nil || string(e.Value) == value {
+				return err
+			}
+		}
+	}, nil
+}

@@ -1,0 +1,155 @@
+package clientbench
+
+import (
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// WatchResult is the outcome of a run with watchers.
+type WatchResult struct {
+	Alone   Blocks  `json:"alone"`   // without watchers
+	Watched Blocks  `json:"watched"` // with them
+	Events  int     `json:"events"`  // that watchers got; none was missed
+	CatchUp CatchUp `json:"catch_up"`
+
+	Watchers        int             `json:"watchers"` // of a key each
+	All             int             `json:"all"`      // of everything
+	Shared          bool            `json:"shared"`   // by one client
+	Changes         int             `json:"changes_per_second"`
+	TxChanges       int             `json:"changes_of_a_transaction"`
+	Seconds         int             `json:"seconds"`
+	TimeoutCommitMS float64         `json:"timeout_commit_ms"`
+	Machine         harness.Machine `json:"machine"`
+	Goals           []Goal          `json:"targets"`
+}
+
+// Blocks are the times between blocks: medians over the rounds.
+type Blocks struct {
+	BlockRound
+	Rounds []BlockRound `json:"rounds"`
+}
+
+// BlockRound is one round's.
+type BlockRound struct {
+	Blocks     int     `json:"blocks"`
+	P50MS      float64 `json:"interval_p50_ms"`
+	P99MS      float64 `json:"interval_p99_ms"`
+	MaxMS      float64 `json:"interval_max_ms"`
+	Changes    float64 `json:"changes_per_second"` // that were made
+	CPUPercent float64 `json:"cpu_percent"`        // of one core, that the node used
+}
+
+// CatchUp is a watch from many heights ago.
+type CatchUp struct {
+	Heights   int       `json:"heights"`
+	Events    int       `json:"events"`
+	PerSecond []float64 `json:"events_per_second"` // of each round
+}
+
+// Goal is a figure to reach.
+type Goal struct {
+	Name   string  `json:"name"`
+	Met    bool    `json:"met"`
+	Figure float64 `json:"figure"`
+}
+
+const (
+	wantedRatio    = 1.1    // of the p99 of the times between blocks
+	wantedCatchUp  = 50_000 // events a second
+	wantedWatchers = 1000   // for which both are set
+)
+
+func newWatchResult(o WatchOptions) WatchResult {
+	return WatchResult{
+		Watchers: o.Watchers, All: o.All, Shared: o.Shared, Changes: o.Changes, TxChanges: o.TxChanges, Seconds: o.Seconds,
+		TimeoutCommitMS: float64(o.TimeoutCommit.Microseconds()) / 1e3, Machine: harness.ThisMachine(),
+	}
+}
+
+func (r *WatchResult) judge() {
+	r.Alone.medians()
+	r.Watched.medians()
+	times := harness.Ratio(r.Watched.P99MS, r.Alone.P99MS)
+	rate := harness.Median(r.CatchUp.PerSecond)
+	r.Goals = []Goal{
+		{"p99 of the time between blocks at most 1.1 times that without watchers", times <= wantedRatio, times},
+		{fmt.Sprintf("at least %s events a second", harness.Group(wantedCatchUp)), rate >= wantedCatchUp, math.Round(rate)},
+	}
+}
+
+func (b *Blocks) medians() {
+	of := func(figure func(BlockRound) float64) float64 {
+		values := make([]float64, len(b.Rounds))
+		for i, round := range b.Rounds {
+			values[i] = figure(round)
+		}
+		return harness.Median(values)
+	}
+	b.P50MS, b.P99MS = of(func(r BlockRound) float64 { return r.P50MS }), of(func(r BlockRound) float64 { return r.P99MS })
+	b.MaxMS, b.Changes = of(func(r BlockRound) float64 { return r.MaxMS }), of(func(r BlockRound) float64 { return r.Changes })
+	b.CPUPercent = of(func(r BlockRound) float64 { return r.CPUPercent })
+	for _, round := range b.Rounds {
+		b.Blocks += round.Blocks
+	}
+}
+
+// Print writes the table, and how to read it.
+func (r *WatchResult) Print(out io.Writer) {
+	cells := [][]string{{"blocks", "nobody watches", "all watch", "×"}}
+	row := func(name, format string, a, b float64) {
+		cells = append(cells, []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b), fmt.Sprintf("%.2f", harness.Ratio(b, a))})
+	}
+	row("number", "%.0f", float64(r.Alone.Blocks), float64(r.Watched.Blocks))
+	row("between two p50, ms", "%.0f", r.Alone.P50MS, r.Watched.P50MS)
+	row("between two p99, ms", "%.0f", r.Alone.P99MS, r.Watched.P99MS)
+	row("between two most, ms", "%.0f", r.Alone.MaxMS, r.Watched.MaxMS)
+	row("changes a second", "%.0f", r.Alone.Changes, r.Watched.Changes)
+	row("CPU of the node, %", "%.0f", r.Alone.CPUPercent, r.Watched.CPUPercent)
+	harness.PrintAligned(out, cells)
+	fmt.Fprint(out, "  p99 of the rounds:")
+	for i := range r.Alone.Rounds {
+		fmt.Fprintf(out, "  %.0f/%.0f", r.Alone.Rounds[i].P99MS, r.Watched.Rounds[i].P99MS)
+	}
+	clients := "each with a client of its own"
+	if r.Shared {
+		clients = "all of one client"
+	}
+	fmt.Fprintf(out, `
+
+%s events came to %s of one key each and %d of everything, %s: none was missed, twice or out of order
+one node, a validator, its clients on the same machine; timeout_commit %.0f ms; %s of %d s each way, in turns; medians
+changes      %d a second, %d in a transaction, of %s in turn
+
+a watch of everything from %s ago caught up with %s events at%s a second
+
+`, harness.Group(r.Events), harness.Count(r.Watchers, "watcher"), r.All, clients, r.TimeoutCommitMS, harness.Count(len(r.Alone.Rounds), "round"), r.Seconds,
+		r.Changes, r.TxChanges, harness.Count(r.Watchers, "key"), harness.Count(r.CatchUp.Heights, "height"), harness.Group(r.CatchUp.Events), rates(r.CatchUp.PerSecond))
+	fmt.Fprintf(out, "Targets (they are set for %s watchers and 10,000 heights)\n", harness.Group(wantedWatchers))
+	for _, g := range r.Goals {
+		verdict := "not met"
+		if g.Met {
+			verdict = "met"
+		}
+		fmt.Fprintf(out, "  %-9s %s: %s\n", verdict, g.Name, figure(g.Figure))
+	}
+}
+
+func rates(list []float64) (text string) {
+	for i, rate := range list {
+		if i > 0 {
+			text += ","
+		}
+		text += " " + harness.Group(int(rate))
+	}
+	return text
+}
+
+func figure(f float64) string {
+	if f >= 1000 {
+		return harness.Group(int(f))
+	}
+	return fmt.Sprintf("%.2f", f)
+}
