@@ -44,7 +44,7 @@ watches from many heights ago.`,
 	flags.BoolVar(&o.Shared, "shared", false, "all watchers are of one client (otherwise each has a client of its own)")
 	flags.IntVar(&o.Changes, "changes", 1000, "changes a second")
 	flags.IntVar(&o.TxChanges, "tx-changes", 10, "changes of a transaction")
-	flags.IntVar(&o.Heights, "heights", 10_000, "heights of the log that a watcher catches up with, 100 changes in every second one")
+	flags.IntVar(&o.Heights, "heights", 10_000, "heights of the log that a watcher catches up with; 100 changes in each block that is not empty")
 	flags.DurationVar(&o.TimeoutCommit, "timeout-commit", time.Second, "pause between blocks (the default is CometBFT's)")
 	flags.StringVar(&o.Dir, "dir", "", "folder for the homes, which are removed afterwards (default: the system's temporary folder)")
 	flags.StringVar(&o.Starlingd, "starlingd", "", "starlingd to use (default: it is built)")

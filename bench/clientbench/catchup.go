@@ -30,12 +30,13 @@ func (r *watchRun) catchUp(ctx context.Context) (err error) {
 	r.progress.Begin("catch up", "rounds", r.o.Rounds)
 	r.progress.Working("a watcher")
 	for range r.o.Rounds {
-		began := time.Now()
-		c, err := client.Dial(ctx, n.rpcs(), client.WithChainID(chainID))
+		before := n.look(ctx)
+		began, used := time.Now(), harness.CPUTime()
+		reader, err := client.Dial(ctx, n.rpcs(), client.WithChainID(chainID))
 		if err != nil {
 			return err
 		}
-		w, err := c.Watch(ctx, []byte(keyPrefix), client.WatchFromHeight(first))
+		w, err := reader.Watch(ctx, []byte(keyPrefix), client.WatchFromHeight(first))
 		if err != nil {
 			return err
 		}
@@ -48,7 +49,15 @@ func (r *watchRun) catchUp(ctx context.Context) (err error) {
 				return fmt.Errorf("change %q came where change %d was due", e.Value, next)
 			}
 		}
-		r.result.CatchUp.PerSecond = append(r.result.CatchUp.PerSecond, harness.Ratio(float64(load.next), time.Since(began).Seconds()))
+		took, own := time.Since(began), harness.CPUTime().Sub(used).Total()
+		after := n.look(ctx)
+		if err := errors.Join(before.err, after.err); err != nil {
+			return err
+		}
+		c := &r.result.CatchUp
+		c.PerSecond = append(c.PerSecond, harness.Ratio(float64(load.next), took.Seconds()))
+		c.NodeMicros = append(c.NodeMicros, 1e6*harness.Ratio(after.cpu-before.cpu, float64(load.next)))
+		c.ClientMicros = append(c.ClientMicros, 1e6*harness.Ratio(own.Seconds(), float64(load.next)))
 		r.progress.Add(1)
 	}
 	r.result.CatchUp.Events = load.next

@@ -47,6 +47,11 @@ type CatchUp struct {
 	Heights   int       `json:"heights"`
 	Events    int       `json:"events"`
 	PerSecond []float64 `json:"events_per_second"` // of each round
+
+	// CPU time of an event in each round, in µs: less than the time that passes depends on what
+	// else the machine does.
+	NodeMicros   []float64 `json:"node_cpu_us"`
+	ClientMicros []float64 `json:"client_cpu_us"`
 }
 
 // Goal is a figure to reach.
@@ -123,10 +128,12 @@ func (r *WatchResult) Print(out io.Writer) {
 one node, a validator, its clients on the same machine; timeout_commit %.0f ms; %s of %d s each way, in turns; medians
 changes      %d a second, %d in a transaction, of %s in turn
 
-a watch of everything from %s ago caught up with %s events at%s a second
+a watch of everything from %s ago caught up with %s events at%s a second;
+CPU time of an event: %.1f µs of the node, %.1f µs of the client
 
 `, harness.Group(r.Events), harness.Count(r.Watchers, "watcher"), r.All, clients, r.TimeoutCommitMS, harness.Count(len(r.Alone.Rounds), "round"), r.Seconds,
-		r.Changes, r.TxChanges, harness.Count(r.Watchers, "key"), harness.Count(r.CatchUp.Heights, "height"), harness.Group(r.CatchUp.Events), rates(r.CatchUp.PerSecond))
+		r.Changes, r.TxChanges, harness.Count(r.Watchers, "key"), harness.Count(r.CatchUp.Heights, "height"), harness.Group(r.CatchUp.Events), rates(r.CatchUp.PerSecond),
+		harness.Median(r.CatchUp.NodeMicros), harness.Median(r.CatchUp.ClientMicros))
 	fmt.Fprintf(out, "Targets (they are set for %s watchers and 10,000 heights)\n", harness.Group(wantedWatchers))
 	for _, g := range r.Goals {
 		verdict := "not met"
