@@ -69,7 +69,8 @@ func (s *starling) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.verifier.Get(ctx, key(0), client.AtHeight(done.Height)) // its headers are verified now
+	// its headers are verified now
+	_, err = s.verifier.Get(ctx, key(0), client.AtHeight(done.Height))
 	return err
 }
 
