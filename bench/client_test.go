@@ -13,9 +13,7 @@ import (
 
 // That all answers are right is part of the run.
 func TestClient(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it runs two networks")
-	}
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "client.json")
 	out, err := run(t.Context(), "client", "--rounds", "1", "--seconds", "1", "--keys", "600", "--range-keys", "20", "--workers", "2", "--validators", "1",
@@ -50,9 +48,7 @@ func TestClient(t *testing.T) {
 
 // That no watcher misses an event is part of the run.
 func TestWatch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it runs two networks")
-	}
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "watch.json")
 	out, err := run(t.Context(), "watch", "--rounds", "1", "--seconds", "2", "--watchers", "40", "--all", "2", "--changes", "200", "--heights", "20",

@@ -13,6 +13,7 @@ import (
 
 // That the SDK opens what was joined, with the source's hash, is part of the run.
 func TestCosmos(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "cosmos.json")
 	out, err := run(t.Context(), "cosmos", "--keys", "20000", "--repeat", "1", "--seed", "3", "--json", file, "--dir", dir)

@@ -16,6 +16,7 @@ import (
 
 // That all come to the same app hashes is part of the run.
 func TestDSM(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "dsm.json")
 	out, err := run(t.Context(), "dsm", "--quick", "--seed", "3", "--json", file, "--dir", dir)
@@ -53,6 +54,7 @@ func TestDSM(t *testing.T) {
 }
 
 func TestDSMPhases(t *testing.T) {
+	long(t)
 	file := filepath.Join(t.TempDir(), "dsm.json")
 	out, err := run(t.Context(), "dsm", "--quick", "--phases", "join", "--json", file)
 	require.NoError(t, err)

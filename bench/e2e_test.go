@@ -14,6 +14,7 @@ import (
 )
 
 func TestE2E(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "e2e.json")
 	out, err := run(t.Context(), "e2e", "--validators", "2", "--rounds", "1", "--seconds", "2", "--loads", "own", "--rate", "50", "--in-flight", "100",
@@ -61,6 +62,7 @@ func TestJoin(t *testing.T) {
 }
 
 func TestJoiners(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "joiners.json")
 	out, err := run(t.Context(), "joiners", "--validators", "2", "--joiners", "2", "--keys", "200", "--rate", "20", "--snapshot-interval", "5",
@@ -76,6 +78,7 @@ func TestJoiners(t *testing.T) {
 }
 
 func TestSiegeOfANetwork(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "siege.json")
 	_, err := run(t.Context(), "siege", "--kinds", "transactions", "--keys", "2000", "--json", file, "--dir", dir)

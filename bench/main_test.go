@@ -38,7 +38,16 @@ func run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
+// long skips a whole run where quick tests are asked for (go test -short). `make bench` runs all.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("a whole run")
+	}
+}
+
 func TestTree(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "tree.json")
 	out, err := run(t.Context(), "tree", "--keys", "2000", "--batch", "500", "--versions", "20", "--iavl-versions", "10",

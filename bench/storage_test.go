@@ -18,6 +18,7 @@ import (
 // Every part runs on a small chain, every cell is there and sane. That every read has the right
 // answer is part of each run: it ends with an error otherwise.
 func TestStorage(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "storage.json")
 	out, err := run(t.Context(), "storage", "--keys", "9000", "--blocks", "6", "--txs-per-block", "100", "--queries", "60",

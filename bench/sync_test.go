@@ -18,6 +18,7 @@ import (
 
 // All contestants join a few keys; that each has the right state at the end is part of the run.
 func TestSync(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sync.json")
 	out, err := run(t.Context(), "sync", "--keys", "30000", "--repeat", "3", "--sdk-repeat", "2", "--seed", "3", "--json", file, "--dir", dir)
@@ -102,6 +103,7 @@ func TestSyncInterrupted(t *testing.T) {
 }
 
 func TestByzantine(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "byzantine.json")
 	out, err := run(t.Context(), "byzantine", "--keys", "30000", "--peers", "12", "--lying", "0,6,11", "--repeat", "1", "--json", file, "--dir", dir)
@@ -128,6 +130,7 @@ func TestByzantine(t *testing.T) {
 }
 
 func TestHiccup(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "hiccup.json")
 	out, err := run(t.Context(), "hiccup", "--keys", "10000", "--blocks", "20", "--interval", "1", "--joiners", "0,4", "--rate", "20",
@@ -158,6 +161,7 @@ func TestHiccup(t *testing.T) {
 
 // All attackers of a kind come and go; what they achieve is the run's to say.
 func TestSiege(t *testing.T) {
+	long(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("NOT RUN: attackers need loopback addresses of their own, as Linux has them")
 	}
