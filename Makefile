@@ -24,13 +24,16 @@ E2E_PACKAGES   = ./e2e/... ./cmd/localnet/...
 PURE_PACKAGES  = /tx$$|/statesync/scheduler$$|/health$$|/internal/(hexruns|bubble)$$|/networks/
 RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 'starling$$' | grep -v -E '$(PURE_PACKAGES)')
 
-.PHONY: help build image install release release-check test check checks race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors clean
+.PHONY: help build build-rdma image install release release-check test check checks race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
 
 build: ## build starlingd into build/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o build/ ./cmd/starlingd
+
+build-rdma: ## build starlingd-rdma into build/: with RDMA, which needs glibc, and here a C compiler and libibverbs-dev
+	CGO_ENABLED=1 $(GO) build -tags rdma -trimpath -ldflags '$(LDFLAGS)' -o build/starlingd-rdma ./cmd/starlingd
 
 install: ## install starlingd into GOBIN
 	CGO_ENABLED=0 $(GO) install -trimpath -ldflags '$(LDFLAGS)' ./cmd/starlingd

@@ -25,6 +25,7 @@ import (
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/fabric"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/statesync/fastsync"
@@ -106,6 +107,7 @@ type Node struct {
 	nodeKey   *p2p.NodeKey
 	signer    *comet.RemoteSigner // nil: the validator's key is in the home
 	cache     *sgc.Cache          // of the block zone and the state zone
+	paths     *fabric.Paths       // by RDMA; nil: none
 	databases *comet.Databases    // CometBFT's; open but between two CometBFTs
 	// instance is CometBFT. It and application are set before the status page, the transport and
 	// metrics can use the node; after a New that failed, they may be nil.
@@ -179,6 +181,9 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	if n.paths, err = fabric.Open(n.config, n.log, n.registry()); err != nil {
+		return err
+	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
 	n.signing = newSigning(validator)
 	if err := n.openApplication(ctx, have, validator, o); err != nil {
@@ -200,7 +205,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Reactor: n.serving.reactor, WrapConsensus: n.wrapConsensus(), Serve: n.serving.setStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
 	})
 	n.joinOptions = join.Options{
-		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator,
+		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator, Sides: n.paths.Sides(),
 		State: joinState{n.application}, Chain: n.databases, Have: have,
 		Metrics: n.application.metrics, View: &n.joinView, Progress: o.progress, Times: o.joinTimes,
 		BlocksView: &n.blocksView, BlocksProgress: o.blocks,
@@ -346,9 +351,7 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 		}
 		return ctx.Err()
 	}
-	if n.config.CometBFT.Instrumentation.Prometheus {
-		o.Metrics = prometheus.DefaultRegisterer
-	}
+	o.Metrics = n.registry()
 	if n.application, err = NewApplication(o); err != nil {
 		return err
 	}
@@ -356,6 +359,14 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 		n.wg.Go(n.watchAway)
 	}
 	return comet.CheckHalt(halt, n.application.Height())
+}
+
+// registry is where metrics are registered; nil: nowhere.
+func (n *Node) registry() prometheus.Registerer {
+	if n.config.CometBFT.Instrumentation.Prometheus {
+		return prometheus.DefaultRegisterer
+	}
+	return nil
 }
 
 // join brings the node over the transport to a height from which CometBFT can continue, and makes
@@ -535,5 +546,6 @@ func (n *Node) close() error {
 	if n.others != nil {
 		n.others.Close()
 	}
+	errs = append(errs, n.paths.Close())
 	return errors.Join(errs...)
 }

@@ -98,7 +98,7 @@ func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validat
 	if err != nil {
 		return err
 	}
-	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID})
+	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID, Sides: n.paths.Sides()})
 	n.others = fastsync.NewPeers(fastsync.PeersOptions{
 		Logger: n.log.With("module", "other-nodes"), Dialer: dialer, Addresses: addresses, Self: transport.ID(n.ID()), Strict: n.config.CometBFT.P2P.AddrBookStrict,
 		Skip: n.isStorageNode,

@@ -126,7 +126,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 		Key: key, ChainID: n.genesis.ChainID, Handler: handler,
 		OpenMethods: []transport.Method{fastsync.MethodStatus, fastsync.MethodGenesis}, MaxConns: o.MaxPeers, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
 		Workers: transportWorkers, MaxConnsPerHost: o.MaxPeersPerHost, Hooks: n.transportMetrics.hooks(),
-		Lanes: transportLanes(), Named: config.NamedPeers(n.config),
+		Lanes: transportLanes(), Named: config.NamedPeers(n.config), Sides: n.paths.Sides(),
 	}
 	server, err := tcp.Listen(n.serving.address, options)
 	if err != nil {

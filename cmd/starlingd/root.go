@@ -148,7 +148,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 
 	root.AddCommand(
 		newInitCmd(env), newGenesisCmd(env), newStartCmd(env), newStorageCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
-		newStatusCmd(env), newHealthCmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
+		newStatusCmd(env), newHealthCmd(env), newRDMACmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
 	)
 	root.AddCommand(offlineCommands(env)...)
 	root.AddCommand(clientCommands(env)...)

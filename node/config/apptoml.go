@@ -138,6 +138,18 @@ max_peers_per_host = {{ .Transport.MaxPeersPerHost }}
 send_rate = {{ .Transport.SendRate }}
 send_rate_per_peer = {{ .Transport.SendRatePerPeer }}
 
+# Answers past TLS, by RDMA (RoCE v2 or InfiniBand), where both ends have a device and declare each other; else they come over TLS. "off",
+# "auto", or "required": the node does not start without a device. It needs the program starlingd-rdma; ` + "`starlingd rdma check`" + ` says what lacks.
+rdma = "{{ .Transport.RDMA }}"
+
+# Who may have a path: node IDs, and networks such as "10.7.0.0/24", both comma-separated. RDMA neither authenticates nor encrypts: whoever is
+# in the fabric can damage what comes by it (which is found, and fetched again over TLS) and read it. Name trusted fabrics only.
+rdma_peers = "{{ .Transport.RDMAPeers }}"
+rdma_fabric = "{{ .Transport.RDMAFabric }}"
+
+# Limit of the memory that is registered, and so locked, for all paths, in bytes: 34 MiB for each peer that is dialled, 4 MiB for each that dials.
+rdma_memory = {{ .Transport.RDMAMemory }}
+
 [join]
 
 # With [statesync] enable in config.toml, a node without state joins over the transports of many peers at once. It trusts nothing but the

@@ -77,6 +77,13 @@ type Transport struct {
 	// of each address; 0: no limit.
 	SendRate        int64 `mapstructure:"send_rate"`
 	SendRatePerPeer int64 `mapstructure:"send_rate_per_peer"`
+	// RDMA is RDMAOff, RDMAAuto or RDMARequired. The settings below are for the latter two:
+	// RDMAPeers are the IDs of nodes that are allowed a path, RDMAFabric networks (CIDR) of which all
+	// are, and RDMAMemory limits the registered memory, in bytes.
+	RDMA       string `mapstructure:"rdma"`
+	RDMAPeers  string `mapstructure:"rdma_peers"`
+	RDMAFabric string `mapstructure:"rdma_fabric"`
+	RDMAMemory int64  `mapstructure:"rdma_memory"`
 }
 
 // Join is the section [join].
@@ -199,7 +206,7 @@ func DefaultApp() App {
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
 			ScrubRate: 256 << 10, MinFreeBytes: 64 << 20,
 		},
-		Transport: Transport{ListenAddress: autoAddress, MaxPeers: 128, MaxPeersPerHost: 16},
+		Transport: Transport{ListenAddress: autoAddress, MaxPeers: 128, MaxPeersPerHost: 16, RDMA: RDMAOff, RDMAMemory: 256 << 20},
 		Join: Join{
 			Fast: true, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, CatchUpBlocks: 10_000, Blocks: true, EvidenceHeaders: 1000,
 		},
@@ -267,7 +274,7 @@ func (c Transport) validate() error {
 	case c.SendRatePerPeer < 0:
 		return fmt.Errorf("transport.send_rate_per_peer is %d, it must be 0 (no limit) or more", c.SendRatePerPeer)
 	}
-	return nil
+	return c.validateRDMA()
 }
 
 func (c Join) validate() error {

@@ -60,6 +60,8 @@ var shown = map[string]string{
 	"storage.min_free_bytes":     "free disk space below which the node stops; 0: never",
 	"transport.laddr":            "address for joining nodes, auto: that of p2p with the port + 10",
 	"transport.send_rate":        "bytes per second for joining nodes; 0: no limit",
+	"transport.rdma":             "answers past TLS by RDMA: off, auto or required",
+	"transport.rdma_peers":       "IDs of nodes that may have paths by RDMA, comma-separated",
 	"join.fast":                  "join over the transport, from many peers at once",
 	"join.peers":                 "transports to join from: id@host:port or host:port, comma-separated",
 	"status.laddr":               "address for a web page that shows what the node does, empty: none",

@@ -45,7 +45,8 @@ var notWritten = map[string]bool{"p2p.test_fuzz": true, "p2p.test_dial_fail": tr
 // What `starlingd join` was given as flags is what its next start reads from the files.
 func TestFlagsAreWrittenAndReadAgain(t *testing.T) {
 	texts := map[string]string{
-		"state.mode": "sharded", "storage_node.senders": "0123456789012345678901234567890123456789", "join.peers": "h:1",
+		"state.mode": "sharded", "transport.rdma": "auto", "transport.rdma_peers": "0123456789012345678901234567890123456789", "transport.rdma_fabric": "10.7.0.0/24",
+		"storage_node.senders": "0123456789012345678901234567890123456789", "join.peers": "h:1",
 		"status.laddr": "127.0.0.1:1", "transport.laddr": "127.0.0.1:2", "db_backend": "goleveldb", "log_format": "json",
 		"p2p.persistent_peers": "0123456789012345678901234567890123456789@h:1", "p2p.seeds": "0123456789012345678901234567890123456789@h:2",
 		"abci": "grpc", "blocksync.version": "v0", "tx_index.indexer": "null", "mempool.type": "nop", "mempool.version": "v0",

@@ -21,6 +21,7 @@ import (
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
 )
 
 // Progress is how far a join is.
@@ -144,6 +145,7 @@ type Options struct {
 	Executor func(ctx context.Context) (Executor, error)
 	Skip     func(transport.ID) bool // that of NetworkOptions
 	Have     comet.Heights           // of CometBFT, when the home was opened
+	Sides    tcp.Sides               // of NetworkOptions
 
 	Metrics  *statesync.Metrics // nil: none
 	View     *fastsync.View     // what others see of it
@@ -233,7 +235,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join")}
 	network := NetworkOptions{
 		Config: o.Config, Logger: j.log, Genesis: o.Genesis, NodeKey: o.NodeKey, Addresses: addresses, View: o.View,
-		Skip: o.Skip, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
+		Skip: o.Skip, Sides: o.Sides, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
 	}
 	if way == Blocks {
 		network.View = nil // no state is fetched

@@ -48,6 +48,8 @@ type NetworkOptions struct {
 	Addresses []transport.Address
 	// Skip is that of fastsync.PeersOptions.
 	Skip func(transport.ID) bool
+	// Sides makes paths past TLS; nil: there are none.
+	Sides tcp.Sides
 	// Trust is the header to begin with; nil: as Own says.
 	Trust *lightblocks.Options
 	// Own blocks provide headers as if the node were a peer of itself, and the last header is
@@ -108,7 +110,7 @@ func connectPeers(o NetworkOptions) (*fastsync.Peers, error) {
 		return nil, err
 	}
 	peers := fastsync.NewPeers(fastsync.PeersOptions{
-		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID}), Addresses: o.Addresses,
+		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID, Sides: o.Sides}), Addresses: o.Addresses,
 		Self: transport.ID(o.NodeKey.ID()), Banned: o.Banned, Skip: o.Skip, Strict: o.Config.CometBFT.P2P.AddrBookStrict,
 	})
 	if o.View != nil {

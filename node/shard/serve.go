@@ -64,7 +64,7 @@ func (n *Node) serve() error {
 	o := n.config.App.Transport
 	n.server, err = tcp.Listen(address, tcp.Options{
 		Key: key, ChainID: n.genesis.ChainID, Handler: switching{n}, MaxConns: o.MaxPeers, MaxConnsPerHost: o.MaxPeersPerHost,
-		Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer, Lanes: lanes(), Named: named, Hooks: n.metrics.hooks(),
+		Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer, Lanes: lanes(), Named: named, Hooks: n.metrics.hooks(), Sides: n.paths.Sides(),
 	})
 	if err != nil {
 		return config.AddressError("transport.laddr", address, err)

@@ -23,6 +23,7 @@ import (
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/fabric"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statuspage"
@@ -54,6 +55,7 @@ type Node struct {
 	log     log.Logger
 	genesis *cmttypes.GenesisDoc
 	nodeKey *p2p.NodeKey
+	paths   *fabric.Paths // by RDMA; nil: none
 	dialer  transport.Dialer
 	nodes   *config.StorageNodes
 	places  []*place // the ranges of this node, in the order of keys
@@ -148,7 +150,10 @@ func (n *Node) load() (err error) {
 	if err != nil {
 		return err
 	}
-	n.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID})
+	if n.paths, err = fabric.Open(n.config, n.log, n.o.Metrics); err != nil {
+		return err
+	}
+	n.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID, Sides: n.paths.Sides()})
 	file := n.config.App.StorageNode.Ranges
 	if n.nodes, err = config.LoadStorageNodes(n.config.Home, file); err != nil {
 		return err
@@ -281,6 +286,7 @@ func (n *Node) close() error {
 	if n.lock != nil {
 		errs = append(errs, n.lock.Close())
 	}
+	errs = append(errs, n.paths.Close())
 	return errors.Join(errs...)
 }
 

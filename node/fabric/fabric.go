@@ -1,0 +1,160 @@
+// Package fabric gives a node the paths by RDMA that its settings ask for, and counts them. Both a
+// node and a storage node have one, for all connections that they dial and serve.
+//
+//	[transport] rdma ──► Open ──► Paths ──► Sides of tcp's dialers and servers
+//	                               └──► log, metrics: reasons for which there is no path
+package fabric
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/rdma"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// Paths are a process's paths by RDMA. A nil one makes none.
+type Paths struct {
+	fabric   *rdma.Fabric
+	log      log.Logger
+	metrics  *metrics
+	registry prometheus.Registerer
+
+	mu struct {
+		sync.Mutex
+		told map[transport.ID]string // the reason that was logged last
+	}
+}
+
+// Open returns the paths that the settings ask for; nil: none, because they are off, or cannot be
+// made here, which is logged. Where they are required the latter is an error. registry nil: nothing
+// is counted.
+func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (*Paths, error) {
+	o := c.App.Transport
+	if o.RDMA == config.RDMAOff {
+		return nil, nil //nolint:nilnil // no paths
+	}
+	logger = logger.With("module", "rdma")
+	addrs, err := Addrs(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := rdma.Able(rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})); err != nil {
+		err = fmt.Errorf("RDMA is not possible here: %w", err)
+		if o.RDMA == config.RDMARequired {
+			err = fmt.Errorf("transport.rdma is %q: %w", o.RDMA, err)
+			if !rdma.Supported {
+				err = config.Invalid(err)
+			}
+			return nil, err
+		}
+		logger.Error("All answers come over TLS", "err", err)
+		return nil, nil //nolint:nilnil // no paths
+	}
+	return open(o, logger, registry, rdma.New)
+}
+
+func open(o config.Transport, logger log.Logger, registry prometheus.Registerer, make func(rdma.Options) *rdma.Fabric) (*Paths, error) {
+	p := &Paths{log: logger, metrics: newMetrics(o.RDMAPeerIDs()), registry: registry}
+	p.mu.told = map[transport.ID]string{}
+	p.fabric = make(rdma.Options{Allowed: o.AllowsRDMA, Memory: o.RDMAMemory, Hooks: p.hooks()})
+	p.metrics.stats = p.fabric.Stats
+	if registry == nil {
+		return p, nil
+	}
+	if err := registry.Register(p.metrics); err != nil {
+		return nil, errors.Join(err, p.fabric.Close())
+	}
+	return p, nil
+}
+
+// Sides returns what dialers and servers are given; nil: there are none.
+func (p *Paths) Sides() tcp.Sides {
+	if p == nil {
+		return nil
+	}
+	return p.fabric
+}
+
+// Close ends all paths. Connections stay.
+func (p *Paths) Close() error {
+	if p == nil {
+		return nil
+	}
+	if p.registry != nil {
+		p.registry.Unregister(p.metrics)
+	}
+	return p.fabric.Close()
+}
+
+// maxTold limits the peers whose last reason is remembered.
+const maxTold = 1024
+
+func (p *Paths) hooks() rdma.Hooks {
+	h := p.metrics.hooks()
+	up, down, leaked := h.Up, h.Down, h.Leaked
+	h.Up = func(peer transport.ID, device string) {
+		up(peer, device)
+		p.news(peer, "")
+		p.log.Info("Answers of a peer come by RDMA", "peer", peer, "address", device)
+	}
+	h.Down = func(peer transport.ID, why error) {
+		down(peer, why)
+		if p.news(peer, why.Error()) {
+			p.log.Info("No path by RDMA: answers come over TLS", "peer", peer, "why", why)
+		}
+	}
+	h.Leaked = func(why error) {
+		leaked(why)
+		p.log.Error("RDMA: a queue pair could not be released; its memory stays locked until this process ends", "err", why)
+	}
+	return h
+}
+
+// news notes a reason, and reports whether it is another one than before.
+func (p *Paths) news(peer transport.ID, reason string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.mu.told) >= maxTold {
+		clear(p.mu.told)
+	}
+	old, known := p.mu.told[peer]
+	p.mu.told[peer] = reason
+	return !known || old != reason
+}
+
+// Addrs returns the addresses that connections of this host can have: that of transport.laddr,
+// unless it means all interfaces, or those of all interfaces that are up.
+func Addrs(c *config.Config) ([]netip.Addr, error) {
+	address, err := config.TransportAddress(c)
+	if err != nil {
+		return nil, err
+	}
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		if a, err := netip.ParseAddr(host); err == nil && !a.IsUnspecified() {
+			return []netip.Addr{a.Unmap()}, nil
+		}
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("the addresses of this host: %w", err)
+	}
+	var addrs []netip.Addr
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
+			addrs = append(addrs, p.Addr().Unmap())
+		}
+	}
+	// IPv4 first: it is what peers are usually named by.
+	slices.SortStableFunc(addrs, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return addrs, nil
+}

@@ -1,0 +1,184 @@
+package fabric
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/rdma"
+	"github.com/starling-kv/starling/transport/rdma/rdmatest"
+	"github.com/starling-kv/starling/transport/tcp"
+	"github.com/starling-kv/starling/transport/transporttest"
+)
+
+const chain = "chain"
+
+func settings(change func(*config.Transport)) *config.Config {
+	app := config.DefaultApp()
+	app.Transport.ListenAddress = "127.0.0.1:0"
+	change(&app.Transport)
+	return &config.Config{CometBFT: config.DefaultCometBFT(), App: app}
+}
+
+// Where paths are not possible, a node runs without, and says why once; one that requires them does
+// not start.
+func TestOpenWithout(t *testing.T) {
+	if rdma.Supported {
+		t.Skip("this build has RDMA")
+	}
+	var logged bytes.Buffer
+	logger := log.NewTMLogger(log.NewSyncWriter(&logged))
+	p, err := Open(settings(func(*config.Transport) {}), logger, nil)
+	require.NoError(t, err)
+	require.Nil(t, p)
+	require.Nil(t, p.Sides())
+	require.NoError(t, p.Close())
+	require.Empty(t, logged.String(), "they are off")
+	p, err = Open(settings(func(c *config.Transport) { c.RDMA = config.RDMAAuto }), logger, nil)
+	require.NoError(t, err)
+	require.Nil(t, p)
+	require.Contains(t, logged.String(), "this build has no RDMA: run starlingd-rdma")
+	_, err = Open(settings(func(c *config.Transport) { c.RDMA = config.RDMARequired }), logger, nil)
+	require.ErrorIs(t, err, config.ErrInvalid)
+	require.ErrorContains(t, err, `transport.rdma is "required"`)
+}
+
+// serve serves answers of 100 KB, over paths or not.
+func serve(t *testing.T, sides tcp.Sides) transport.Address {
+	t.Helper()
+	s, err := tcp.Listen("127.0.0.1:0", tcp.Options{Key: transporttest.Key(1), ChainID: chain, Sides: sides,
+		Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) { return make([]byte, 100_000), nil })})
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	return transport.Address{ID: transporttest.ID(1), HostPort: s.Addr().String()}
+}
+
+// A path is for named peers and trusted networks, is counted by peer, and ends with its reason.
+func TestPathsAreCounted(t *testing.T) {
+	var network rdmatest.Network
+	t.Cleanup(func() { require.Zero(t, network.Queues()) })
+	named := settings(func(c *config.Transport) { c.RDMA, c.RDMAPeers = config.RDMAAuto, string(transporttest.ID(1)) })
+	trusted := settings(func(c *config.Transport) { c.RDMA, c.RDMAFabric = config.RDMAAuto, "127.0.0.0/8" })
+	registry := prometheus.NewRegistry()
+	var logged bytes.Buffer
+	client, err := open(named.App.Transport, log.NewTMLogger(log.NewSyncWriter(&logged)), registry, network.New)
+	require.NoError(t, err)
+	others := prometheus.NewRegistry()
+	server, err := open(trusted.App.Transport, log.NewNopLogger(), others, network.New)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, errors.Join(client.Close(), server.Close())) })
+
+	conn, err := tcp.NewDialer(tcp.Options{Key: transporttest.Key(2), ChainID: chain, Sides: client.Sides()}).Dial(t.Context(), serve(t, server.Sides()))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	const prefix = "starling_transport_rdma_"
+	peer := string(transporttest.ID(1))
+	for value(t, registry, prefix+"calls_total", peer) == 0 { // until the path is up
+		_, err := conn.Call(t.Context(), transport.Call{Method: 4, Into: make([]byte, 100_000)})
+		require.NoError(t, err)
+	}
+	require.GreaterOrEqual(t, value(t, registry, prefix+"bytes_total", "received", peer), 100_000.0)
+	require.GreaterOrEqual(t, value(t, others, prefix+"bytes_total", "sent", otherPeer), 100_000.0)
+	require.InEpsilon(t, 1.0, value(t, registry, prefix+"paths_up"), 0)
+	require.InEpsilon(t, 1.0, value(t, registry, prefix+"queue_pairs"), 0)
+	require.InEpsilon(t, 32<<20, value(t, registry, prefix+"memory_bytes"), 0.1)
+	require.NoError(t, server.Close())
+	// The server's word comes with an answer or before.
+	for value(t, registry, prefix+"fallbacks_total", peer, "peer") == 0 {
+		_, err := conn.Call(t.Context(), transport.Call{Method: 4, Into: make([]byte, 100_000)})
+		require.NoError(t, err)
+	}
+	require.NoError(t, client.Close())
+	require.Contains(t, logged.String(), "No path by RDMA")
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	require.Empty(t, families, "a node that has stopped counts nothing")
+}
+
+// value returns that of a counter or a gauge. Labels are values in the order of their names.
+func value(t *testing.T, r *prometheus.Registry, name string, labels ...string) float64 {
+	t.Helper()
+	families, err := r.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var have []string
+			for _, l := range m.GetLabel() {
+				have = append(have, l.GetValue())
+			}
+			if f.GetName() == name && slices.Equal(labels, have) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no metric %s %v", name, labels)
+	return 0
+}
+
+// Whoever is neither named nor in a trusted network has no path.
+func TestStrangersHaveNoPaths(t *testing.T) {
+	c := settings(func(c *config.Transport) {
+		c.RDMA, c.RDMAPeers, c.RDMAFabric = config.RDMAAuto, string(transporttest.ID(1)), "10.7.0.0/24,fd00::/64"
+	}).App.Transport
+	for _, one := range []struct {
+		peer int
+		addr string
+		want bool
+	}{
+		{1, "192.0.2.1", true}, {2, "192.0.2.1", false}, {2, "10.7.0.9", true}, {2, "::ffff:10.7.0.9", true}, {2, "10.7.1.9", false},
+		{2, "fd00::5", true}, {2, "fd00:0:0:1::5", false},
+	} {
+		require.Equal(t, one.want, c.AllowsRDMA(transporttest.ID(one.peer), netip.MustParseAddr(one.addr)), "%+v", one)
+	}
+}
+
+// A probe says that a path is up, or what to do about it.
+func TestProbe(t *testing.T) {
+	var network rdmatest.Network
+	o := tcp.Options{Key: transporttest.Key(2), ChainID: chain}
+	server := network.New(rdma.Options{Allowed: func(id transport.ID, _ netip.Addr) bool { return id == transporttest.ID(2) }})
+	t.Cleanup(func() {
+		require.NoError(t, server.Close())
+		require.Zero(t, network.Queues())
+	})
+	at := serve(t, server)
+	from, err := probe(t.Context(), o, at, network.New)
+	require.NoError(t, err)
+	require.Contains(t, from, "127.0.0.1")
+	o.Key = transporttest.Key(3)
+	_, err = probe(t.Context(), o, at, network.New)
+	require.ErrorIs(t, err, ErrNoPath)
+	require.ErrorContains(t, err, "name this node's ID in transport.rdma_peers")
+	_, err = probe(t.Context(), o, serve(t, nil), network.New)
+	require.ErrorIs(t, err, ErrNoPath, "an older peer, or one without")
+}
+
+// What is counted is what docs/metrics.md says.
+func TestMetricsAreDocumented(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
+	require.NoError(t, err)
+	m := newMetrics(nil)
+	descs := make(chan *prometheus.Desc, 100)
+	m.Describe(descs)
+	close(descs)
+	for d := range descs {
+		_, rest, _ := strings.Cut(d.String(), `fqName: "`)
+		name, _, _ := strings.Cut(rest, `"`)
+		require.Contains(t, string(raw), "`"+name+"`")
+	}
+	for _, reason := range rdma.Reasons() {
+		require.Contains(t, string(raw), "`"+reason+"`")
+	}
+}

@@ -1,0 +1,98 @@
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/rdma"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// probeTimeout limits a probe: a path gives its greetings up after 15 s.
+const probeTimeout = 30 * time.Second
+
+// ErrNoPath: a peer was reached over TLS, and no path to it could be made.
+var ErrNoPath = errors.New("no path to the peer")
+
+// ErrAddress: an argument is no address of a transport.
+var ErrAddress = errors.New("wrong address")
+
+// Probe connects to the transport at an address and makes a path to it, as a node with this
+// configuration would. It returns the address of this host that the path is from. The path and the
+// connection are ended.
+func Probe(ctx context.Context, c *config.Config, chainID, address string) (from string, err error) {
+	peer, err := transport.ParseAddress(address)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrAddress, err)
+	}
+	nodeKey, err := config.LoadNodeKey(c.CometBFT)
+	if err != nil {
+		return "", err
+	}
+	key, err := config.TransportKey(nodeKey)
+	if err != nil {
+		return "", err
+	}
+	return probe(ctx, tcp.Options{Key: key, ChainID: chainID}, peer, rdma.New)
+}
+
+func probe(ctx context.Context, o tcp.Options, peer transport.Address, make func(rdma.Options) *rdma.Fabric) (from string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	up, down := newSignal[string](), newSignal[error]()
+	f := make(rdma.Options{
+		// The peer was named on the command line.
+		Allowed: func(transport.ID, netip.Addr) bool { return true },
+		Hooks: rdma.Hooks{
+			Up:   func(_ transport.ID, device string) { up.put(device) },
+			Down: func(_ transport.ID, why error) { down.put(why) },
+		},
+	})
+	defer func() { err = errors.Join(err, f.Close()) }()
+	o.Sides = f
+	conn, err := tcp.NewDialer(o).Dial(ctx, peer)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	select {
+	case from = <-up:
+		return from, nil
+	case why := <-down:
+		return "", fmt.Errorf("%w %s: %w%s", ErrNoPath, conn.Remote(), why, hint(why))
+	case <-conn.Done():
+		return "", conn.Err()
+	case <-ctx.Done():
+		return "", fmt.Errorf("%w %s: %w", ErrNoPath, conn.Remote(), ctx.Err())
+	}
+}
+
+// hint returns what to do about a reason.
+func hint(why error) string {
+	switch {
+	case errors.Is(why, transport.ErrRefused):
+		return ": at the peer, set transport.rdma and name this node's ID in transport.rdma_peers (or its network in transport.rdma_fabric), run starlingd-rdma, and see what `starlingd rdma check` says there"
+	case errors.Is(why, rdma.ErrStalled):
+		return ": do both ends let UDP port 4791 through, with the same MTU on the whole way?"
+	case rdma.Reason(why) == "device":
+		return ": are both addresses in one fabric, with UDP port 4791 open both ways and the same MTU on the whole way?"
+	}
+	return ""
+}
+
+// signal holds the first value that is put.
+type signal[T any] chan T
+
+func newSignal[T any]() signal[T] { return make(signal[T], 1) }
+
+func (s signal[T]) put(v T) {
+	select {
+	case s <- v:
+	default:
+	}
+}
