@@ -24,7 +24,7 @@ func (n *Node) openRelay() error {
 	}
 	o := relay.Options{
 		Logger: n.log.With("module", "relay"), ChainID: n.genesis.ChainID, Address: n.serving.reactor.Of,
-		Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID}),
+		Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID, Sides: n.paths.Sides()}),
 	}
 	if mode == config.RelayRDMA {
 		o.Path = hasPath
