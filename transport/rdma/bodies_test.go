@@ -36,6 +36,7 @@ func TestBodies(t *testing.T) {
 		o.Hooks.Sent = func(_ transport.ID, n int) { sent.Add(int64(n)) }
 	}}
 	conn := connect(t, server, dialer, hashed)
+	require.True(t, conn.(*tcp.Conn).HasPath())
 	want := int64(0)
 	for _, n := range []int{1, 4<<10 - 1, 4 << 10, 100_000, 128 << 10, 128<<10 + 1, 1 << 20} {
 		body := bytes.Repeat([]byte{byte(n)}, n)

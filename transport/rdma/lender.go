@@ -179,6 +179,9 @@ func (l *lender) Lend(n int, landed func([]byte, bool) error, lost func()) tcp.S
 	return nil
 }
 
+// Up implements tcp.Lender.
+func (l *lender) Up() bool { return l.lent(true) != nil }
+
 // PeerLost implements tcp.Lender. It can be an earlier path that the peer means: then the next one
 // that is proposed is up.
 func (l *lender) PeerLost() {

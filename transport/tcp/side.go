@@ -53,6 +53,8 @@ type Lender interface {
 	// told of it by its place. It has copied b when it returns; nil: there is no room, or no path.
 	// It may take as long as the device does to accept the write.
 	Carry(b []byte) Place
+	// Up reports whether there is a path.
+	Up() bool
 	// PeerLost: the server says that the path is lost.
 	PeerLost()
 	// Doubt: an answer that came by a path was wrong.
@@ -126,6 +128,9 @@ func (c *Conn) RemoteAddr() net.Addr { return c.wire.Conn.RemoteAddr() }
 // Unproved reports whether an answer of the connection has come past TLS: a wrong answer is then
 // no proof that the peer has sent it. Call it again with Call.Proved.
 func (c *Conn) Unproved() bool { return c.unproved.Load() }
+
+// HasPath reports whether there is a path past TLS now.
+func (c *Conn) HasPath() bool { return c.side != nil && c.side.Up() }
 
 // Doubt notes that an answer which may have come past TLS was wrong.
 func (c *Conn) Doubt() {

@@ -98,6 +98,7 @@ func (*testSlot) Abandoned()        {}
 func (*testLender) Start()             {}
 func (*testLender) Doubt()             {}
 func (*testLender) Carry([]byte) Place { return nil }
+func (*testLender) Up() bool           { return false }
 func (l *testLender) Close()           { l.PeerLost() }
 func (l *testLender) PeerLost()        { l.once.Do(l.end) }
 
