@@ -78,7 +78,7 @@ type Transport struct {
 	SendRate        int64 `mapstructure:"send_rate"`
 	SendRatePerPeer int64 `mapstructure:"send_rate_per_peer"`
 	// RDMA is RDMAOff, RDMAAuto or RDMARequired. The settings below are for the latter two:
-	// RDMAPeers are the IDs of nodes that are allowed a path, RDMAFabric networks (CIDR) of which all
+	// RDMAPeers are IDs of nodes that are allowed a path, RDMAFabric networks (CIDR) of which all
 	// are, and RDMAMemory limits the registered memory, in bytes.
 	RDMA       string `mapstructure:"rdma"`
 	RDMAPeers  string `mapstructure:"rdma_peers"`
