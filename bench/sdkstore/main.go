@@ -52,6 +52,8 @@ type Answer struct {
 	ServeCPUS  float64 `json:"serve_cpu_s,omitempty"`
 	VerifyCPUS float64 `json:"verify_cpu_s,omitempty"`
 	WriteCPUS  float64 `json:"write_cpu_s,omitempty"`
+	AgainS     float64 `json:"again_s,omitempty"` // all of it, from a server that served before
+	AgainCPUS  float64 `json:"again_cpu_s,omitempty"`
 	Overhead   float64 `json:"overhead_bytes_per_leaf,omitempty"`
 
 	// Snapshots finished in the background so far, and whether one is being made.

@@ -74,7 +74,14 @@ func (n *node) join() (a Answer, err error) {
 	clear(answers)
 	clear(chunks)
 	debug.FreeOSMemory()
-	return a, n.inTarget(func(dir string) error { return n.joinAt(dir, &a) })
+	// The first stage has made a server of j that served before; then one that has not.
+	err = n.inTarget(func(dir string) error { return n.joinAt(dir, j, &a) })
+	if err != nil {
+		return a, err
+	}
+	a.AgainS, a.AgainCPUS = a.Seconds, a.CPUS
+	debug.FreeOSMemory()
+	return a, n.inTarget(func(dir string) error { return n.joinAt(dir, nil, &a) })
 }
 
 // finish makes the database of a spool, as starling-iavl does.
@@ -154,11 +161,13 @@ func (n *node) inTarget(fn func(dir string) error) error {
 	return errors.Join(fn(dir), os.RemoveAll(dir))
 }
 
-func (n *node) joinAt(dir string, a *Answer) error {
+// joinAt joins from a server that served before; nil: from a new one.
+func (n *node) joinAt(dir string, j *source, a *Answer) (err error) {
 	from, cpu := time.Now(), cpuSeconds()
-	j, err := n.open()
-	if err != nil {
-		return err
+	if j == nil {
+		if j, err = n.open(); err != nil {
+			return err
+		}
 	}
 	in, err := nodedb.NewSpool(filepath.Join(dir, "spool"), j.m)
 	if err != nil {

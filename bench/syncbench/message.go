@@ -108,6 +108,8 @@ type sdkAnswer struct {
 	ServeCPUS  float64 `json:"serve_cpu_s"`
 	VerifyCPUS float64 `json:"verify_cpu_s"`
 	WriteCPUS  float64 `json:"write_cpu_s"`
+	AgainS     float64 `json:"again_s"`
+	AgainCPUS  float64 `json:"again_cpu_s"`
 	Overhead   float64 `json:"overhead_bytes_per_leaf"`
 }
 
