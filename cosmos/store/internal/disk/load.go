@@ -1,0 +1,308 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/cosmos/store"
+	"github.com/starling-kv/starling/storage"
+)
+
+// states are the stores of a height, by their names. Those that are empty may be missing.
+type states map[string]*avlstar.Version
+
+func (s states) release() {
+	for _, v := range s {
+		v.Release()
+	}
+}
+
+// Load returns, for each of these stores, its version at height, which must have that root, and the
+// versions before it that it comes by; ErrNoHistory if the disk does not have them. The height is
+// what Log continues from.
+func (d *Disk) Load(height int64, roots map[string][]byte) (map[string][]store.Version, error) {
+	if height <= d.pruned && len(roots) > 0 {
+		return nil, fmt.Errorf("version %d was pruned: %w", height, ErrNoHistory)
+	}
+	if len(roots) == 0 {
+		d.height = 0
+		return nil, nil
+	}
+	base, records, err := d.way(height)
+	if err != nil {
+		return nil, err
+	}
+	s, err := d.at(base)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { s.release() }()
+	found := map[string][]store.Version{}
+	note := func(h int64) {
+		for name := range roots {
+			if v := s[name]; v != nil && h > d.pruned {
+				v.Retain()
+				found[name] = append(found[name], store.Version{Height: h, State: v})
+			}
+		}
+	}
+	fail := func(err error) (map[string][]store.Version, error) {
+		for _, versions := range found {
+			for _, v := range versions {
+				v.State.Release()
+			}
+		}
+		return nil, err
+	}
+	if base > 0 {
+		note(base)
+	}
+	for _, h := range records {
+		if err := d.replay(s, h); err != nil {
+			return fail(err)
+		}
+		note(h)
+	}
+	for name, root := range roots {
+		if len(found[name]) == 0 || found[name][len(found[name])-1].Height != height {
+			v, err := avlstar.Empty(d.o.ChunkBytes)
+			if err != nil {
+				return fail(err)
+			}
+			found[name] = append(found[name], store.Version{Height: height, State: v})
+		}
+		versions := found[name]
+		if got := versions[len(versions)-1].State.AppHash(); !bytes.Equal(got[:], root) {
+			return fail(fmt.Errorf("store %q at height %d has root %s, the commit info has %x: application.db and %s do not belong together, or one is damaged: %w",
+				name, height, got, root, d.o.Dir, storage.ErrCorrupt))
+		}
+	}
+	d.height = height
+	return found, nil
+}
+
+// replay makes s the states after the commit of a height, and hands it over to the zone, if that
+// does not have it.
+func (d *Disk) replay(s states, height int64) error {
+	r, ok, err := readRecord(d.db, height)
+	if err == nil && !ok {
+		err = fmt.Errorf("height %d: %w: it is gone", height, errRecord)
+	}
+	if err != nil {
+		return err
+	}
+	var commits []Named
+	defer func() {
+		for _, c := range commits {
+			c.Release()
+		}
+	}()
+	for _, c := range r.stores {
+		v := s[c.Name]
+		if v == nil {
+			if v, err = avlstar.Empty(d.o.ChunkBytes); err != nil {
+				return err
+			}
+			s[c.Name] = v
+		}
+		next, err := v.Apply(c.Changes)
+		if err != nil {
+			return fmt.Errorf("store %q at height %d: %w", c.Name, height, err)
+		}
+		s[c.Name] = next
+		next.Retain()
+		// v's reference is the commit's now.
+		commits = append(commits, Named{c.Name, store.Commit{Version: store.Version{Height: height, State: next}, Base: v, Changes: c.Changes}})
+	}
+	of := commits
+	commits = nil
+	return d.Write(height, of)
+}
+
+// way returns the height of the newest state on disk from which records lead to height, and theirs.
+// Height 0 is that of no state.
+func (d *Disk) way(height int64) (base int64, records []int64, err error) {
+	if err := d.zone.Flush(); err != nil {
+		return 0, nil, err
+	}
+	bases := []int64{0}
+	for _, p := range d.zone.Pins() {
+		bases = append(bases, p.Height)
+	}
+	bases = append(bases, d.zone.Safe())
+	slices.Sort(bases)
+	bases = slices.Compact(bases)
+	for _, base := range slices.Backward(bases) {
+		if base > height {
+			continue
+		}
+		records, err := leads(d.db, base, height)
+		if err != nil {
+			return 0, nil, err
+		}
+		if records != nil || base == height {
+			return base, records, nil
+		}
+	}
+	return 0, nil, fmt.Errorf("version %d: %w: it has %d (%s), and records from none of them to there",
+		height, ErrNoHistory, bases[1:], d.o.Dir)
+}
+
+// leads returns the heights of the records that lead from a state to another one; nil if they do
+// not.
+func leads(db dbm.DB, from, to int64) (records []int64, err error) {
+	var all []int64
+	if err := heights(db, from+1, to, func(h int64, _ []byte) {
+		if len(all) == 0 || all[len(all)-1] != h {
+			all = append(all, h)
+		}
+	}); err != nil {
+		return nil, err
+	}
+	if len(all) == 0 || all[len(all)-1] != to {
+		return nil, nil
+	}
+	at := from
+	for _, h := range all {
+		b, err := db.Get(logKey(h, 0))
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			return nil, nil
+		}
+		previous, _, _, err := decodeHeader(b)
+		if err != nil {
+			return nil, fmt.Errorf("height %d: %w", h, err)
+		}
+		if previous != at {
+			return nil, nil
+		}
+		at = h
+	}
+	return all, nil
+}
+
+// at reads the states of the zone, or of a pin.
+func (d *Disk) at(height int64) (states, error) {
+	if height == 0 {
+		return states{}, nil
+	}
+	if meta, ok := d.zone.Meta(); ok && meta.Height == height {
+		return d.build(meta, d.zone.Scan())
+	}
+	p, err := d.zone.OpenPin(height)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	meta, err := p.Meta()
+	if err != nil {
+		return nil, err
+	}
+	return d.build(meta, p.Scan())
+}
+
+// build makes the trees of leaves of all stores.
+func (d *Disk) build(meta storage.Meta, leaves iter.Seq2[record.Leaf, error]) (states, error) {
+	if meta.ChunkBytes != d.o.ChunkBytes {
+		return nil, fmt.Errorf("state folder %s has chunks of %d bytes, this program is to make some of %d: the limit cannot change", d.o.Dir, meta.ChunkBytes, d.o.ChunkBytes)
+	}
+	next, stop := iter.Pull2(leaves)
+	defer stop()
+	s := states{}
+	l, err, ok := next()
+	for ok && err == nil {
+		name, _, fieldErr := field(l.Key, MaxNameBytes)
+		if err = fieldErr; err != nil {
+			break
+		}
+		p := prefix(string(name))
+		var v *avlstar.Version
+		v, err = avlstar.FromLeaves(d.o.ChunkBytes, func(yield func(avlstar.Leaf, error) bool) {
+			for ok && err == nil && bytes.HasPrefix(l.Key, p) {
+				l.Key = l.Key[len(p):]
+				if !yield(l, nil) {
+					return
+				}
+				l, err, ok = next()
+			}
+			if err != nil {
+				yield(avlstar.Leaf{}, err)
+			}
+		})
+		if err == nil {
+			if s[string(p[len(p)-len(name):])] != nil {
+				err = errors.New("a store's keys are not together")
+			}
+			s[string(p[len(p)-len(name):])] = v
+		}
+	}
+	if err != nil {
+		s.release()
+		return nil, fmt.Errorf("state folder %s at height %d: %w", d.o.Dir, meta.Height, err)
+	}
+	return s, nil
+}
+
+// Begin is called before a state is loaded: it gives up what the zone has beyond latest, the last
+// height that the multi-store has committed (0: none), which has Starling stores if has is set. So
+// nothing continues from what a killed restore, or an older copy of the database, has left.
+func (d *Disk) Begin(latest int64, has bool) error {
+	if err := d.zone.Flush(); err != nil {
+		return err
+	}
+	if d.zone.Safe() <= latest {
+		return nil
+	}
+	return d.back(latest, has)
+}
+
+// Rollback brings the zone back to a version, which has Starling stores if has is set. The caller
+// then makes that version the last, in one batch with ForgetAfter. A crash before that changes
+// nothing. The error is ErrNoHistory if that version cannot be loaded.
+func (d *Disk) Rollback(height int64, has bool) error {
+	if height <= d.pruned {
+		return fmt.Errorf("version %d was pruned: %w", height, ErrNoHistory)
+	}
+	if err := d.zone.Flush(); err != nil {
+		return err
+	}
+	return d.back(height, has)
+}
+
+// ForgetAfter adds to the batch that makes height the last one: no records lead on from there.
+func (d *Disk) ForgetAfter(batch dbm.Batch, height int64) error {
+	return d.removeRecords(batch, height+1, 1<<62)
+}
+
+// back brings the zone to a height up to the given one, from which records lead there and, if they
+// led on before, still do.
+func (d *Disk) back(height int64, has bool) error {
+	base := int64(0)
+	if has {
+		var err error
+		if base, _, err = d.way(height); err != nil {
+			return err
+		}
+	}
+	switch {
+	case d.zone.Safe() <= height:
+		return nil
+	case base == 0: // the records lead from nothing to any height
+		d.written = 0
+		return d.zone.Reset()
+	}
+	if err := d.zone.Close(); err != nil {
+		return err
+	}
+	err := storage.RollbackToPin(d.o.Dir, base, d.zoneOptions())
+	return errors.Join(err, d.open())
+}

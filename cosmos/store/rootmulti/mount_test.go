@@ -1,0 +1,62 @@
+package rootmulti_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/stretchr/testify/require"
+
+	"cosmossdk.io/log"
+	"cosmossdk.io/store/metrics"
+	"cosmossdk.io/store/types"
+
+	"github.com/starling-kv/starling/cosmos/store"
+	"github.com/starling-kv/starling/cosmos/store/rootmulti"
+)
+
+// app is what an SDK application's BaseApp has of these methods.
+type app struct{ cms types.CommitMultiStore }
+
+func (a *app) SetCMS(cms types.CommitMultiStore) { a.cms = cms }
+
+func (a *app) MountStore(key types.StoreKey, typ types.StoreType) {
+	a.cms.MountStoreWithDB(key, typ, nil)
+}
+
+// TestMountAsDocumented runs the lines of docs/cosmos.md.
+func TestMountAsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../../docs/cosmos.md")
+	require.NoError(t, err)
+	source, err := os.ReadFile("mount_test.go")
+	require.NoError(t, err)
+	_, lines, _ := strings.Cut(string(doc), "```go\n")
+	lines, _, _ = strings.Cut(lines, "```")
+	require.NotEmpty(t, lines)
+	for line := range strings.Lines(lines) {
+		require.Contains(t, string(source), "\t"+line)
+	}
+
+	db, logger, home, app := dbm.NewMemDB(), log.NewNopLogger(), t.TempDir(), new(app)
+	keys := types.NewKVStoreKeys("bank", "gov")
+
+	cms := rootmulti.NewStore(db, logger, metrics.NewNoOpMetrics(), rootmulti.Options{Dir: filepath.Join(home, "data", "starling")})
+	app.SetCMS(cms)
+	app.MountStore(keys["bank"], store.Type)
+
+	app.MountStore(keys["gov"], types.StoreTypeIAVL)
+	require.NoError(t, app.cms.LoadLatestVersion())
+	cms.GetKVStore(keys["bank"]).Set([]byte("k"), []byte("v"))
+	id := cms.Commit()
+	require.Equal(t, int64(1), id.Version)
+
+	// What a transaction writes that is too large fails there, and nowhere later.
+	branch := cms.CacheMultiStore().CacheMultiStore()
+	require.Panics(t, func() { branch.GetKVStore(keys["bank"]).Set([]byte("k"), make([]byte, 2<<20)) })
+	require.Panics(t, func() { branch.GetKVStore(keys["bank"]).Set(make([]byte, 5000), []byte("v")) })
+	branch.GetKVStore(keys["gov"]).Set([]byte("k"), make([]byte, 2<<20))
+	branch.Write()
+	require.NoError(t, cms.Close())
+}

@@ -1,0 +1,19 @@
+package rootmulti
+
+import (
+	"github.com/cometbft/cometbft/crypto/merkle"
+
+	"github.com/starling-kv/starling/cosmos/store"
+)
+
+// RequireProof returns whether proof is required for the subpath.
+func RequireProof(subpath string) bool {
+	// XXX: create a better convention.
+	// Currently, only when query subpath is "/key", will proof be included in
+	// response. If there are some changes about proof building in iavlstore.go,
+	// we must change code here to keep consistency with iavlStore#Query.
+	return subpath == "/key"
+}
+
+// DefaultProofRuntime knows the proofs of IAVL's stores, and of Starling's.
+func DefaultProofRuntime() *merkle.ProofRuntime { return store.ProofRuntime() }
