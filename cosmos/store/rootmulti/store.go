@@ -88,7 +88,7 @@ type Store struct {
 	options Options
 	disk    *disk.Disk // nil: none was mounted yet when a version was loaded
 	flushed int64      // the last version whose commit info is on disk
-	pruned  int64      // up to which PruneStores was asked to prune since the last commit; 0: it was not
+	pruned  int64      // up to which PruneStores pruned since the last commit; 0: it did not
 }
 
 var (
