@@ -9,6 +9,6 @@
 //	iavlsync/oracle      compares formats and records with cosmos/iavl v1.3
 //	iavlsync/oracle/sdk  compares them with cosmos/iavl v1.2 and the SDK's multi-store
 //
-// It is a module of its own, as serve, join, store, the command and the oracles are, so that neither
-// IAVL nor the SDK becomes part of Starling's node. Nothing of Starling imports it.
+// It is a module of its own, as serve, join, store, the command and the oracles are, so that
+// neither IAVL nor the SDK becomes part of Starling's node. Nothing of Starling imports it.
 package cosmos
