@@ -59,7 +59,7 @@ func TestScripts(t *testing.T) {
 			"waitcheck":   waitCheckCmd,
 			"firsthash":   firstHashCmd,
 
-			"waitsnapshot":  waitSnapshotCmd,
+			"waitsnapshots": waitSnapshotsCmd,
 			"storagehalves": storageHalvesCmd,
 		},
 		Setup: func(env *testscript.Env) error {
@@ -156,9 +156,11 @@ func waitCheckCmd(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// waitsnapshot ADDRESS waits until the node has a snapshot that others can join from. Snapshots are
-// made beside the blocks, so that a height says nothing of them.
-func waitSnapshotCmd(ts *testscript.TestScript, _ bool, args []string) {
+// waitsnapshots ADDRESS N waits until others can join from N snapshots of the node. That of the state
+// with which it started is among them, and is not stored.
+func waitSnapshotsCmd(ts *testscript.TestScript, _ bool, args []string) {
+	least, err := strconv.Atoi(args[1])
+	ts.Check(err)
 	pause := time.NewTicker(20 * time.Millisecond)
 	defer pause.Stop()
 	for deadline := time.Now().Add(patience); ; <-pause.C {
@@ -168,11 +170,11 @@ func waitSnapshotCmd(ts *testscript.TestScript, _ bool, args []string) {
 			err = json.NewDecoder(answer.Body).Decode(&status)
 			answer.Body.Close()
 		}
-		if len(status.Snapshots) > 0 {
+		if len(status.Snapshots) >= least {
 			return
 		}
 		if time.Now().After(deadline) {
-			ts.Fatalf("%s has no snapshot: %v", args[0], err)
+			ts.Fatalf("%s has snapshots of %v: %v", args[0], status.Snapshots, err)
 		}
 	}
 }
