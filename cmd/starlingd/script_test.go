@@ -156,8 +156,8 @@ func waitCheckCmd(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// waitsnapshots ADDRESS N waits until others can join from N snapshots of the node. That of the state
-// with which it started is among them, and is not stored.
+// waitsnapshots ADDRESS N waits until others can join from N snapshots of the node. That of the
+// state with which it started is among them, and is not stored.
 func waitSnapshotsCmd(ts *testscript.TestScript, _ bool, args []string) {
 	least, err := strconv.Atoi(args[1])
 	ts.Check(err)
