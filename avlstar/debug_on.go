@@ -40,9 +40,32 @@ func (t *tree) check(v *Version) {
 		}
 		c.must(next.epoch > a.version.epoch, "versions out of order")
 	}
+	if t.mu.side != nil {
+		for _, s := range t.mu.side.versions {
+			for _, n := range s.made {
+				if n.isLeaf() {
+					c.heldLeaves++
+				} else {
+					c.heldInner++
+				}
+			}
+		}
+	}
 	c.must(t.mu.nodes == c.inner+c.heldInner, "%d inner nodes in memory, %d in the latest version and %d held", t.mu.nodes, c.inner, c.heldInner)
 	c.must(t.mu.leaves == c.leaves+c.standIns+c.heldLeaves, "%d leaves in memory, %d and %d stand-ins in the latest version and %d held",
 		t.mu.leaves, c.leaves, c.standIns, c.heldLeaves)
+}
+
+// checkSide panics unless the last version of the side line satisfies all invariants. The caller
+// holds t.mu.
+func (t *tree) checkSide() {
+	v := t.mu.side.versions[len(t.mu.side.versions)-1].version
+	c := checker{v: v}
+	c.walk(v.root, v.top, nil, nil)
+	if !v.partial {
+		c.must(c.upper == v.upper, "%d upper nodes, the version says %d", c.upper, v.upper)
+	}
+	t.check(t.mu.alive[len(t.mu.alive)-1].version)
 }
 
 type checker struct {

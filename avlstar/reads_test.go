@@ -19,6 +19,7 @@ var needsNoPage = map[string]string{
 	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
 	"Root": "in the version", "Commitment": "in the version", "AppHash": "in the version",
 	"Partial": "a conversion", "Count": "in the version", "Lacks": "names stubs and reads nothing below them", "TryManifest": "as Manifest", "ChunkKeys": "as Manifest",
+	"Undo": "TestBeforeFailsWherePagesDo", "Before": "as Undo",
 	"NewInner": "new nodes are not stored yet, so in memory",
 	"Manifest": "chunks begin above pages", "Cut": "pieces begin above pages, Piece reads them", "CutChunk": "as Cut",
 }

@@ -147,7 +147,10 @@ type replaying struct {
 	before, behind []seamItem
 	// full: the version before has no stub, and so no stand-in, with a key in r. Then no record is
 	// read to look for one.
-	full  bool
+	full bool
+	// pages: stubs of the version before can be read, as pages of this version, which is that one.
+	// nil: they are missing.
+	pages *Version
 	parts []stretch // of the new tree, in key order
 	added []stretch // those that builder has: parts, some of them taken apart further
 	build builder
@@ -279,7 +282,11 @@ func (r *replaying) join() error {
 		if i+1 < len(r.parts) {
 			next = int(r.parts[i+1].boundary)
 		}
-		if err := r.add(&r.parts[i], next); err != nil {
+		var after []byte
+		if i+1 < len(r.parts) && r.pages != nil {
+			after = r.least(&r.parts[i+1])
+		}
+		if err := r.add(&r.parts[i], next, after); err != nil {
 			return err
 		}
 	}
@@ -297,8 +304,8 @@ func (r *replaying) join() error {
 }
 
 // add gives a part to builder or, if there is a boundary beside it that is not higher, its halves.
-// next is the height of the boundary behind it.
-func (r *replaying) add(x *stretch, next int) error {
+// next is the height of the boundary behind it, and after the least key there, if pages can be read.
+func (r *replaying) add(x *stretch, next int, after []byte) error {
 	boundary := int(x.boundary)
 	switch {
 	case len(r.added) == 0:
@@ -313,6 +320,11 @@ func (r *replaying) add(x *stretch, next int) error {
 		}
 		return nil
 	}
+	if x.n == 0 && r.pages != nil {
+		if x.sub = r.open(x.sub, r.least(x), after, 0, 0); r.err != nil {
+			return r.err
+		}
+	}
 	if x.n == 0 {
 		return &MissingNodeError{Node: x.Stub, Key: bytes.Clone(r.least(x))}
 	}
@@ -321,10 +333,14 @@ func (r *replaying) add(x *stretch, next int) error {
 	l.sub = childOf(&r.view, n, left)
 	r.bear(&rt, n)
 	r.die(n, true)
-	if err := r.add(&l, int(height)); err != nil {
+	var middle []byte
+	if r.pages != nil {
+		middle = r.least(&rt)
+	}
+	if err := r.add(&l, int(height), middle); err != nil {
 		return err
 	}
-	return r.add(&rt, next)
+	return r.add(&rt, next, after)
 }
 
 // inner makes the inner node between parts k-1 and k of r.added; see builder.join.

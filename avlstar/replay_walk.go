@@ -27,6 +27,11 @@ func (r *replaying) walk(s sub, low border, within [2]bool, from, to int) {
 		}
 		r.parts = append(r.parts, x)
 		return
+	case s.n == 0 && r.pages != nil:
+		if s = r.openTouched(s, low, from, to); r.err == nil {
+			r.walk(s, low, within, from, to)
+		}
+		return
 	case s.n == 0:
 		r.err = r.lacks(s, from, to)
 		return

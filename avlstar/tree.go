@@ -29,8 +29,9 @@ type tree struct {
 	mu struct { // held by Apply only
 		sync.Mutex
 		memory
-		epoch uint32   // of the latest Apply
-		alive []*alive // in order of epoch; the last is the latest version, released or not
+		epoch uint32    // of the latest Apply
+		alive []*alive  // in order of epoch; the last is the latest version, released or not
+		side  *sideLine // nil: none
 		work  resolver
 		dead  spare[dead]
 		made  spare[ref]
@@ -194,7 +195,7 @@ func (t *tree) held() (n uint64) {
 			n += uint64(len(list))
 		}
 	}
-	return n
+	return n + t.sideHeld()
 }
 
 // early returns how many nodes Apply frees before it makes a block of this number of changes: as
@@ -211,6 +212,7 @@ func (t *tree) early(changes int) int {
 func (t *tree) reclaim(limit int, done *Reclaimed) {
 	began := time.Now()
 	limit += done.Freed + done.PassedOn
+	t.reclaimSide(limit-done.Freed-done.PassedOn, done)
 	all, kept := t.mu.alive, t.mu.alive[:0]
 	for i, a := range all {
 		if t.givenUp(i) {
@@ -230,9 +232,10 @@ func (t *tree) reclaim(limit int, done *Reclaimed) {
 }
 
 // givenUp reports whether nobody needs the version t.mu.alive[i] any more. The latest one stays
-// until a later version shows which of its nodes die.
+// until a later version shows which of its nodes die, and one with a side line as long as that.
 func (t *tree) givenUp(i int) bool {
-	return i < len(t.mu.alive)-1 && t.mu.alive[i].version.refs.Load() <= 0
+	v := t.mu.alive[i].version
+	return i < len(t.mu.alive)-1 && v.refs.Load() <= 0 && !t.isBase(v)
 }
 
 // waiting returns the memory of the nodes of versions that were given up, in bytes.
@@ -303,6 +306,9 @@ func (t *tree) free(n ref) {
 // rewind makes v the latest version. Those after it must have been released: what they added is
 // freed, and what died in them is alive again. The caller holds t.mu.
 func (t *tree) rewind(v *Version) error {
+	if v.aside {
+		return ErrNotLatest
+	}
 	for i := len(t.mu.alive) - 1; ; i-- {
 		switch a := t.mu.alive[i]; {
 		case a.version == v && i == len(t.mu.alive)-1:
@@ -335,7 +341,7 @@ func (t *tree) rewind(v *Version) error {
 			a.held, t.mu.alive = nil, t.mu.alive[:i+1]
 			v.held.Store(0)
 			return nil
-		case a.version.refs.Load() > 0:
+		case a.version.refs.Load() > 0 || t.isBase(a.version):
 			return ErrNotLatest
 		}
 	}
@@ -384,6 +390,12 @@ func (t *tree) account() {
 	}
 	for _, a := range t.mu.alive {
 		s.memory.HeldBytes += a.version.HeldBytes()
+	}
+	if side := t.mu.side; side != nil {
+		s.memory.Versions += len(side.versions)
+		for _, v := range side.versions {
+			s.memory.HeldBytes += v.version.HeldBytes()
+		}
 	}
 	if x := t.mu.index; x != nil {
 		s.memory.Indexed, s.memory.IndexBytes = uint64(x.used.Load()), uint64(len(x.table.Load().segments))*segmentPairs*128

@@ -40,6 +40,7 @@ type Version struct {
 	upper      uint64 // inner nodes above the chunks, of which there is one more
 	leaves     uint64
 	partial    bool // there may be stubs
+	aside      bool // Before made it
 	uncounted  bool // leaves is unknown
 	// full is a range in which it has no stub; nil: unknown. It does not change.
 	full *KeyRange
