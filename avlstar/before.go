@@ -36,13 +36,15 @@ type sideVersion struct {
 //
 // Errors: ErrOtherState if u does not lead there, whatever is wrong with it; ErrNotLatest if the
 // tree has another side line in use, or a later version of this one; *PageError and
-// *MissingNodeError if v cannot be read; ErrTooLarge. Then nothing has changed. If the block changed
-// nothing, the result is v with one more reference.
+// *MissingNodeError if v cannot be read; ErrTooLarge. Then nothing has changed. If the block
+// changed nothing, the result is v with one more reference.
 //
 // No Apply waits longer than for one call of Before; the pages that it needs are read first, where
 // they are found by the keys of u.
 func (v *Version) Before(u *Undo) (*Version, error) {
-	v.readFor(u.touched)
+	if err := v.readFor(u.touched); err != nil {
+		return nil, fmt.Errorf("avlstar: before: %w", err)
+	}
 	t := v.tree
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -57,20 +59,23 @@ func (v *Version) Before(u *Undo) (*Version, error) {
 }
 
 // readFor reads the pages on the way to what an undo record names, so that they are in the cache
-// when the tree is locked. Whoever needs a page meets the error.
-func (v *Version) readFor(touched []touch) {
+// when the tree is locked.
+func (v *Version) readFor(touched []touch) error {
 	if !v.partial || v.tree.paging == nil {
-		return
+		return nil
 	}
 	const readers = 8
 	var (
-		wg   sync.WaitGroup
-		todo = make(chan Subtree)
+		wg     sync.WaitGroup
+		todo   = make(chan Subtree)
+		failed [readers]error
 	)
-	for range readers {
+	for i := range readers {
 		wg.Go(func() {
 			for s := range todo {
-				_, _ = v.tree.fetchPage(s)
+				if _, err := v.tree.fetchPage(s); err != nil && failed[i] == nil {
+					failed[i] = err
+				}
 			}
 		})
 	}
@@ -88,6 +93,12 @@ func (v *Version) readFor(touched []touch) {
 	}
 	close(todo)
 	wg.Wait()
+	for _, err := range failed {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // before makes a version of the side line. The caller holds t.mu.

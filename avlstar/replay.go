@@ -304,7 +304,8 @@ func (r *replaying) join() error {
 }
 
 // add gives a part to builder or, if there is a boundary beside it that is not higher, its halves.
-// next is the height of the boundary behind it, and after the least key there, if pages can be read.
+// next is the height of the boundary behind it, and after the least key there, if pages can be
+// read.
 func (r *replaying) add(x *stretch, next int, after []byte) error {
 	boundary := int(x.boundary)
 	switch {

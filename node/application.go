@@ -22,6 +22,7 @@ import (
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/events"
 	"github.com/starling-kv/starling/storage/sgc"
+	"github.com/starling-kv/starling/storage/undo"
 	"github.com/starling-kv/starling/treestore"
 )
 
@@ -48,6 +49,9 @@ type ApplicationOptions struct {
 	// KeepRestored: a restored state that no block belongs to is kept, for the next join to resume.
 	KeepRestored bool
 
+	// Undo: records are kept by which RebuildHeights goes back after the next start.
+	Undo bool
+
 	// Sharded is used where Config says that storage nodes keep the state.
 	Sharded *ShardedOptions
 
@@ -71,6 +75,7 @@ type Application struct {
 	interval  int64         // of snapshots, as the genesis file says; 0: not known
 	metrics   *statesync.Metrics
 	events    *events.Log // nil: it keeps none
+	heights   *heights    // nil: none are made again
 
 	// Of a state in this home.
 	state     *storage.Zone
@@ -96,13 +101,17 @@ func NewApplication(o ApplicationOptions) (*Application, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, err := openState(o, log)
+	records, err := openUndo(o)
 	if err != nil {
 		return nil, errors.Join(err, closeEvents(log))
 	}
-	a, err := wire(o, state, log)
+	state, err := openState(o, log, records)
 	if err != nil {
-		return nil, errors.Join(err, state.Close(), closeEvents(log))
+		return nil, errors.Join(err, closeUndo(records), closeEvents(log))
+	}
+	a, err := wire(o, state, log, records)
+	if err != nil {
+		return nil, errors.Join(err, state.Close(), closeUndo(records), closeEvents(log))
 	}
 	a.scrub(o.Config.Storage.ScrubRate)
 	return a, nil
@@ -126,11 +135,16 @@ func (a *Application) scrub(bytesPerSecond int64) {
 	}()
 }
 
-func openState(o ApplicationOptions, log *events.Log) (*storage.Zone, error) {
+func openState(o ApplicationOptions, log *events.Log, records *undo.Log) (*storage.Zone, error) {
 	c := o.Config.Storage
-	var before func(int64) error
-	if log != nil {
-		before = log.Sync
+	before := func(height int64) error {
+		if records != nil {
+			records.Sync()
+		}
+		if log != nil {
+			return log.Sync(height)
+		}
+		return nil
 	}
 	return storage.Open(config.StateDir(o.DataDir), storage.Options{
 		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Converting: o.Converting, Before: before,
@@ -140,7 +154,7 @@ func openState(o ApplicationOptions, log *events.Log) (*storage.Zone, error) {
 	})
 }
 
-func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Application, error) {
+func wire(o ApplicationOptions, state *storage.Zone, log *events.Log, records *undo.Log) (*Application, error) {
 	if err := treestore.CheckInterrupted(state); err != nil {
 		return nil, err
 	}
@@ -178,6 +192,9 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 	if !o.Config.Storage.StateInMemory {
 		store.Cache = o.Cache
 	}
+	if records != nil {
+		store.Undo = records
+	}
 	trees := treestore.New(store)
 	options, err := o.forApp(log)
 	if err != nil {
@@ -205,8 +222,12 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 		manager.AddStored(pin.Height, pin.Data)
 	}
 	application.SetSnapshots(&snapshots{Manager: manager, app: application, state: state, known: interval > 0})
+	var older *heights
+	if records != nil {
+		older = &heights{app: application, records: records, log: o.Logger.With("module", "heights")}
+	}
 	return &Application{
-		App: application, snapshots: manager, state: state, store: trees, cache: o.Cache, joined: joined,
+		App: application, heights: older, snapshots: manager, state: state, store: trees, cache: o.Cache, joined: joined,
 		target: target, interval: interval, metrics: syncMetrics, events: log,
 	}, nil
 }
@@ -269,7 +290,11 @@ func (a *Application) Close() error {
 		return errors.Join(a.snapshots.Close(), a.sharded.source.Close(), closeEvents(a.events))
 	}
 	a.stopScrub()
-	return errors.Join(a.snapshots.Close(), a.state.Close(), closeEvents(a.events))
+	errs := []error{a.snapshots.Close(), a.state.Close()}
+	if a.heights != nil {
+		errs = append(errs, closeUndo(a.heights.records))
+	}
+	return errors.Join(append(errs, closeEvents(a.events))...)
 }
 
 // snapshots is the Manager, which takes the snapshot interval from the first state if there is no

@@ -335,7 +335,7 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 	}
 	o := ApplicationOptions{
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
-		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
+		Undo: true, NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
 		KeepRestored: join.Allowed(n.config, isOnlyValidator(validator, n.genesis)), fs: options.faults.state,
 	}
 	if n.config.App.State.Sharded() {
@@ -451,6 +451,7 @@ func (n *Node) Start(ctx context.Context) error {
 		return fmt.Errorf("start: %w", err)
 	}
 	n.wg.Go(func() { n.refillEvents(n.ctx) })
+	n.wg.Go(n.rebuildHeights)
 	n.log.Info("Starling node started", "chain_id", n.genesis.ChainID, "moniker", n.config.CometBFT.Moniker, "node_id", n.ID(),
 		"height", height, "rpc", n.config.CometBFT.RPC.ListenAddress, "p2p", n.config.CometBFT.P2P.ListenAddress,
 		"version", buildinfo.Read().Starling, "home", n.config.Home)

@@ -18,7 +18,7 @@ func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 		newJoinMetrics(&n.joinView), newBlocksMetrics(&n.blocksView), n.newMetrics(),
 		// in sharded mode those of the block zone; package dsm/source has registered its own
 		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store),
-		newEventMetrics(n.application.events),
+		newEventMetrics(n.application.events), newHeightMetrics(n.application.heights),
 	}
 	for _, c := range collectors {
 		if err := registry.Register(c); err != nil {

@@ -73,7 +73,7 @@ func (r *replica) open() {
 	}
 	r.app, err = NewApplication(ApplicationOptions{
 		Cache:   cache,
-		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, fs: lockedLinks{r.disk, &r.links},
+		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, Undo: true, fs: lockedLinks{r.disk, &r.links},
 		Failed: func(err error) { r.t.Error(err) },
 	})
 	require.NoError(r.t, err)
@@ -104,16 +104,20 @@ func (r *replica) crash() {
 	r.open()
 }
 
+func (r *replica) initChain() {
+	params := r.genesis.ConsensusParams.ToProto()
+	_, err := r.app.InitChain(context.Background(), &abci.RequestInitChain{
+		ChainId: r.genesis.ChainID, AppStateBytes: r.genesis.AppState, InitialHeight: 1, ConsensusParams: &params,
+		Validators: []abci.ValidatorUpdate{abci.Ed25519ValidatorUpdate(r.genesis.Validators[0].PubKey.Bytes(), 10)},
+	})
+	require.NoError(r.t, err)
+}
+
 func (r *replica) block() {
 	t, ctx := r.t, context.Background()
 	height := r.app.Height() + 1
 	if height == 1 {
-		params := r.genesis.ConsensusParams.ToProto()
-		_, err := r.app.InitChain(ctx, &abci.RequestInitChain{
-			ChainId: r.genesis.ChainID, AppStateBytes: r.genesis.AppState, InitialHeight: 1, ConsensusParams: &params,
-			Validators: []abci.ValidatorUpdate{abci.Ed25519ValidatorUpdate(r.genesis.Validators[0].PubKey.Bytes(), 10)},
-		})
-		require.NoError(t, err)
+		r.initChain()
 	}
 	known := int(height) <= len(r.blocks)
 	if !known {

@@ -34,6 +34,9 @@ type Options struct {
 	// Cache is where pages are kept, shared with the block zone. nil: the whole tree stays in
 	// memory.
 	Cache *sgc.Cache
+	// Undo takes, for each block, the record by which a program that has its state makes the one
+	// before it. nil: nobody.
+	Undo Undo
 	// Index: keys in memory are found by their hashes (avlstar.Version.EnableIndex).
 	Index bool
 }
@@ -45,6 +48,13 @@ type Snapshots interface {
 	// PinData describes that state, v, for its pin. The flusher's goroutine calls it; v is retained
 	// meanwhile.
 	PinData(height int64, v *avlstar.Version) []byte
+}
+
+// Undo keeps undo records. *undo.Log does.
+type Undo interface {
+	// Put takes the record of a block. It is called before the block's state becomes durable, by
+	// several goroutines.
+	Put(height int64, record []byte)
 }
 
 // Store is the application's Store over package storage: the tree in memory, leaves and heights of
@@ -60,6 +70,7 @@ type Store struct {
 	chainID   string
 	failed    func(error)
 	index     bool
+	undo      Undo    // nil: none is kept
 	pages     *Pages  // nil: all of the state stays in memory
 	keeper    *keeper // of the versions that are made, where there are pages
 	scrubber  scrubber
@@ -73,7 +84,7 @@ var _ app.Store = (*Store)(nil)
 
 // New makes a store over a zone that is open.
 func New(o Options) *Store {
-	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed, index: o.Index, keeper: newKeeper()}
+	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed, index: o.Index, undo: o.Undo, keeper: newKeeper()}
 	if s.log == nil {
 		s.log = log.NewNopLogger()
 	}
@@ -205,6 +216,14 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 	}
 	v.Retain()
 	block.Taken = v.Release
+	if s.undo != nil && base != nil {
+		base.Retain()
+		block.Heights = s.withUndo(block.Heights, height, v, base, changes)
+		block.Taken = func() {
+			v.Release()
+			base.Release()
+		}
+	}
 	// The changes of the first commit are v's own memory (app.Store), and a pin describes v.
 	keeps := base == nil || pins
 	if keeps {
@@ -227,6 +246,24 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 		return err
 	}
 	return nil
+}
+
+// withUndo yields what heights does and then, behind the block, makes the undo record. A
+// node without it reaches less far back after its next start, and runs as well.
+func (s *Store) withUndo(heights iter.Seq2[[]byte, uint8], height int64, v, base *avlstar.Version, changes []avlstar.Change) iter.Seq2[[]byte, uint8] {
+	return func(yield func([]byte, uint8) bool) {
+		for key, h := range heights {
+			if !yield(key, h) {
+				return
+			}
+		}
+		u, err := v.Undo(base, changes)
+		if err != nil {
+			s.log.Error("No undo record is made: the state before this block does not answer queries after the next start", "height", height, "err", err)
+			return
+		}
+		s.undo.Put(height, u.Encode())
+	}
 }
 
 // Durable implements app.Store: it is the safe height.

@@ -16,7 +16,8 @@ halt_height = {{ .HaltHeight }}
 
 [state]
 
-# Number of recent states that can be queried (at their heights, with proofs). At least 1: the last one.
+# Number of recent states that can be queried (at their heights, with proofs). At least 1: the last one. After a start, those from before it
+# come back beside the node's work, the newest first, of what data/undo has; the log says when (not with ` + "`starlingd abci`" + `, nor if sharded).
 keep_recent = {{ .State.KeepRecent }}
 
 # Memory, in bytes, that these states may take beyond that of the last one: where blocks change much, fewer states are kept, at least the

@@ -16,6 +16,9 @@ func SnapshotsDir(dataDir string) string { return filepath.Join(dataDir, "snapsh
 // EventsDir contains what the last blocks have changed, for watchers.
 func EventsDir(dataDir string) string { return filepath.Join(dataDir, "events") }
 
+// UndoDir contains what the last blocks have replaced, to make the states before them again.
+func UndoDir(dataDir string) string { return filepath.Join(dataDir, "undo") }
+
 // BlockZoneBackend is the db_backend of config.toml that puts CometBFT's databases into the block
 // zone (storage/blocks). All others are CometBFT's own.
 const BlockZoneBackend = "starling"
@@ -27,7 +30,7 @@ func BlocksDir(dataDir string) string { return filepath.Join(dataDir, "blocks") 
 func DataFolders(c *cfg.Config) []string {
 	dir := c.DBDir()
 	return []string{
-		dir, StateDir(dir), SnapshotsDir(dir), EventsDir(dir), BlocksDir(dir), filepath.Dir(c.Consensus.WalFile()), filepath.Dir(c.PrivValidatorStateFile()),
+		dir, StateDir(dir), SnapshotsDir(dir), EventsDir(dir), UndoDir(dir), BlocksDir(dir), filepath.Dir(c.Consensus.WalFile()), filepath.Dir(c.PrivValidatorStateFile()),
 	}
 }
 

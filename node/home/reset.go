@@ -22,7 +22,7 @@ func Reset(c *cfg.Config) ([]string, error) {
 	}
 	var removed []string
 	// The mark goes last: until then the home is one that a sharded node mends by itself.
-	for _, path := range append(config.CometPaths(c), config.StateDir(dir), config.SnapshotsDir(dir), config.EventsDir(dir), config.ModeFile(dir)) {
+	for _, path := range append(config.CometPaths(c), config.StateDir(dir), config.SnapshotsDir(dir), config.EventsDir(dir), config.UndoDir(dir), config.ModeFile(dir)) {
 		if _, err := os.Lstat(path); err != nil {
 			continue
 		}
