@@ -14,6 +14,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -299,4 +300,22 @@ func (a *Application) heldBytes() (sum uint64) {
 		}
 	}
 	return sum
+}
+
+// TestNoUndoIsKeptForOneState: without older states to answer from there are no records, and those
+// of another setting are removed, which would have a gap later.
+func TestNoUndoIsKeptForOneState(t *testing.T) {
+	dir := t.TempDir()
+	o := ApplicationOptions{DataDir: dir, Config: config.DefaultApp(), Logger: log.NewNopLogger(), Undo: true}
+	records, err := openUndo(o)
+	require.NoError(t, err)
+	records.Put(1, []byte("record"))
+	require.NoError(t, closeUndo(records))
+	require.DirExists(t, config.UndoDir(dir))
+	o.Config.State.KeepRecent = 1
+	records, err = openUndo(o)
+	require.NoError(t, err)
+	require.Nil(t, records)
+	require.NoDirExists(t, config.UndoDir(dir))
+	new(Application).RebuildHeights(t.Context(), nil) // there is nothing to do
 }
