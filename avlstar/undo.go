@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sort"
 )
 
 // Undo leads from the version after a block back to the version before it: what its changes have
@@ -36,22 +37,17 @@ func (v *Version) Undo(base *Version, changes []Change) (*Undo, error) {
 		return nil, fmt.Errorf("avlstar: undo: %w: it is not what applying a block to the base made", ErrOtherState)
 	}
 	defer runtime.KeepAlive(base)
-	u.touched = make([]touch, 0, len(changes))
-	deletes := false
-	for _, c := range changes {
-		value, height, ok, err := base.entry(c.Key)
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("avlstar: undo: %w", err)
-		case ok:
-			u.touched = append(u.touched, touch{key: c.Key, value: value, height: height})
-		case c.Value != nil:
-			u.touched = append(u.touched, touch{key: c.Key, deleted: true})
-		}
-		deletes = deletes || ok && c.Value == nil
+	byKey := func(a, b Change) int { return bytes.Compare(a.Key, b.Key) }
+	if !slices.IsSortedFunc(changes, byKey) {
+		changes = slices.Clone(changes)
+		slices.SortFunc(changes, byKey)
 	}
-	u.sort()
+	u.touched = make([]touch, 0, len(changes))
+	if err := u.replaced(base, base.root, base.top, 0, changes); err != nil {
+		return nil, fmt.Errorf("avlstar: undo: %w", err)
+	}
 	named := u.touched
+	deletes := slices.ContainsFunc(changes, func(c Change) bool { return c.Value == nil })
 	moved := func(key []byte, height uint8) error {
 		if _, known := slices.BinarySearchFunc(named, key, touch.compare); known {
 			return nil
@@ -85,6 +81,44 @@ func (v *Version) Undo(base *Version, changes []Change) (*Undo, error) {
 	}
 	u.sort()
 	return u, nil
+}
+
+// replaced appends what changes, in ascending order of their keys, replace in the subtree n of
+// base, which has all of them that are there. least is the height of the inner node with its least key.
+func (u *Undo) replaced(base *Version, n ref, s Stub, least uint8, changes []Change) error {
+	switch {
+	case len(changes) == 0:
+		return nil
+	case n.isInner():
+		l, i := base.link(n), base.image(n)
+		split := sort.Search(len(changes), func(i int) bool {
+			key := changes[i].Key
+			return !base.less(key, prefixOf(key), n, l)
+		})
+		if err := u.replaced(base, l.child[left], i.stub(left), least, changes[:split]); err != nil {
+			return err
+		}
+		return u.replaced(base, l.child[right], i.stub(right), s.Height, changes[split:])
+	}
+	for _, c := range changes {
+		value, height, ok := []byte(nil), least, false
+		switch {
+		case n.isLeaf():
+			key, v := base.leaf(n)
+			value, ok = v, bytes.Equal(key, c.Key)
+		case s != emptyStub:
+			var err error
+			if value, height, ok, err = base.entry(c.Key); err != nil {
+				return err
+			}
+		}
+		if ok {
+			u.touched = append(u.touched, touch{key: c.Key, value: value, height: height})
+		} else if c.Value != nil {
+			u.touched = append(u.touched, touch{key: c.Key, deleted: true})
+		}
+	}
+	return nil
 }
 
 func (t touch) compare(key []byte) int { return bytes.Compare(t.key, key) }
