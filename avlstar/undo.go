@@ -84,7 +84,8 @@ func (v *Version) Undo(base *Version, changes []Change) (*Undo, error) {
 }
 
 // replaced appends what changes, in ascending order of their keys, replace in the subtree n of
-// base, which has all of them that are there. least is the height of the inner node with its least key.
+// base, which has all of them that are there. least is the height of the inner node with its least
+// key.
 func (u *Undo) replaced(base *Version, n ref, s Stub, least uint8, changes []Change) error {
 	switch {
 	case len(changes) == 0:
