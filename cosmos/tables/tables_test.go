@@ -89,11 +89,12 @@ func TestRuns(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, want[string(r.Key)], append([]byte{}, v...))
 				}
-				if i%3 == 0 { // a new value, or none
+				switch i % 3 { // a new value, or none
+				case 0:
 					value := []byte(fmt.Sprint("new ", i))
 					require.NoError(t, db.Set(r.Key, value))
 					want[string(r.Key)] = value
-				} else if i%3 == 1 {
+				case 1:
 					require.NoError(t, db.Delete(r.Key))
 					delete(want, string(r.Key))
 				}
