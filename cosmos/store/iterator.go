@@ -94,7 +94,7 @@ func (it *iterator) Next() {
 			it.finish()
 			return
 		}
-		order := 0 // of the version's entry against the change
+		var order int // of the version's entry against the change
 		switch {
 		case !below:
 			order = 1

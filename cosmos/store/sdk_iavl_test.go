@@ -13,8 +13,7 @@ import (
 )
 
 var (
-	cacheSize = 100
-	treeData  = map[string]string{
+	treeData = map[string]string{
 		"hello": "goodbye",
 		"aloha": "shalom",
 	}

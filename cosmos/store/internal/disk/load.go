@@ -202,12 +202,15 @@ func (d *Disk) at(height int64) (states, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer p.Close()
 	meta, err := p.Meta()
-	if err != nil {
+	var s states
+	if err == nil {
+		s, err = d.build(meta, p.Scan())
+	}
+	if err := errors.Join(err, p.Close()); err != nil {
 		return nil, err
 	}
-	return d.build(meta, p.Scan())
+	return s, nil
 }
 
 // build makes the trees of leaves of all stores.
