@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	dbm "github.com/cometbft/cometbft-db"
@@ -47,12 +49,39 @@ type Databases struct {
 var errClosed = errors.New("CometBFT's databases are closed")
 
 // database can be closed twice: by CometBFT, and by Databases.
+//
+// CometBFT does not wait for its reactors' goroutines when it stops, and its block store panics
+// where a database is closed. So one that reads too late is ended instead (runtime.Goexit runs what
+// it deferred): the process, which may be about to start the next CometBFT, would be ended with it.
 type database struct {
 	dbm.DB
-	close func() error
+	closed atomic.Bool
+	close  func() error
 }
 
-func (d *database) Close() error { return d.close() }
+func (d *database) Close() error {
+	d.closed.Store(true)
+	return d.close()
+}
+
+func (d *database) Get(key []byte) ([]byte, error) {
+	value, err := d.DB.Get(key)
+	d.endLate(err)
+	return value, err
+}
+
+func (d *database) Has(key []byte) (bool, error) {
+	has, err := d.DB.Has(key)
+	d.endLate(err)
+	return has, err
+}
+
+// endLate ends the goroutine if err comes from its having read a database that is closed.
+func (d *database) endLate(err error) {
+	if err != nil && (d.closed.Load() || errors.Is(err, blocks.ErrClosed)) {
+		runtime.Goexit()
+	}
+}
 
 // NewDatabases opens none of them yet. zone is used to open the block zone, if config.toml names
 // it.
