@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	abcicli "github.com/cometbft/cometbft/abci/client"
@@ -21,9 +22,12 @@ import (
 )
 
 const (
-	// refillBytes is the largest state, in bytes of keys and values, that is held in memory a
-	// second time to make events again.
+	// refillBytes is the largest state, in bytes of memory, that is held a second time to make
+	// events again.
 	refillBytes = 256 << 20
+	// leafMemory is about what a leaf takes in memory beside its record: its node, a share of the
+	// inner ones, and rounding up.
+	leafMemory = 320
 	// refillEvery is the time between two looks whether the log has begun anew.
 	refillEvery = 10 * time.Second
 	// refillPause is the time between two looks for the block that proves what was executed.
@@ -85,13 +89,6 @@ func (n *Node) refillFrom(ctx context.Context, from, upTo int64) (err error) {
 			err = comet.Panicked(cause)
 		}
 	}()
-	if _, v := n.application.Latest(); v != nil {
-		size := v.Root().Bytes
-		v.Release()
-		if size > refillBytes {
-			return fmt.Errorf("the state has %d bytes, and no more than %d are held in memory twice for that", size, refillBytes)
-		}
-	}
 	v, err := n.stateOfPin(from)
 	if err != nil {
 		return err
@@ -135,6 +132,9 @@ func (n *Node) refillFrom(ctx context.Context, from, upTo int64) (err error) {
 		}
 	}
 	for blocks.LoadBlockMeta(upTo+1) == nil {
+		if blocks.Base() > upTo+1 {
+			return fmt.Errorf("block %d is not there any more", upTo+1)
+		}
 		sleep(ctx, refillPause)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -157,7 +157,7 @@ func (n *Node) stateOfPin(height int64) (_ *avlstar.Version, err error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := avlstar.FromLeaves(meta.ChunkBytes, pin.Scan())
+	v, err := avlstar.FromLeaves(meta.ChunkBytes, bounded(pin.Scan()))
 	if err != nil {
 		return nil, err
 	}
@@ -166,6 +166,22 @@ func (n *Node) stateOfPin(height int64) (_ *avlstar.Version, err error) {
 		return nil, fmt.Errorf("the stored snapshot at height %d has app hash %s, it was %X when it was stored", height, hash, meta.AppHash)
 	}
 	return v, nil
+}
+
+// bounded ends the leaves with an error where they would take more than refillBytes.
+func bounded(leaves iter.Seq2[avlstar.Leaf, error]) iter.Seq2[avlstar.Leaf, error] {
+	return func(yield func(avlstar.Leaf, error) bool) {
+		left := int64(refillBytes)
+		for l, err := range leaves {
+			if left -= int64(len(l.Key)) + int64(len(l.Value)) + leafMemory; left < 0 && err == nil {
+				yield(avlstar.Leaf{}, fmt.Errorf("the state takes more than the %d bytes of memory that are taken for that", refillBytes))
+				return
+			}
+			if !yield(l, err) {
+				return
+			}
+		}
+	}
 }
 
 // matches compares the last state of an application with what a header says.

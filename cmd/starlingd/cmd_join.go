@@ -75,6 +75,7 @@ state's size. The file is config/storage_nodes.toml of a node that has done so.`
 			}
 			// the same as just now, so that it cannot fail
 			opts.Edit = func(c *cfg.Config, a *config.App) { _ = config.SetFlags(cmd.Flags(), c, a) }
+			opts.OtherPeers = env.V.GetString("p2p.persistent_peers") != "" || env.V.GetString("p2p.seeds") != ""
 			if joined, err = home.InitFrom(ctx, opts); err != nil {
 				return err
 			}

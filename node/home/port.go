@@ -83,6 +83,8 @@ func speaksTLS(ctx context.Context, hostPort string) bool {
 // p2pID returns the id of the node whose p2p listens at an address: it shakes hands, and sends
 // nothing more.
 func p2pID(ctx context.Context, hostPort string) (p2p.ID, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", hostPort)
 	if err != nil {
 		return "", err

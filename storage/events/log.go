@@ -409,10 +409,16 @@ func (l *Log) Close() error {
 	for range maxDiskReads { // those who read from disk
 		l.reads <- struct{}{}
 	}
-	if l.db == nil { // it could not be replaced, which is the failure
+	l.writing.Lock() // who met damage as the log was closed may be about to begin anew
+	defer l.writing.Unlock()
+	l.using.Lock()
+	defer l.using.Unlock()
+	db := l.db
+	if db == nil { // it could not be replaced, which is the failure
 		return failure
 	}
-	return errors.Join(failure, l.folder.Err("close", l.db.Close()))
+	l.db = nil
+	return errors.Join(failure, l.folder.Err("close", db.Close()))
 }
 
 // Stop ends all waiting in Answer. Blocks may still come.
