@@ -159,7 +159,7 @@ func (l *Log) writeWaiting() error {
 // writeSome writes the next blocks, as many as fit a batch. The caller holds writing.
 func (l *Log) writeSome() (more bool, err error) {
 	l.mu.Lock()
-	if err := l.mu.failure; err != nil { // one who has read could not begin anew: there is no database
+	if err := l.mu.failure; err != nil { // a reader could not begin anew: there is no database
 		l.mu.Unlock()
 		return false, err
 	}

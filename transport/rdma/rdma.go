@@ -47,8 +47,8 @@ type Options struct {
 	// Allowed reports whether a peer, at an address, may have memory and a queue pair; nil: none
 	// may.
 	Allowed func(transport.ID, netip.Addr) bool
-	// Memory is the limit of registered memory, in bytes; 256 MiB. A path has 32 MiB at the side
-	// that dials, 2 MiB at the side that serves.
+	// Memory is the limit of registered memory, in bytes; 256 MiB. A path has 34 MiB at the side
+	// that dials, 4 MiB at the side that serves.
 	Memory int64
 	Hooks  Hooks
 
