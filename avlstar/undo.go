@@ -22,6 +22,9 @@ type Undo struct {
 	touched []touch // in ascending key order
 }
 
+// Changes is of how many keys the record says what they were: of leaves, and of inner nodes.
+func (u *Undo) Changes() int { return len(u.touched) }
+
 // ErrInvalidUndo is wrapped by the errors of DecodeUndo.
 var ErrInvalidUndo = errors.New("invalid undo record")
 

@@ -101,14 +101,12 @@ func NewApplication(o ApplicationOptions) (*Application, error) {
 	if err != nil {
 		return nil, err
 	}
-	records, err := openUndo(o)
-	if err != nil {
-		return nil, errors.Join(err, closeEvents(log))
-	}
+	records := openUndo(o)
 	state, err := openState(o, log, records)
 	if err != nil {
 		return nil, errors.Join(err, closeUndo(records), closeEvents(log))
 	}
+	removeUndo(o)
 	a, err := wire(o, state, log, records)
 	if err != nil {
 		return nil, errors.Join(err, state.Close(), closeUndo(records), closeEvents(log))
@@ -224,7 +222,7 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log, records *u
 	application.SetSnapshots(&snapshots{Manager: manager, app: application, state: state, known: interval > 0})
 	var older *heights
 	if records != nil {
-		older = &heights{app: application, records: records, log: o.Logger.With("module", "heights")}
+		older = &heights{app: application, records: records, log: o.Logger.With("module", "heights"), largest: maxUndoChanges}
 	}
 	return &Application{
 		App: application, heights: older, snapshots: manager, state: state, store: trees, cache: o.Cache, joined: joined,

@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/store"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/storage/undo"
 )
@@ -28,16 +30,41 @@ import (
 // rebuildProgress is the time between two log lines of a rebuild.
 const rebuildProgress = 3 * time.Second
 
-// openUndo opens the log of undo records; nil: this node keeps none. Then those of an earlier start
-// are removed, which would have a gap when it keeps them again.
-func openUndo(o ApplicationOptions) (*undo.Log, error) {
-	c, dir := o.Config.State, config.UndoDir(o.DataDir)
-	if !o.Undo || c.Sharded() || c.KeepRecent < 2 {
-		return nil, os.RemoveAll(dir)
+// maxUndoChanges limits the changes of a record that is used: going back by it is one step, during
+// which no block is applied.
+const maxUndoChanges = 50_000
+
+// keepsUndo reports whether undo records are kept.
+func (o ApplicationOptions) keepsUndo() bool {
+	return o.Undo && !o.Config.State.Sharded() && o.Config.State.KeepRecent >= 2
+}
+
+// openUndo opens the log of undo records, and changes nothing in it. nil: this node keeps none, or
+// cannot, and runs as well.
+func openUndo(o ApplicationOptions) *undo.Log {
+	if !o.keepsUndo() {
+		return nil
 	}
-	return undo.Open(dir, undo.Options{
-		FS: o.fs, Logger: o.Logger.With("module", "undo"), KeepBlocks: int64(c.KeepRecent), KeepBytes: c.KeepRecentBytes,
+	c, lag := o.Config.State, max(o.Config.Storage.MaxLagBlocks, o.Config.Storage.FlushBlocks)
+	records, err := undo.Open(config.UndoDir(o.DataDir), undo.Options{
+		FS: o.fs, Logger: o.Logger.With("module", "undo"), KeepBlocks: int64(c.KeepRecent), KeepBytes: c.KeepRecentBytes, Slack: int64(lag),
 	})
+	if err != nil {
+		o.Logger.Error("No undo records are kept: after the next start, queries reach less far back", "err", err)
+		return nil
+	}
+	return records
+}
+
+// removeUndo removes the records of an earlier start if none are kept now: they would have a gap
+// when they are kept again. The state's lock must be held, since a running node has such records.
+func removeUndo(o ApplicationOptions) {
+	if o.keepsUndo() {
+		return
+	}
+	if err := os.RemoveAll(config.UndoDir(o.DataDir)); err != nil {
+		o.Logger.Error("Old undo records are of no use, but cannot be removed", "err", err)
+	}
 }
 
 // closeUndo closes a log unless it is nil.
@@ -53,6 +80,7 @@ type heights struct {
 	app     *app.App
 	records *undo.Log // nil: there is nothing to make them of
 	log     log.Logger
+	largest int // changes of a record that is used, at most
 
 	mu struct {
 		sync.Mutex
@@ -65,7 +93,7 @@ var errNoHeader = errors.New("the chain's app hash is not known here: the block 
 
 // rebuild goes back as far as there are records and room. appHash returns the app hash that the
 // chain has for the state after a height; nil: it is not known here.
-func (h *heights) rebuild(ctx context.Context, appHash func(height int64) []byte) {
+func (h *heights) rebuild(ctx context.Context, appHash func(height int64) ([]byte, error)) {
 	if h == nil || h.records == nil {
 		return
 	}
@@ -73,10 +101,10 @@ func (h *heights) rebuild(ctx context.Context, appHash func(height int64) []byte
 	if v == nil {
 		return
 	}
+	defer func() { v.Release() }() // also where appHash ends the goroutine
 	from, began, said := height, time.Now(), time.Now()
 	reason := h.app.WantsOlder()
 	if reason != nil {
-		v.Release()
 		return // it was started with as many blocks to execute
 	}
 	for ; reason == nil; reason = h.next(ctx, height) {
@@ -98,7 +126,6 @@ func (h *heights) rebuild(ctx context.Context, appHash func(height int64) []byte
 			h.log.Info("Older states are made again", "heights", from-height, "oldest", height, "seconds", time.Since(began).Seconds())
 		}
 	}
-	v.Release()
 	h.note(from-height, time.Since(began))
 	if height == from {
 		h.log.Info("States from before the start do not answer queries", "oldest", height, "reason", reason)
@@ -120,7 +147,7 @@ func (h *heights) next(ctx context.Context, height int64) error {
 }
 
 // back returns the state before that of height, v, verified.
-func (h *heights) back(height int64, v *avlstar.Version, appHash func(height int64) []byte) (*avlstar.Version, error) {
+func (h *heights) back(height int64, v *avlstar.Version, appHash func(height int64) ([]byte, error)) (*avlstar.Version, error) {
 	record, err := h.records.Get(height)
 	if err != nil {
 		return nil, err
@@ -129,8 +156,14 @@ func (h *heights) back(height int64, v *avlstar.Version, appHash func(height int
 	if err != nil {
 		return nil, fmt.Errorf("undo record of height %d: %w", height, err)
 	}
-	want := appHash(height - 1)
-	if want == nil {
+	if n := u.Changes(); n > h.largest {
+		return nil, fmt.Errorf("undo record of height %d: blocks would wait too long for its %d changes: more than %d", height, n, h.largest)
+	}
+	want, err := appHash(height - 1)
+	switch {
+	case err != nil:
+		return nil, err
+	case want == nil:
 		return nil, fmt.Errorf("height %d: %w", height-1, errNoHeader)
 	}
 	// The result has the root that the record names.
@@ -153,8 +186,8 @@ func (h *heights) note(rebuilt int64, took time.Duration) {
 // RebuildHeights makes the states of the last heights before the start again, as far as keep_recent
 // and keep_recent_bytes allow. The state is that of the blocks that CometBFT has executed; it may
 // be called once. appHash returns the app hash that the chain has for the state after a height;
-// nil: it is not known. It returns when it is done, or ctx has ended.
-func (a *Application) RebuildHeights(ctx context.Context, appHash func(height int64) []byte) {
+// nil: it is not known. Its error ends the work. It returns when it is done, or ctx has ended.
+func (a *Application) RebuildHeights(ctx context.Context, appHash func(height int64) ([]byte, error)) {
 	a.heights.rebuild(ctx, appHash)
 }
 
@@ -163,18 +196,37 @@ func (n *Node) rebuildHeights() {
 	if n.application.heights == nil {
 		return
 	}
-	blocks, err := n.databases.Blocks()
+	blocks, err := openBlocks(n.databases)
 	if err != nil {
 		n.log.Error("Older states are not made again", "err", err)
 		return
 	}
-	n.application.RebuildHeights(n.ctx, func(height int64) []byte {
-		meta := blocks.LoadBlockMeta(height + 1)
-		if meta == nil {
-			return nil
+	n.application.RebuildHeights(n.ctx, func(height int64) ([]byte, error) { return appHashAfter(blocks, height) })
+}
+
+// openBlocks is Blocks with an error where CometBFT panics: it does when it cannot read.
+func openBlocks(d *comet.Databases) (_ *store.BlockStore, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("CometBFT's blocks: %w", comet.Panicked(cause))
 		}
-		return meta.Header.AppHash
-	})
+	}()
+	return d.Blocks()
+}
+
+// appHashAfter returns the app hash of the state after a height, as the block after it has it; nil:
+// that block is not stored. It returns an error where CometBFT panics.
+func appHashAfter(blocks *store.BlockStore, height int64) (hash []byte, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("block %d: %w", height+1, comet.Panicked(cause))
+		}
+	}()
+	meta := blocks.LoadBlockMeta(height + 1)
+	if meta == nil {
+		return nil, nil
+	}
+	return meta.Header.AppHash, nil
 }
 
 // heightMetrics are the metrics of these states, read when Prometheus asks.

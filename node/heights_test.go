@@ -19,18 +19,21 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/blocks"
 )
 
 // chain returns what RebuildHeights asks: the app hashes of the blocks that there are now.
-func (r *replica) chain() func(int64) []byte {
+func (r *replica) chain() func(int64) ([]byte, error) {
 	hashes := slices.Clone(r.hashes)
-	return func(height int64) []byte {
+	return func(height int64) ([]byte, error) {
 		if height < 1 || height > int64(len(hashes)) {
-			return nil
+			return nil, nil
 		}
-		return hashes[height-1]
+		return hashes[height-1], nil
 	}
 }
 
@@ -232,6 +235,18 @@ func TestNodeAnswersOldHeightsAfterARestart(t *testing.T) {
 		require.Equal(t, fmt.Sprint("value-", i), string(value))
 	}
 	nodetest.Put(t, client, "key", "one more")
+	require.NoError(t, n.Stop())
+
+	// a block that cannot be read ends the rebuild, and not the node
+	d := comet.NewDatabases(nodetest.Load(t, home).CometBFT, log.NewNopLogger(), blocks.Options{})
+	db, err := d.DB("blockstore")
+	require.NoError(t, err)
+	require.NoError(t, db.SetSync([]byte("H:3"), []byte("damaged")))
+	require.NoError(t, d.Close())
+	n = start(t, home, logs.Logger(t))
+	nodetest.Until(t, "the heights from the damaged block on are there", func() bool { return logs.Has("block 3: ") })
+	require.EqualValues(t, 3, n.Application().Oldest())
+	nodetest.Put(t, nodetest.RPC(t, home), "key", "the last one")
 }
 
 // TestRebuildHeightsFigures makes 100 states again, of blocks of 1,000 changed keys of 200,000, and
@@ -298,19 +313,52 @@ func (a *Application) heldBytes() (sum uint64) {
 }
 
 // TestNoUndoIsKeptForOneState: without older states to answer from there are no records, and those
-// of another setting are removed, which would have a gap later.
+// of another setting are removed, which would have a gap later; but not those of a running node.
 func TestNoUndoIsKeptForOneState(t *testing.T) {
 	dir := t.TempDir()
 	o := ApplicationOptions{DataDir: dir, Config: config.DefaultApp(), Logger: log.NewNopLogger(), Undo: true}
-	records, err := openUndo(o)
+	running, err := NewApplication(o)
 	require.NoError(t, err)
-	records.Put(1, []byte("record"))
-	require.NoError(t, closeUndo(records))
-	require.DirExists(t, config.UndoDir(dir))
+	running.heights.records.Put(1, []byte("record"))
+
 	o.Config.State.KeepRecent = 1
-	records, err = openUndo(o)
+	_, err = NewApplication(o)
+	require.ErrorIs(t, err, storage.ErrLocked)
+	_, err = running.heights.records.Get(1)
 	require.NoError(t, err)
-	require.Nil(t, records)
+	require.NoError(t, running.Close())
+	require.DirExists(t, config.UndoDir(dir))
+
+	next, err := NewApplication(o)
+	require.NoError(t, err)
+	require.Nil(t, next.heights)
 	require.NoDirExists(t, config.UndoDir(dir))
-	new(Application).RebuildHeights(t.Context(), nil) // there is nothing to do
+	next.RebuildHeights(t.Context(), nil) // there is nothing to do
+	require.NoError(t, next.Close())
+}
+
+// TestUnusableUndoFolder: a node that cannot keep records starts.
+func TestUnusableUndoFolder(t *testing.T) {
+	dir, logs := t.TempDir(), new(nodetest.LogBuffer)
+	nodetest.WriteFile(t, config.UndoDir(dir), "no folder")
+	a, err := NewApplication(ApplicationOptions{DataDir: dir, Config: config.DefaultApp(), Logger: logs.Logger(t), Undo: true})
+	require.NoError(t, err)
+	require.Nil(t, a.heights)
+	require.True(t, logs.Has("No undo records are kept"))
+	a.RebuildHeights(t.Context(), nil)
+	require.NoError(t, a.Close())
+}
+
+// TestUndoOfTooManyChanges: blocks would wait for it.
+func TestUndoOfTooManyChanges(t *testing.T) {
+	r := newRestarted(t, false)
+	for range 10 {
+		r.block()
+	}
+	require.NoError(t, r.app.Close())
+	r.open()
+	r.app.heights.largest = -1
+	r.app.RebuildHeights(t.Context(), r.chain())
+	require.Equal(t, r.app.Height(), r.app.Oldest())
+	require.NoError(t, r.app.Close())
 }

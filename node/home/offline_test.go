@@ -297,6 +297,9 @@ func TestRollbackToASnapshot(t *testing.T) {
 		require.Zero(t, plan.State%3)
 		require.Equal(t, last-plan.State, plan.Replayed)
 		require.Zero(t, plan.RemovedBlock)
+		if plan.State != plan.StateBefore {
+			require.NoDirExists(t, filepath.Join(config.CometBFT.DBDir(), "undo"))
+		}
 
 		now, blocks := heights(t, config)
 		require.Equal(t, plan.State, now)

@@ -3,6 +3,7 @@ package home
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	sm "github.com/cometbft/cometbft/state"
@@ -149,8 +150,12 @@ func (d *offline) canExecuteAfter(height int64) bool {
 	return err == nil
 }
 
-// rollbackState changes the state zone.
+// rollbackState changes the state zone. Before that, it removes what the blocks since the state
+// have replaced, while the zone is locked.
 func (d *offline) rollbackState(plan RollbackPlan) error {
+	if err := os.RemoveAll(config.UndoDir(d.dataDir())); err != nil {
+		return err
+	}
 	if plan.State == 0 {
 		return d.state.Reset()
 	}

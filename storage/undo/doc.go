@@ -4,6 +4,7 @@
 //	Put(height) ──► the newest file ◄── Sync: before the state of that height is durable
 //	                00000001.undo   [record ‖ record ‖ …]      removed when all its records are old
 //	                00000002.undo   [record ‖ …]
+//	                                                           or, after a start, put again
 //	Get(height) ◄── the last record of a height that is whole
 //
 //	record:  head: length:u32 ‖ height:u64 ‖ CRC-32C of the value:u32 ‖ CRC-32C of the head before it:u32 ‖ value

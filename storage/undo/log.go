@@ -29,6 +29,8 @@ const (
 	headBytes = 4 + 8 + 4 + 4
 	// fileBytes is about how large a file becomes: it is removed as a whole.
 	fileBytes = 4 << 20
+	// defaultKeepBytes limits the files where nobody else does: each disk has an end.
+	defaultKeepBytes = 1 << 30
 	// maxFileBlocks limits the records of a file, for small ones.
 	maxFileBlocks = 1000
 	suffix        = ".undo"
@@ -43,8 +45,11 @@ type Options struct {
 	// Records of the last KeepBlocks heights are kept, a file more than that at most; below 1: that
 	// of the last one.
 	KeepBlocks int64
-	// KeepBytes limits what the files take together, but for the newest one; 0: no limit.
+	// KeepBytes limits what the files take together, but for the newest one; below 1: 1 GiB.
 	KeepBytes int64
+	// Slack is how far apart, at most, heights are that are put at the same time. Records of an
+	// earlier start are not kept where they are of heights above that.
+	Slack int64
 }
 
 // Log is a folder of undo records. All methods may be called concurrently.
@@ -56,6 +61,7 @@ type Log struct {
 	mu struct {
 		sync.Mutex
 		files   []*file // in order of their numbers; the last one may be open for writing
+		first   uint64  // number of this start's first file
 		writer  vfs.File
 		index   map[int64][]place // by height, in the order in which they were written
 		dirty   bool              // there is something to sync
@@ -85,6 +91,9 @@ func Open(dir string, o Options) (*Log, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = engine.NopLogger{}
+	}
+	if o.KeepBytes <= 0 {
+		o.KeepBytes = defaultKeepBytes
 	}
 	l := &Log{o: o, dir: dir}
 	l.mu.index = make(map[int64][]place)
@@ -126,7 +135,9 @@ func (l *Log) load() error {
 		l.mu.files = append(l.mu.files, &file{number: number})
 	}
 	slices.SortFunc(l.mu.files, func(a, b *file) int { return cmp.Compare(a.number, b.number) })
+	l.mu.first = 1
 	for _, f := range l.mu.files {
+		l.mu.first = f.number + 1
 		if err := l.scan(f); err != nil {
 			l.o.Logger.Error("A file of undo records cannot be read, heights in it are not rebuilt", "file", l.path(f.number), "err", err)
 		}
@@ -222,12 +233,12 @@ func (l *Log) put(height int64, value []byte) error {
 	}
 	f.bytes += int64(headBytes + len(value))
 	l.enter(height, p)
-	return l.trim()
+	return l.trim(height)
 }
 
 // prepare makes sure that the last file is open for writing and has room.
 func (l *Log) prepare() error {
-	next := uint64(1)
+	next := l.mu.first
 	if n := len(l.mu.files); n > 0 {
 		last := l.mu.files[n-1]
 		// what an earlier start has left is not continued: its end may be damaged
@@ -260,30 +271,60 @@ func (l *Log) closeWriter() error {
 	return w.Close()
 }
 
-// trim removes the oldest files as far as they are not kept; the newest one stays.
-func (l *Log) trim() error {
-	highest, sum := int64(0), int64(0)
+// trim removes the files that are not kept any more, now that height was put; the newest one stays.
+// No file is kept for having higher heights: the state may have gone back since they were put.
+func (l *Log) trim(height int64) error {
+	sum := int64(0)
 	for _, f := range l.mu.files {
-		highest, sum = max(highest, f.highest), sum+f.bytes
+		sum += f.bytes
 	}
-	for len(l.mu.files) > 1 {
-		f := l.mu.files[0]
-		old := f.highest <= highest-max(l.o.KeepBlocks, 1)
-		if !old && (l.o.KeepBytes <= 0 || sum <= l.o.KeepBytes) {
+	newest := l.mu.files[len(l.mu.files)-1]
+	for _, f := range slices.Clone(l.mu.files) {
+		if f == newest {
 			return nil
 		}
-		if err := l.o.FS.Remove(l.path(f.number)); err != nil {
-			return err
-		}
-		for _, height := range f.heights {
-			left := slices.DeleteFunc(l.mu.index[height], func(p place) bool { return p.file == f })
-			if l.mu.index[height] = left; len(left) == 0 {
-				delete(l.mu.index, height)
+		if f.highest > height-max(l.o.KeepBlocks, 1) && sum <= l.o.KeepBytes {
+			if !l.superseded(f, height) {
+				continue
+			}
+			if err := l.sync(); err != nil { // what counts in its place must not be lost
+				return err
 			}
 		}
+		if err := l.remove(f); err != nil {
+			return err
+		}
 		sum -= f.bytes
-		l.mu.files = l.mu.files[1:]
 	}
+	return nil
+}
+
+// superseded reports whether a file is of an earlier start, and this one has put each of its
+// heights again, or will before the state is there: they are above all that it has. So it is after
+// a crash, and where the state has gone back.
+func (l *Log) superseded(f *file, height int64) bool {
+	if f.number >= l.mu.first {
+		return false
+	}
+	return !slices.ContainsFunc(f.heights, func(of int64) bool {
+		places := l.mu.index[of]
+		again := places[len(places)-1].file.number >= l.mu.first
+		return !again && of-l.o.Slack <= height
+	})
+}
+
+// remove removes a file with its records.
+func (l *Log) remove(f *file) error {
+	if err := l.o.FS.Remove(l.path(f.number)); err != nil {
+		return err
+	}
+	for _, height := range f.heights {
+		left := slices.DeleteFunc(l.mu.index[height], func(p place) bool { return p.file == f })
+		if l.mu.index[height] = left; len(left) == 0 {
+			delete(l.mu.index, height)
+		}
+	}
+	l.mu.files = slices.DeleteFunc(l.mu.files, func(other *file) bool { return other == f })
 	return nil
 }
 

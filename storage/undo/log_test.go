@@ -35,7 +35,7 @@ func TestRecordsSurviveCrashes(t *testing.T) {
 	put, synced := map[int64][]byte{}, map[int64][]byte{}
 	next := int64(1)
 	for range 30 {
-		l := mustOpen(t, Options{FS: fs, KeepBlocks: keep})
+		l := mustOpen(t, Options{FS: fs, KeepBlocks: keep, Slack: 10})
 		for height, want := range synced {
 			if height <= next-1-keep {
 				continue
@@ -100,6 +100,58 @@ func TestBytesAreLimited(t *testing.T) {
 	for height := int64(95); height <= 100; height++ {
 		_, err := l.Get(height)
 		require.NoError(t, err)
+	}
+	require.NoError(t, l.Close())
+}
+
+// TestRecordsFromBeforeTheStateWentBack: higher heights of an earlier start are no reason to keep
+// anything, and what is put again stands only once.
+func TestRecordsFromBeforeTheStateWentBack(t *testing.T) {
+	fs := vfs.NewMem()
+	o := Options{FS: fs, KeepBlocks: 100, Slack: 10}
+	run := func(from, to int64, size int) {
+		l := mustOpen(t, o)
+		for height := from; height <= to; height++ {
+			l.Put(height, make([]byte, size))
+		}
+		require.NoError(t, l.Close())
+	}
+	run(90_000, 90_100, 1<<10)
+	run(80_000, 80_100, 1<<10)
+	run(1, 20_000, 10)
+	l := mustOpen(t, o)
+	require.LessOrEqual(t, len(l.mu.files), 2)
+	require.LessOrEqual(t, l.Bytes(), int64(2*maxFileBlocks*(headBytes+10)))
+	require.NoError(t, l.Close())
+
+	// a crash loop: each start goes as far
+	for range 20 {
+		run(19_990, 20_050, 10)
+	}
+	l = mustOpen(t, o)
+	require.LessOrEqual(t, len(l.mu.files), 3)
+	for height := int64(19_951); height <= 20_050; height++ {
+		_, err := l.Get(height)
+		require.NoError(t, err)
+	}
+	require.NoError(t, l.Close())
+}
+
+// TestWhatIsNotPutAgainStays: not all heights of the file are, and some are not far above.
+func TestWhatIsNotPutAgainStays(t *testing.T) {
+	o := Options{FS: vfs.NewMem(), KeepBlocks: 100, Slack: 10}
+	for _, heights := range [][2]int64{{1, 50}, {45, 55}, {48, 48}} {
+		l := mustOpen(t, o)
+		for height := heights[0]; height <= heights[1]; height++ {
+			l.Put(height, fmt.Append(nil, height))
+		}
+		require.NoError(t, l.Close())
+	}
+	l := mustOpen(t, o)
+	for height := int64(1); height <= 55; height++ {
+		value, err := l.Get(height)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprint(height), string(value))
 	}
 	require.NoError(t, l.Close())
 }
