@@ -20,12 +20,21 @@ type testBlocks struct {
 	set    *types.ValidatorSet
 	blocks []Block // blocks[h-1] has height h
 	base   int64   // below it everything was pruned
+	// genesis is the time of the chain's beginning, every the time between blocks.
+	genesis time.Time
+	every   time.Duration
+	shown   func() int64 // if not nil: how many there are by now
 }
 
 // newBlocks makes a chain with one transaction of size bytes in each block. name makes it another
 // one.
 func newBlocks(name string, heights int64, size int) *testBlocks {
-	c := &testBlocks{key: ed25519.GenPrivKeyFromSecret([]byte("validator")), base: 1}
+	return newBlocksAt(name, heights, size, time.Unix(900_000_000, 0), time.Second)
+}
+
+// newBlocksAt is newBlocks for a chain that began at a time, with a block every so often.
+func newBlocksAt(name string, heights int64, size int, genesis time.Time, every time.Duration) *testBlocks {
+	c := &testBlocks{key: ed25519.GenPrivKeyFromSecret([]byte("validator")), base: 1, genesis: genesis, every: every}
 	c.set = types.NewValidatorSet([]*types.Validator{types.NewValidator(c.key.PubKey(), 10)})
 	for h := int64(1); h <= heights; h++ {
 		c.blocks = append(c.blocks, c.block(h, types.Tx(bytes.Repeat(fmt.Appendf(nil, "%s%d", name, h), size)[:size])))
@@ -43,7 +52,7 @@ func (c *testBlocks) block(h int64, txs ...types.Tx) Block {
 	hash := func(s string) []byte { return types.Tx(s).Hash() }
 	b.Header = types.Header{
 		Version: cmtversion.Consensus{Block: version.BlockProtocol, App: 1}, ChainID: testChain, Height: h,
-		Time: time.Unix(1_700_000_000+h, 0).UTC(), LastBlockID: lastID, LastCommitHash: b.LastCommitHash, DataHash: b.DataHash,
+		Time: c.genesis.Add(time.Duration(h) * c.every).UTC(), LastBlockID: lastID, LastCommitHash: b.LastCommitHash, DataHash: b.DataHash,
 		EvidenceHash: b.EvidenceHash, ValidatorsHash: c.set.Hash(), NextValidatorsHash: c.set.Hash(), ConsensusHash: hash("params"),
 		AppHash: hash(fmt.Sprint("app", h)), LastResultsHash: hash("results"), ProposerAddress: c.set.Proposer.Address,
 	}
@@ -65,7 +74,12 @@ func (c *testBlocks) sign(b *types.Block) Block {
 	return made
 }
 
-func (c *testBlocks) height() int64 { return int64(len(c.blocks)) }
+func (c *testBlocks) height() int64 {
+	if c.shown != nil {
+		return c.shown()
+	}
+	return int64(len(c.blocks))
+}
 
 func (c *testBlocks) at(h int64) *Block {
 	if h < c.base || h > c.height() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/transport"
@@ -36,7 +37,12 @@ type peer struct {
 	above int64
 	until time.Time // it is asked again only then
 	out   int       // questions under way
-	idles int       // answers of it that did not come to an end
+	// idles counts when nothing came of it, or no end, since its last right answer; idled: when the
+	// last one was counted.
+	idles int
+	idled time.Time
+	// moves changes while it sends something, whatever the question.
+	moves atomic.Int64
 	// doubts counts its wrong answers that came unproved; doubted: the next one must be proved.
 	doubts  int
 	doubted bool
@@ -45,9 +51,12 @@ type peer struct {
 const (
 	// maxDoubts is how many wrong answers of a peer are excused because they came unproved.
 	maxDoubts = 4
-	// maxIdles is how many answers of a peer may not come to an end: who claims to have blocks, and
-	// gives none, would keep a node from taking part in consensus.
+	// maxIdles is how often a peer may be idle: who claims to have blocks, and gives none, would keep
+	// a node from taking part in consensus.
 	maxIdles = 3
+	// maxOut is how many questions a peer is asked at once, but for those asked beside: it answers
+	// one after the other, and the last one would wait for all others.
+	maxOut = 2
 	// restAfter is how long a peer is left alone that was busy, failed, or sent nothing.
 	restAfter = 2 * time.Second
 )
@@ -66,7 +75,10 @@ func (r *roster) update(list []Peer) {
 			p = &peer{conn: l.Conn}
 			r.peers[id] = p
 		} else if p.conn != l.Conn { // it may be a newer version by now, but is as honest
-			p = &peer{conn: l.Conn, useless: p.banned, banned: p.banned, idles: p.idles, doubts: p.doubts, doubted: p.doubted}
+			p = &peer{
+				conn: l.Conn, useless: p.banned || p.idles >= maxIdles, banned: p.banned, idles: p.idles, idled: p.idled,
+				doubts: p.doubts, doubted: p.doubted,
+			}
 			r.peers[id] = p
 		}
 		if p.claim != l.Claim { // it may have more by now
@@ -97,7 +109,20 @@ func (r *roster) claims() (claims []Claim, peers, banned int) {
 	return claims, peers, banned
 }
 
+// idle returns the newest block that those claim to have who were given up because nothing came.
+func (r *roster) idle() (last int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.peers {
+		if p.there && !p.banned && p.idles >= maxIdles {
+			last = max(last, p.claim.Last)
+		}
+	}
+	return last
+}
+
 // candidates returns whom to ask for the blocks from a height on: first those who are asked least.
+// It returns nobody if all have been asked enough: otherwise these are only asked beside others.
 func (r *roster) candidates(from int64, now time.Time) []*peer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,6 +140,9 @@ func (r *roster) candidates(from int64, now time.Time) []*peer {
 	}
 	r.turn++
 	slices.SortStableFunc(list, func(a, b *peer) int { return cmp.Compare(a.out, b.out) })
+	if len(list) > 0 && list[0].out >= maxOut {
+		return nil
+	}
 	return list
 }
 
@@ -137,6 +165,7 @@ func (r *roster) asked(p *peer) {
 func (r *roster) failed(p *peer, from int64, err error, now time.Time) (lie bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var idle *idleError
 	switch {
 	case errors.Is(err, transport.ErrTooLong), errors.Is(err, transport.ErrProtocol), errors.Is(err, errMessage):
 		return true
@@ -144,9 +173,12 @@ func (r *roster) failed(p *peer, from int64, err error, now time.Time) (lie bool
 		p.above = from
 	case errors.Is(err, transport.ErrRefused):
 		p.useless = true
-	case errors.Is(err, errIdle):
-		p.idles++
-		p.useless = p.idles >= maxIdles
+	case errors.Is(err, errTurn):
+	case errors.As(err, &idle):
+		if !idle.began.Before(p.idled) { // questions that stood still together count as one
+			p.idles, p.idled = p.idles+1, now
+			p.useless = p.useless || p.idles >= maxIdles
+		}
 		p.until = now.Add(restAfter)
 	default:
 		p.until = now.Add(restAfter)
@@ -176,4 +208,7 @@ func (r *roster) right(p *peer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.doubted = false
+	if !p.useless {
+		p.idles = 0
+	}
 }

@@ -17,7 +17,10 @@ import (
 type Chain interface {
 	// Height is that of the last block that was executed; 0: none.
 	Height() int64
-	// MaxBlockBytes is the limit of a block with its commit, in bytes.
+	// Time is what the header of that block says, which its validators have signed; zero: there is
+	// none.
+	Time() time.Time
+	// MaxBlockBytes is the limit of the block after the last one with its commit, in bytes.
 	MaxBlockBytes() int64
 	// Apply checks and executes the block after the last one. ErrUnsigned: its commit does not
 	// prove it. Any other error ends the run. It does not keep the block's parts.
@@ -28,7 +31,8 @@ type Chain interface {
 var (
 	// ErrUnsigned: the validators did not sign the block.
 	ErrUnsigned = errors.New("the validators did not sign the block")
-	// ErrStalled: peers claim to have blocks, and for Options.Stall none was executed.
+	// ErrStalled: peers claim to have blocks, and for Options.Stall none was executed, or those who
+	// claim that were given up.
 	ErrStalled = errors.New("no block has come from peers that claim to have them")
 )
 
@@ -64,7 +68,8 @@ const (
 	logEvery = 10 * time.Second
 )
 
-// Run asks peers for blocks and has them executed until Decide returns Normal. It returns nil then,
+// Run asks peers for blocks and has them executed until Decide returns Normal, or until the blocks
+// are so young that CometBFT can as well fetch the rest, whatever is claimed. It returns nil then,
 // also if nobody is ahead; ErrStalled; an error of Chain.Apply; or that of ctx. What was executed
 // stays in any case, and the next Run continues there.
 func Run(ctx context.Context, o Options) error {
@@ -87,12 +92,18 @@ func Run(ctx context.Context, o Options) error {
 	l := &loop{
 		o: o, ctx: ctx, began: now, moved: now, height: o.Chain.Height(),
 		roster: &roster{peers: map[transport.ID]*peer{}}, ready: map[int64]*batch{}, asked: map[span]bool{},
-		found: make(chan found), applied: make(chan applied), speed: speed{began: now}, limit: int(min(max(o.MemoryBytes/64, minBytes), maxAnswer)),
+		found: make(chan found), applied: make(chan applied), long: make(chan struct{}, 1), speed: speed{began: now}, limit: int(min(max(o.MemoryBytes/64, minBytes), maxAnswer)),
 	}
 	l.window = newWindow(l.height)
 	err := l.run()
 	cancel()
 	l.wg.Wait()
+	if err != nil { // others would see a run for ever
+		p := l.progress
+		p.Height = max(o.Chain.Height(), l.height)
+		p.State, p.Left, p.Target = Normal, 0, p.Height
+		o.View.report(p)
+	}
 	return err
 }
 
@@ -113,16 +124,22 @@ type loop struct {
 	height  int64 // of the last batch that was executed
 	limit   int   // bytes of an answer
 	perHead int   // bytes of a block, of late; 0: not known
+	// later: the first height of a block that is longer than limit, and is asked for when it is the
+	// next one; 0: none is known.
+	later int64
+	long  chan struct{} // has a place for who decodes an answer longer than limit
 
-	began, moved, logged time.Time // moved: when a block was executed last
-	speed                speed
-	progress             Progress
+	// moved: when a block was executed last; young: since when the last one is young; zero: it is not.
+	began, moved, young, logged time.Time
+	speed                       speed
+	progress                    Progress
 }
 
 // found is what a search has found; nil: nothing.
 type found struct {
 	span  span
 	batch *batch
+	long  bool // if nothing: see search
 }
 
 // applied is how far a batch was executed.
@@ -139,7 +156,7 @@ func (l *loop) run() error {
 		list, changed, settled := l.o.Peers()
 		l.roster.update(list)
 		if done := l.decide(settled); done {
-			return nil
+			return l.end()
 		}
 		l.fill()
 		l.execute()
@@ -161,11 +178,38 @@ func (l *loop) run() error {
 	}
 }
 
+// youngAge is the age of a young block, in Options.Stall. Of a chain that makes a block in each
+// Stall, so that a run never stalls, the last block that is served is up to two of these old: its
+// time is that of the block before, and it is served when there is the next one.
+const youngAge = 3
+
+// isYoung reports whether the last block is young: by what the validators have signed, since peers
+// that lie can claim more at any time, give what honest ones give, and be busy.
+func (l *loop) isYoung() bool {
+	t := l.o.Chain.Time()
+	return !t.IsZero() && time.Since(t) < youngAge*l.o.Stall
+}
+
+// end returns the result of a run that is over: those who have more may have been too slow.
+func (l *loop) end() error {
+	if last := l.roster.idle(); last-l.height >= nearTip && !l.isYoung() {
+		return fmt.Errorf("%w: at height %d those were given up that claim %d", ErrStalled, l.height, last)
+	}
+	return nil
+}
+
 // decide reports whether the run is over, and tells how far it is.
 func (l *loop) decide(settled bool) (done bool) {
 	claims, peers, banned := l.roster.claims()
 	state := Decide(Facts{Height: l.height, Claims: claims})
 	done = state == Normal && !l.busy && (settled || time.Since(l.began) > l.o.Settle)
+	if l.young.IsZero() && l.isYoung() {
+		l.young = time.Now()
+	}
+	if state == CatchUp && !l.busy && !l.young.IsZero() && time.Since(l.young) > l.o.Stall {
+		l.o.Logger.Info("The last blocks are left to CometBFT: they are young, and peers claim more", "height", l.height)
+		done = true
+	}
 	p := &l.progress
 	p.State, p.Height, p.Peers, p.Banned, p.Target = CatchUp, max(l.o.Chain.Height(), l.height), peers, banned, l.height
 	if done {
@@ -173,6 +217,9 @@ func (l *loop) decide(settled bool) (done bool) {
 	}
 	for _, c := range claims {
 		p.Target = max(p.Target, c.Last-1)
+	}
+	if done && state != Normal { // what is claimed was not believed
+		p.Target = p.Height
 	}
 	if p.State != Normal {
 		l.speed.note(time.Now(), p)
@@ -202,8 +249,11 @@ func (l *loop) fill() {
 		if !room {
 			return
 		}
+		if low := l.window.lowest(); low == l.later && low != l.height+1 {
+			return
+		}
 		// Only what somebody claims to have, and is not resting, is taken out of the window.
-		if len(l.roster.candidates(l.window.lowest(), time.Now())) == 0 {
+		if len(l.asked) >= maxOut*l.progress.Peers || len(l.roster.candidates(l.window.lowest(), time.Now())) == 0 {
 			return
 		}
 		s, ok := l.window.take(l.progress.Target, l.blocks())
@@ -213,7 +263,8 @@ func (l *loop) fill() {
 		l.asked[s] = true
 		r := request{from: s.from, count: int(s.to - s.from + 1), limit: l.limit}
 		l.wg.Go(func() {
-			f := found{s, l.search(l.ctx, r)}
+			f := found{span: s}
+			f.batch, f.long = l.search(l.ctx, r)
 			select {
 			case l.found <- f:
 			case <-l.ctx.Done():
@@ -247,11 +298,32 @@ func (l *loop) take(f found) {
 	b := f.batch
 	if b == nil {
 		l.window.giveBack(f.span)
+		if f.long && (l.later <= l.height || f.span.from < l.later) {
+			l.later = f.span.from
+		}
 		return
 	}
+	l.perHead = max(b.bytes/len(b.blocks), 1)
 	l.window.giveBack(span{b.to + 1, f.span.to})
 	l.ready[b.from] = b
-	l.perHead = max(b.bytes/len(b.blocks), 1)
+	l.forget()
+}
+
+// forget gives up what was found and is needed last, as long as there is more than was foreseen.
+func (l *loop) forget() {
+	held, last := int64(0), l.height+1
+	for from, b := range l.ready {
+		held += int64(b.bytes)
+		last = max(last, from)
+	}
+	if held <= l.o.MemoryBytes || last == l.height+1 {
+		return
+	}
+	b := l.ready[last]
+	delete(l.ready, last)
+	l.buffers.give(b.buffer)
+	l.window.giveBack(span{b.from, b.to})
+	l.forget()
 }
 
 // execute has the next batch executed, if it is there.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/bubble"
@@ -96,6 +97,15 @@ func (c *testOwn) Height() int64 {
 	return int64(len(c.blocks))
 }
 
+func (c *testOwn) Time() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.blocks) == 0 {
+		return time.Time{}
+	}
+	return c.blocks[len(c.blocks)-1].Time
+}
+
 func (c *testOwn) MaxBlockBytes() int64 { return 1 << 20 }
 
 func (c *testOwn) Apply(_ context.Context, b Block) error {
@@ -122,10 +132,12 @@ type world struct {
 	mu     sync.Mutex
 	banned map[transport.ID]string // guarded by mu
 	last   Progress
+	view   View
+	memory int64
 }
 
 func newWorld(chain *testBlocks, peers ...*testPeer) *world {
-	w := &world{own: &testOwn{of: chain}, peers: peers, banned: map[transport.ID]string{}}
+	w := &world{own: &testOwn{of: chain}, peers: peers, memory: 16 << 20, banned: map[transport.ID]string{}}
 	for i, p := range peers {
 		p.id = transport.ID(fmt.Sprint("peer", i))
 		if p.blocks == nil {
@@ -143,13 +155,17 @@ func newWorld(chain *testBlocks, peers ...*testPeer) *world {
 
 func (w *world) run(ctx context.Context) error {
 	return Run(ctx, Options{
-		ChainID: testChain, Chain: w.own, MemoryBytes: 16 << 20,
+		ChainID: testChain, Chain: w.own, MemoryBytes: w.memory, View: &w.view,
 		Peers: func() (list []Peer, _ <-chan struct{}, _ bool) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			for _, p := range w.peers {
 				if _, banned := w.banned[p.id]; !banned {
-					list = append(list, Peer{p, p.claim})
+					claim := p.claim
+					if p.blocks.shown != nil && claim.Last < 1<<60 {
+						claim.Last = p.blocks.height()
+					}
+					list = append(list, Peer{p, claim})
 				}
 			}
 			return list, nil, true
@@ -284,6 +300,135 @@ func TestSlowPeersAreHedged(t *testing.T) {
 	})
 }
 
+// Honest peers with a narrow link, who answer one question after the other, are not given up.
+func TestNarrowLinks(t *testing.T) {
+	for _, peers := range []int{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			chain := newBlocks("a", 400, 10_000)
+			var list []*testPeer
+			for range peers {
+				turn := make(chan struct{}, 1)
+				list = append(list, &testPeer{serve: func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error) {
+					select {
+					case turn <- struct{}{}:
+						defer func() { <-turn }()
+					case <-ctx.Done():
+						return nil, ctx.Err()
+					}
+					answer, err := honest(ctx, p, c)
+					for sent := 0; sent < len(answer); sent += 4000 {
+						select {
+						case <-ctx.Done():
+							return nil, ctx.Err()
+						case <-bubble.After(100 * time.Millisecond):
+							c.Received.Add(4000)
+						}
+					}
+					return answer, err
+				}})
+			}
+			w := newWorld(chain, list...)
+			require.NoError(t, w.run(t.Context()))
+			w.caughtUp(t, chain)
+		})
+	}
+}
+
+// A peer that claims much and gives nothing, but is never idle, does not keep a node from CometBFT,
+// though the others' chain grows so often that the run does not stall.
+func TestClaimsDoNotHoldARun(t *testing.T) {
+	for name, err := range map[string]error{"busy": transport.ErrBusy, "fails": transport.ErrFailed, "lacks": transport.ErrGone} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const every = 55 * time.Second
+				began := time.Now()
+				chain := newBlocksAt("a", 200, 10, began.Add(-100*every), every)
+				chain.shown = func() int64 { return 99 + int64(time.Since(began)/every) }
+				liar := &testPeer{
+					claim: Claim{1, 1 << 60, 0},
+					serve: func(context.Context, *testPeer, transport.Call) ([]byte, error) { return nil, err },
+				}
+				w := newWorld(chain, liar, new(testPeer))
+				require.NoError(t, w.run(t.Context()))
+				require.Less(t, time.Since(began), 5*time.Minute)
+				require.GreaterOrEqual(t, w.own.Height(), int64(98))
+				require.Equal(t, Normal, w.last.State)
+				require.Less(t, w.last.Target, int64(200))
+			})
+		})
+	}
+}
+
+// Who was given up stays so with a new connection.
+func TestIdlePeersStayUseless(t *testing.T) {
+	r := &roster{peers: map[transport.ID]*peer{}}
+	claim, now := Claim{First: 1, Last: 9}, time.Now()
+	r.update([]Peer{{&testPeer{id: "a"}, claim}})
+	for range maxIdles {
+		for range 3 { // questions of the same time count once
+			r.failed(r.peers["a"], 1, &idleError{now}, now.Add(idle))
+		}
+		now = now.Add(idle + restAfter)
+	}
+	require.Equal(t, maxIdles, r.peers["a"].idles)
+	r.update([]Peer{{&testPeer{id: "a"}, claim}})
+	_, peers, _ := r.claims()
+	require.Zero(t, peers)
+	require.Equal(t, int64(9), r.idle())
+}
+
+// Peers that say that each block is a long one get room for one at a time, and its hedge.
+func TestOneLongAnswerAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		room, most := 0, 0
+		liar := func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error) {
+			r, err := decodeRequest(c.Body)
+			if err != nil || r.from < 20 {
+				return honest(ctx, p, c)
+			}
+			if r.limit < 1<<20 {
+				return needAnswer(1 << 20), nil
+			}
+			mu.Lock()
+			room++
+			most = max(most, room)
+			mu.Unlock()
+			bubble.Sleep(2 * time.Second)
+			mu.Lock()
+			room--
+			mu.Unlock()
+			return honest(ctx, p, c)
+		}
+		chain := newBlocks("a", 60, 10_000)
+		w := newWorld(chain, &testPeer{serve: liar}, &testPeer{serve: liar}, &testPeer{serve: liar}, &testPeer{serve: liar})
+		require.NoError(t, w.run(t.Context()))
+		w.caughtUp(t, chain)
+		require.InDelta(t, 2, most, 1)
+	})
+}
+
+// Transactions of no bytes take more memory than they have bytes: what exceeds the budget is asked
+// for again.
+func TestManyEmptyTransactions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := newBlocks("a", 0, 0)
+		for h := int64(1); h <= 40; h++ {
+			n := 10
+			if h > 10 {
+				n = 5000
+			}
+			chain.blocks = append(chain.blocks, chain.block(h, make(types.Txs, n)...))
+		}
+		require.Greater(t, beside(chain.blocks[20:21]), 24*5000)
+		w := newWorld(chain, new(testPeer), new(testPeer))
+		w.memory = 1 << 20
+		w.own.took = 100 * time.Millisecond
+		require.NoError(t, w.run(t.Context()))
+		w.caughtUp(t, chain)
+	})
+}
+
 // Old versions refuse the method: the run ends at once, and CometBFT fetches the blocks.
 func TestOnlyOldPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -304,6 +449,8 @@ func TestRunEnds(t *testing.T) {
 			w := newWorld(chain, new(testPeer))
 			w.own.err = errors.New("the disk is full")
 			require.ErrorIs(t, w.run(t.Context()), w.own.err)
+			p, _ := w.view.Progress()
+			require.Equal(t, Normal, p.State)
 			require.Empty(t, w.banned)
 			w.own.err = nil // the next run continues
 			require.NoError(t, w.run(t.Context()))
@@ -324,9 +471,7 @@ func TestRunEnds(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(chain, &testPeer{serve: hangs})
 			began := time.Now()
-			if err := w.run(t.Context()); err != nil {
-				require.ErrorIs(t, err, ErrStalled)
-			}
+			require.ErrorIs(t, w.run(t.Context()), ErrStalled)
 			require.Less(t, time.Since(began), 2*time.Minute)
 		})
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/cometbft/cometbft/consensus"
 	"github.com/cometbft/cometbft/evidence"
@@ -48,6 +49,8 @@ type Executor struct {
 	executor *sm.BlockExecutor
 	state    sm.State
 	height   atomic.Int64 // of state, or what is below the first block
+	last     atomic.Pointer[time.Time]
+	maxBytes atomic.Int64 // of the next block, with its commit
 	// verified: the last commit of the next block was verified as the commit of the block before.
 	verified bool
 }
@@ -142,15 +145,25 @@ func (e *Executor) Height() int64 { return e.height.Load() }
 // set makes a state the present one.
 func (e *Executor) set(state sm.State) {
 	e.state = state
-	height := state.LastBlockHeight
+	height, last := state.LastBlockHeight, state.LastBlockTime
 	if height == 0 {
-		height = state.InitialHeight - 1
+		height, last = state.InitialHeight-1, time.Time{}
 	}
+	limit := state.ConsensusParams.Block.MaxBytes
+	if limit < 0 {
+		limit = cmttypes.MaxBlockSizeBytes
+	}
+	limit += cmttypes.MaxOverheadForBlock + cmttypes.MaxCommitBytes(state.Validators.Size())
+	e.maxBytes.Store(min(limit, catchup.MaxBytes))
+	e.last.Store(&last)
 	e.height.Store(height)
 }
 
+// Time implements catchup.Chain.
+func (e *Executor) Time() time.Time { return *e.last.Load() }
+
 // MaxBlockBytes implements catchup.Chain.
-func (e *Executor) MaxBlockBytes() int64 { return catchup.MaxBytes }
+func (e *Executor) MaxBlockBytes() int64 { return e.maxBytes.Load() }
 
 // Apply implements catchup.Chain.
 func (e *Executor) Apply(ctx context.Context, b catchup.Block) (err error) {
