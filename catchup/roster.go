@@ -51,8 +51,8 @@ type peer struct {
 const (
 	// maxDoubts is how many wrong answers of a peer are excused because they came unproved.
 	maxDoubts = 4
-	// maxIdles is how often a peer may be idle: who claims to have blocks, and gives none, would keep
-	// a node from taking part in consensus.
+	// maxIdles is how often a peer may be idle: who claims to have blocks, and gives none, would
+	// keep a node from taking part in consensus.
 	maxIdles = 3
 	// maxOut is how many questions a peer is asked at once, but for those asked beside: it answers
 	// one after the other, and the last one would wait for all others.

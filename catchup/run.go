@@ -129,7 +129,8 @@ type loop struct {
 	later int64
 	long  chan struct{} // has a place for who decodes an answer longer than limit
 
-	// moved: when a block was executed last; young: since when the last one is young; zero: it is not.
+	// moved: when a block was executed last; young: since when the last one is young, zero: it is
+	// not.
 	began, moved, young, logged time.Time
 	speed                       speed
 	progress                    Progress

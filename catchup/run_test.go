@@ -408,8 +408,8 @@ func TestOneLongAnswerAtATime(t *testing.T) {
 	})
 }
 
-// Transactions of no bytes take more memory than they have bytes: what exceeds the budget is asked
-// for again.
+// Transactions of no bytes take more memory than they have bytes: what exceeds the budget is
+// re-requested.
 func TestManyEmptyTransactions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		chain := newBlocks("a", 0, 0)

@@ -92,7 +92,7 @@ func (l *loop) search(ctx context.Context, r request) (got *batch, long bool) {
 			return false
 		},
 		Refuted: func(a *attempt, err error) bool {
-			if ctx.Err() != nil || errors.Is(err, context.Canceled) { // nobody has looked at the answer
+			if ctx.Err() != nil || errors.Is(err, context.Canceled) { // nobody has looked
 				return false
 			}
 			l.lied(a.peer, a.unproved.Load(), err)
