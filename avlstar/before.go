@@ -32,7 +32,8 @@ type sideVersion struct {
 }
 
 // Before returns the version before the block that u undoes, which was the last one before v: a
-// version of the main line, or what Before returned last. The result has the root u.To.Root.
+// version of the main line, or what Before returned last. The result has the root u.To.Root. Its
+// number of chunks is what u says: the caller compares the app hash, which has both.
 //
 // Errors: ErrOtherState if u does not lead there, whatever is wrong with it; ErrNotLatest if the
 // tree has another side line in use, or a later version of this one; *PageError and

@@ -56,15 +56,13 @@ func (t *tree) check(v *Version) {
 		t.mu.leaves, c.leaves, c.standIns, c.heldLeaves)
 }
 
-// checkSide panics unless the last version of the side line satisfies all invariants. The caller
-// holds t.mu.
+// checkSide panics unless the last version of the side line satisfies all invariants but one: how
+// many upper nodes there are is the undo record's word, until the caller of Before compares the app
+// hash. The caller holds t.mu.
 func (t *tree) checkSide() {
 	v := t.mu.side.versions[len(t.mu.side.versions)-1].version
 	c := checker{v: v}
 	c.walk(v.root, v.top, nil, nil)
-	if !v.partial {
-		c.must(c.upper == v.upper, "%d upper nodes, the version says %d", c.upper, v.upper)
-	}
 	t.check(t.mu.alive[len(t.mu.alive)-1].version)
 }
 
