@@ -54,16 +54,17 @@ type App struct {
 	wg sync.WaitGroup // states that are being cut
 
 	mu      sync.Mutex
-	served  []*state    // heights ascend; guarded by mu
-	network *tcp.Server // nil: it is not started, or not wanted; guarded by mu
-	started bool        // guarded by mu
-	closed  bool        // guarded by mu
+	cutting map[*frozen]bool // by wg's goroutines; guarded by mu
+	served  []*state         // heights ascend; guarded by mu
+	network *tcp.Server      // nil: it is not started, or not wanted; guarded by mu
+	started bool             // guarded by mu
+	closed  bool             // guarded by mu
 }
 
 // New wraps an application, which has the database.
 func New(app servertypes.Application, logger log.Logger, db dbm.DB, options servertypes.AppOptions) *App {
 	a := &App{Application: app, logger: logger.With("module", "starling"), db: db, options: options, states: serve.New(),
-		interval: cast.ToInt64(options.Get(optionInterval)), keep: cast.ToInt(options.Get(optionKeep))}
+		cutting: map[*frozen]bool{}, interval: cast.ToInt64(options.Get(optionInterval)), keep: cast.ToInt(options.Get(optionKeep))}
 	if a.keep < 1 {
 		a.keep = defaultKeep
 	}
@@ -93,8 +94,13 @@ func (a *App) Commit() (*abci.ResponseCommit, error) {
 	if a.closed {
 		return r, f.release()
 	}
+	a.cutting[f] = true
 	a.wg.Go(func() {
-		if err := a.add(f, height); err != nil {
+		err := a.add(f, height)
+		a.mu.Lock()
+		delete(a.cutting, f)
+		a.mu.Unlock()
+		if err != nil && !errors.Is(err, errReleased) { // by Close
 			a.logger.Error("the state is not served", "height", height, "err", errors.Join(err, f.release()))
 		}
 	})
@@ -177,17 +183,20 @@ func (a *App) Address() string {
 }
 
 // Close implements servertypes.Application. It gives back all snapshots before the database is
-// closed.
+// closed. States that are being cut fail at their next read: that of a whole state takes long.
 func (a *App) Close() error {
 	a.mu.Lock()
 	a.closed = true
 	network := a.network
 	a.network = nil
+	var err error
+	for f := range a.cutting {
+		err = errors.Join(err, f.release())
+	}
 	a.mu.Unlock()
 	a.wg.Wait()
-	var err error
 	if network != nil {
-		err = network.Close()
+		err = errors.Join(err, network.Close())
 	}
 	a.mu.Lock()
 	for _, s := range a.served {

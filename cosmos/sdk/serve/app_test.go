@@ -257,3 +257,43 @@ func inBand(t *testing.T, from, to servertypes.Application, hashes headers) {
 	require.EqualValues(t, s.Height, info.LastBlockHeight)
 	require.Equal(t, hashes[int64(s.Height)], info.LastBlockAppHash)
 }
+
+// TestOtherFormat: while a join in verified chunks is not finished, the SDK's own is not begun, since
+// both write the same nodes.
+func TestOtherFormat(t *testing.T) {
+	app := serve.Creator(newApp)(log.NewNopLogger(), dbm.NewMemDB(), nil, options{})
+	_, err := app.OfferSnapshot(&abci.RequestOfferSnapshot{})
+	require.NoError(t, err, "no join: the SDK's to answer")
+	require.NoError(t, app.Close())
+
+	from := serve.Creator(newApp)(log.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
+	begin(t, from)
+	hashes := headers{}
+	for h := int64(1); h <= interval; h++ {
+		hashes[h] = block(t, h, from)
+	}
+	require.Eventually(t, func() bool { return len(list(t, from)) == 1 }, 30*time.Second, 10*time.Millisecond)
+	s := list(t, from)[0]
+	db := open(t, dbm.GoLevelDBBackend, t.TempDir())
+	to := serve.Creator(newApp)(log.NewNopLogger(), db, nil, options{})
+	offer := func(to servertypes.Application, s *abci.Snapshot) abci.ResponseOfferSnapshot_Result {
+		r, err := to.OfferSnapshot(&abci.RequestOfferSnapshot{Snapshot: s, AppHash: hashes[interval]})
+		require.NoError(t, err)
+		return r.Result
+	}
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(to, s))
+	theirs := &abci.Snapshot{Height: s.Height, Format: 3, Chunks: 1, Hash: s.Hash}
+	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(to, theirs))
+	chunk, err := from.LoadSnapshotChunk(&abci.RequestLoadSnapshotChunk{Height: s.Height, Format: s.Format})
+	require.NoError(t, err)
+	r, err := to.ApplySnapshotChunk(&abci.RequestApplySnapshotChunk{Chunk: chunk.Chunk})
+	require.NoError(t, err)
+	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, r.Result)
+	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(to, theirs))
+	// The same after a restart, which remembers nothing but the nodes.
+	again := serve.Creator(newApp)(log.NewNopLogger(), db, nil, options{})
+	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(again, theirs))
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(again, s))
+	require.NoError(t, again.Close())
+	require.NoError(t, from.Close())
+}

@@ -197,12 +197,17 @@ type joining struct {
 // any chunk is asked for. CometBFT's key of a snapshot joins hash and metadata without a separator:
 // so another split of them is not its senders' lie.
 func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSnapshot, error) {
-	s := r.Snapshot
-	if s == nil || !isOurs(s.Format) {
-		return a.Application.OfferSnapshot(r)
-	}
 	answer := func(result abci.ResponseOfferSnapshot_Result) (*abci.ResponseOfferSnapshot, error) {
 		return &abci.ResponseOfferSnapshot{Result: result}, nil
+	}
+	s := r.Snapshot
+	if s == nil || !isOurs(s.Format) {
+		// The SDK's restore would take our chunks for its own, and write over nodes of ours.
+		if _, begun, err := nodedb.Unfinished(nodedb.Of(a.db)); a.joining != nil || err != nil || begun != nil {
+			a.logger.Error("a join in verified chunks is not finished: start again to resume it, or with an empty database", "err", err)
+			return answer(abci.ResponseOfferSnapshot_ABORT)
+		}
+		return a.Application.OfferSnapshot(r)
 	}
 	joined := append(bytes.Clone(s.Hash), s.Metadata...)
 	encoded, ok := bytes.CutPrefix(joined, r.AppHash)

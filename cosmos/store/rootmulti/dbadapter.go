@@ -1,3 +1,6 @@
+// Copied from cosmossdk.io/store v1.1.2, rootmulti/dbadapter.go (Apache License 2.0, the Cosmos
+// SDK's authors), unchanged.
+
 package rootmulti
 
 import (

@@ -1,3 +1,6 @@
+// Copied from cosmossdk.io/store v1.1.2, rootmulti/snapshot_test.go (Apache License 2.0, the Cosmos
+// SDK's authors), and changed: see doc.go.
+
 package rootmulti
 
 import (

@@ -1,3 +1,6 @@
+// Copied from cosmossdk.io/store v1.1.2, rootmulti/store_test.go (Apache License 2.0, the Cosmos
+// SDK's authors), and changed: see doc.go.
+
 package rootmulti
 
 import (

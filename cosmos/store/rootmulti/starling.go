@@ -106,13 +106,16 @@ func (rs *Store) loadStarling(ver int64, infos map[string]types.StoreInfo, upgra
 	if err := rs.disk.Begin(rs.flushed, has); err != nil {
 		return nil, err
 	}
-	roots := map[string][]byte{}
+	roots, inInfo := map[string][]byte{}, map[string]bool{}
 	for name, info := range infos {
 		if names[name] {
 			roots[name] = info.CommitId.Hash
 		}
+		// Of a store that is not mounted now, the type is not known.
+		key, mounted := rs.keysByName[name]
+		inInfo[name] = !mounted || rs.storesParams[key].typ == store.Type
 	}
-	return rs.disk.Load(ver, roots)
+	return rs.disk.Load(ver, roots, inInfo)
 }
 
 func (rs *Store) openDisk() (err error) {

@@ -994,7 +994,7 @@ func (rs *Store) flushMetadata(db dbm.DB, version int64, cInfo *types.CommitInfo
 	if err := batch.WriteSync(); err != nil {
 		panic(fmt.Errorf("error on batch write %w", err))
 	}
-	rs.flushed = version
+	rs.flushed = max(rs.flushed, version) // after a rollback, loading sets it
 	rs.logger.Debug("flushing metadata finished", "height", version)
 }
 

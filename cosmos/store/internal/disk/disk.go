@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	dbm "github.com/cosmos/cosmos-db"
@@ -51,6 +52,9 @@ type Disk struct {
 	height  int64 // of what was loaded or logged last; 0: no state
 	written int64 // of what the zone has, or is about to have
 	pruned  int64 // versions up to this one are gone
+	// gone are deletions of what stores have left that were removed before the height that was
+	// loaded. They go with the next commit, before its changes.
+	gone []Named
 }
 
 // Open opens the folder, which it creates if need be. db is the multi-store's.
@@ -86,7 +90,10 @@ func (d *Disk) open() (err error) {
 }
 
 // Close makes durable what waits.
-func (d *Disk) Close() error { return d.zone.Close() }
+func (d *Disk) Close() error {
+	d.dropGone()
+	return d.zone.Close()
+}
 
 // prefix is what the zone's keys of a store begin with.
 func prefix(name string) []byte { return appendField(nil, []byte(name)) }
@@ -111,12 +118,25 @@ func byPrefix(a, b string) int { return bytes.Compare(prefix(a), prefix(b)) }
 // Log adds the record of a commit to the batch that makes it durable. Long ones begin in batches
 // of their own before, which nobody reads until that batch is written.
 func (d *Disk) Log(batch dbm.Batch, height int64, commits []Named) error {
+	if d.height == 0 {
+		// What is there leads to no height that is left: stores were removed, and rolled back over.
+		if d.written > 0 {
+			d.written = 0
+			if err := d.zone.Reset(); err != nil {
+				return err
+			}
+		}
+		if err := d.removeRecords(batch, 0, height-1); err != nil {
+			return err
+		}
+	}
 	r := commitRecord{previous: d.height}
-	for _, c := range commits {
+	for _, c := range slices.Concat(d.gone, commits) {
 		if len(c.Changes) > 0 {
 			r.stores = append(r.stores, Changes{c.Name, c.Changes})
 		}
 	}
+	slices.SortStableFunc(r.stores, func(a, b Changes) int { return strings.Compare(a.Name, b.Name) })
 	parts := r.encode()
 	for i := len(parts) - 1; i > 0; i-- {
 		if err := d.db.SetSync(logKey(height, uint32(i)), parts[i]); err != nil {
@@ -142,7 +162,12 @@ func (d *Disk) Prune(batch dbm.Batch, height int64) error {
 		return nil
 	}
 	oldest := pins[len(pins)-keptPins].Height
-	d.zone.Trim(oldest, heightsOf(pins[len(pins)-keptPins:]))
+	pinned := heightsOf(pins[len(pins)-keptPins:])
+	// Those that are still to be made stay, too.
+	for h := (pins[len(pins)-1].Height/d.o.PinEvery + 1) * d.o.PinEvery; h <= d.written; h += d.o.PinEvery {
+		pinned = append(pinned, h)
+	}
+	d.zone.Trim(oldest, pinned)
 	return d.removeRecords(batch, 0, oldest)
 }
 
@@ -168,6 +193,10 @@ func (d *Disk) removeRecords(batch dbm.Batch, from, to int64) error {
 
 // Write hands a commit that was logged over to the zone, and takes over the references of commits.
 func (d *Disk) Write(height int64, commits []Named) error {
+	return d.write(height, commits, height%d.o.PinEvery == 0)
+}
+
+func (d *Disk) write(height int64, commits []Named, pin bool) error {
 	release := func() {
 		for _, c := range commits {
 			c.Release()
@@ -175,9 +204,11 @@ func (d *Disk) Write(height int64, commits []Named) error {
 	}
 	if height <= d.written { // committed again
 		release()
+		d.dropGone()
 		return nil
 	}
-	slices.SortFunc(commits, func(a, b Named) int { return byPrefix(a.Name, b.Name) })
+	commits, d.gone = slices.Concat(d.gone, commits), nil
+	slices.SortStableFunc(commits, func(a, b Named) int { return byPrefix(a.Name, b.Name) })
 	block := storage.Block{Meta: d.meta(height, commits), Taken: release}
 	for _, c := range commits {
 		p := prefix(c.Name)
@@ -202,7 +233,7 @@ func (d *Disk) Write(height int64, commits []Named) error {
 			}
 		}
 	}
-	if height%d.o.PinEvery == 0 {
+	if pin {
 		block.PinData = func() []byte { return nil }
 	}
 	if err := d.zone.Write(block); err != nil {
@@ -231,6 +262,7 @@ func (d *Disk) Replace(height int64, states map[string]*avlstar.Version) error {
 		return err
 	}
 	d.written, d.height = 0, 0
+	d.dropGone()
 	var commits []Named
 	for name, v := range states {
 		c := Named{name, store.Commit{Version: store.Version{Height: height, State: v}}}
@@ -243,7 +275,8 @@ func (d *Disk) Replace(height int64, states map[string]*avlstar.Version) error {
 		v.Retain()
 		commits = append(commits, c)
 	}
-	if err := d.Write(height, commits); err != nil {
+	// Pinned: no records lead to here, so this is what rollbacks begin from.
+	if err := d.write(height, commits, true); err != nil {
 		return err
 	}
 	d.height = height

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 
 	dbm "github.com/cosmos/cosmos-db"
@@ -26,16 +27,26 @@ func (s states) release() {
 
 // Load returns, for each of these stores, its version at height, which must have that root, and the
 // versions before it that it comes by; ErrNoHistory if the disk does not have them. The height is
-// what Log continues from.
-func (d *Disk) Load(height int64, roots map[string][]byte) (map[string][]store.Version, error) {
+// what Log continues from. What other stores than those of the commit info have left is deleted
+// with the next commit, so that a store of that name begins with nothing.
+func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]bool) (map[string][]store.Version, error) {
 	if height <= d.pruned && len(roots) > 0 {
 		return nil, fmt.Errorf("version %d was pruned: %w", height, ErrNoHistory)
 	}
+	d.dropGone()
+	target := height
 	if len(roots) == 0 {
-		d.height = 0
+		// Stores may have been there earlier.
+		var err error
+		if target, err = d.lastUpTo(height); err != nil {
+			return nil, err
+		}
+	}
+	base, records, err := d.way(target)
+	if len(roots) == 0 && errors.Is(err, ErrNoHistory) {
+		d.height = 0 // Log begins anew
 		return nil, nil
 	}
-	base, records, err := d.way(height)
 	if err != nil {
 		return nil, err
 	}
@@ -84,8 +95,55 @@ func (d *Disk) Load(height int64, roots map[string][]byte) (map[string][]store.V
 				name, height, got, root, d.o.Dir, storage.ErrCorrupt))
 		}
 	}
-	d.height = height
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		if inInfo[name] || s[name].Len() == 0 {
+			continue
+		}
+		if err := d.remove(name, s[name]); err != nil {
+			return fail(err)
+		}
+	}
+	d.height = target
 	return found, nil
+}
+
+// lastUpTo returns the height of the last commit up to a height of which the disk has anything.
+func (d *Disk) lastUpTo(height int64) (last int64, err error) {
+	if err := d.zone.Flush(); err != nil {
+		return 0, err
+	}
+	for _, h := range append(heightsOf(d.zone.Pins()), d.zone.Safe()) {
+		if h <= height {
+			last = max(last, h)
+		}
+	}
+	err = heights(d.db, last+1, height, func(h int64, _ []byte) { last = max(last, h) })
+	return last, err
+}
+
+// remove has the next commit delete all keys of a store.
+func (d *Disk) remove(name string, v *avlstar.Version) error {
+	empty, err := avlstar.Empty(d.o.ChunkBytes)
+	if err != nil {
+		return err
+	}
+	c := store.Commit{Version: store.Version{State: empty}}
+	for kv, err := range v.Ascend(nil, nil) {
+		if err != nil {
+			empty.Release()
+			return err
+		}
+		c.Changes = append(c.Changes, avlstar.Change{Key: bytes.Clone(kv.Key)})
+	}
+	d.gone = append(d.gone, Named{name, c})
+	return nil
+}
+
+func (d *Disk) dropGone() {
+	for _, c := range d.gone {
+		c.Release()
+	}
+	d.gone = nil
 }
 
 // replay makes s the states after the commit of a height, and hands it over to the zone, if that
@@ -289,23 +347,20 @@ func (d *Disk) ForgetAfter(batch dbm.Batch, height int64) error {
 // back brings the zone to a height up to the given one, from which records lead there and, if they
 // led on before, still do.
 func (d *Disk) back(height int64, has bool) error {
-	base := int64(0)
-	if has {
-		var err error
-		if base, _, err = d.way(height); err != nil {
-			return err
-		}
+	base, _, err := d.way(height)
+	if err != nil && (has || !errors.Is(err, ErrNoHistory)) {
+		return err
 	}
 	switch {
 	case d.zone.Safe() <= height:
 		return nil
-	case base == 0: // the records lead from nothing to any height
+	case base == 0: // the records lead from nothing to any height, or there is none to lead to
 		d.written = 0
 		return d.zone.Reset()
 	}
 	if err := d.zone.Close(); err != nil {
 		return err
 	}
-	err := storage.RollbackToPin(d.o.Dir, base, d.zoneOptions())
+	err = storage.RollbackToPin(d.o.Dir, base, d.zoneOptions())
 	return errors.Join(err, d.open())
 }
