@@ -113,6 +113,9 @@ func TestComeBack(t *testing.T) {
 						require.NoError(t, h.start(nil, both...))
 						require.Equal(t, id, h.ms.LastCommitID())
 						require.Equal(t, want, h.contents("comes"))
+						for v := range id.Version - int64(after) { // those of the other life
+							require.False(t, h.ms.GetKVStore(h.keys["comes"]).(*store.Store).VersionExists(v+1))
+						}
 					}
 					h.blocks(9, "d")
 					require.NoError(t, h.ms.RollbackToVersion(id.Version))

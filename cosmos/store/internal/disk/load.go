@@ -58,11 +58,18 @@ func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]boo
 	found := map[string][]store.Version{}
 	note := func(h int64) {
 		for name := range roots {
-			if v := s[name]; v != nil && h > d.pruned {
+			if v := s[name]; v != nil && v.Len() > 0 && h > d.pruned {
 				v.Retain()
 				found[name] = append(found[name], store.Version{Height: h, State: v})
 			}
 		}
+	}
+	// A store that became empty may have been removed, and another may bear its name since.
+	emptied := func(name string) {
+		for _, v := range found[name] {
+			v.State.Release()
+		}
+		delete(found, name)
 	}
 	fail := func(err error) (map[string][]store.Version, error) {
 		for _, versions := range found {
@@ -76,7 +83,7 @@ func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]boo
 		note(base)
 	}
 	for _, h := range records {
-		if err := d.replay(s, h); err != nil {
+		if err := d.replay(s, h, emptied); err != nil {
 			return fail(err)
 		}
 		note(h)
@@ -147,8 +154,8 @@ func (d *Disk) dropGone() {
 }
 
 // replay makes s the states after the commit of a height, and hands it over to the zone, if that
-// does not have it.
-func (d *Disk) replay(s states, height int64) error {
+// does not have it. emptied is called for stores that have nothing any more, if only for a moment.
+func (d *Disk) replay(s states, height int64, emptied func(name string)) error {
 	r, ok, err := readRecord(d.db, height)
 	if err == nil && !ok {
 		err = fmt.Errorf("height %d: %w: it is gone", height, errRecord)
@@ -174,7 +181,9 @@ func (d *Disk) replay(s states, height int64) error {
 		if err != nil {
 			return fmt.Errorf("store %q at height %d: %w", c.Name, height, err)
 		}
-		s[c.Name] = next
+		if s[c.Name] = next; next.Len() == 0 {
+			emptied(c.Name)
+		}
 		next.Retain()
 		// v's reference is the commit's now.
 		commits = append(commits, Named{c.Name, store.Commit{Version: store.Version{Height: height, State: next}, Base: v, Changes: c.Changes}})
