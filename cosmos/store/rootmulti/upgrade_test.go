@@ -164,7 +164,7 @@ func TestComeBackAfterLoss(t *testing.T) {
 }
 
 // TestRollBackOverRename: the binary that knows the new name rolls back to a version that has the
-// old one, and the older binary goes on from there.
+// old one, and the older binary continues from there.
 func TestRollBackOverRename(t *testing.T) {
 	h := newHome(t)
 	require.NoError(t, h.start(nil, "old"))
