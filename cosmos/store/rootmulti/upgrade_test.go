@@ -90,7 +90,8 @@ func (h *home) contents(name string) map[string]string {
 	return all
 }
 
-// TestComeBack: a store that was removed, and later comes back, begins with nothing, at every start.
+// TestComeBack: a store that was removed, and later comes back, begins with nothing, at every
+// start.
 func TestComeBack(t *testing.T) {
 	for _, others := range [][]string{nil, {"other"}} {
 		for _, between := range []int{0, 1, 5} {

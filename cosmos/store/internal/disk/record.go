@@ -25,7 +25,8 @@ import (
 //
 // Stores and keys ascend. A store is there twice if one of its name was removed before: first what
 // that one left is deleted, then it begins with nothing. The previous height is 0 if there was no
-// state before. Stored values are never empty. Parts beyond the last are of a commit that was interrupted.
+// state before. Stored values are never empty. Parts beyond the last are of a commit that was
+// interrupted.
 const (
 	logPrefix    = "s/starling/log/"
 	recordFormat = 1
