@@ -258,8 +258,8 @@ func inBand(t *testing.T, from, to servertypes.Application, hashes headers) {
 	require.Equal(t, hashes[int64(s.Height)], info.LastBlockAppHash)
 }
 
-// TestOtherFormat: while a join in verified chunks is not finished, the SDK's own is not begun, since
-// both write the same nodes.
+// TestOtherFormat: while a join in verified chunks is not finished, the SDK's own is not begun,
+// since both write the same nodes.
 func TestOtherFormat(t *testing.T) {
 	app := serve.Creator(newApp)(log.NewNopLogger(), dbm.NewMemDB(), nil, options{})
 	_, err := app.OfferSnapshot(&abci.RequestOfferSnapshot{})
