@@ -123,9 +123,8 @@ senders = "{{ .StorageNode.Senders }}"
 laddr = "{{ .Transport.ListenAddress }}"
 
 # Between validators that are near each other: proposals and parts of blocks go over the transport instead of p2p, whose rate is limited
-# ([p2p] send_rate, recv_rate of config.toml), to peers that do the same. "off"; "rdma": only over RDMA, which it cannot use yet, so that
-# nothing is relayed; "all": over any connection. What the relay does not deliver within 100 ms goes by p2p. Votes and transactions
-# always do.
+# ([p2p] send_rate, recv_rate of config.toml), to peers that do the same. "off"; "rdma": only to peers with a path by RDMA (rdma, below);
+# "all": over any connection. What the relay does not deliver within 100 ms goes by p2p. Votes and transactions always do.
 relay = "{{ .Transport.Relay }}"
 
 # Limit of connections, and of those from one address (a /64 of IPv6). If all are taken, one of the network that has most, or one that
