@@ -1,12 +1,10 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -108,26 +106,10 @@ func catchUpUntilKilled(home, at string) error {
 	return <-n.Failed()
 }
 
-// catchUpAndDie catches up in another process, which is killed at a step. steps is how many there
-// were if it came to its last block before, 0 if it did not.
+// catchUpAndDie catches up in another process, which is killed at a step.
 func catchUpAndDie(t *testing.T, home string, step int) (steps int) {
 	t.Helper()
-	process := exec.CommandContext(t.Context(), os.Args[0])
-	process.Env = append(os.Environ(), catchingHome+"="+home, fmt.Sprint(catchingStep, "=", step))
-	var output, errors bytes.Buffer
-	process.Stdout, process.Stderr = &output, &errors
-	_, err := process.StdinPipe() // open until the test ends, however it does
-	require.NoError(t, err)
-	var status *exec.ExitError
-	require.ErrorAs(t, process.Run(), &status, errors.String())
-	if status.ExitCode() == joinedStatus {
-		steps, err = strconv.Atoi(output.String())
-		require.NoError(t, err)
-		return steps
-	}
-	signaled, is := status.Sys().(syscall.WaitStatus)
-	require.True(t, is && signaled.Signaled() && signaled.Signal() == syscall.SIGKILL, "it ended by itself: %v: %s", status, &errors)
-	return 0
+	return runAndDie(t, catchingHome+"="+home, fmt.Sprint(catchingStep, "=", step))
 }
 
 // A node that catches up is killed at each write, each sync and each call of the application in its

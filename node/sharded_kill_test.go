@@ -87,12 +87,18 @@ func joinUntilKilled(home, at string) error {
 	return <-n.Failed()
 }
 
-// joinAndDie joins in another process, which is killed at a step. steps is how many there were if
-// it came to its first commit before, 0 if it did not.
+// joinAndDie joins in another process, which is killed at a step.
 func joinAndDie(t *testing.T, home string, step int) (steps int) {
 	t.Helper()
+	return runAndDie(t, joiningHome+"="+home, fmt.Sprint(joiningStep, "=", step))
+}
+
+// runAndDie runs this test binary with variables that make it a node which is killed at a step.
+// steps is how many there were if it came to the last one before, 0 if it did not.
+func runAndDie(t *testing.T, variables ...string) (steps int) {
+	t.Helper()
 	process := exec.CommandContext(t.Context(), os.Args[0])
-	process.Env = append(os.Environ(), joiningHome+"="+home, fmt.Sprint(joiningStep, "=", step))
+	process.Env = append(os.Environ(), variables...)
 	var output, errors bytes.Buffer
 	process.Stdout, process.Stderr = &output, &errors
 	_, err := process.StdinPipe() // open until the test ends, however it does
