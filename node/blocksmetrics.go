@@ -6,27 +6,14 @@ import (
 	"github.com/starling-kv/starling/catchup"
 )
 
-// blocksMetrics are the progress of the blocks that a node fetches over the transport before there
-// is a CometBFT, read when Prometheus asks. They are 0 if there is none.
-type blocksMetrics struct {
-	view *catchup.View
-	all  []blocksMetric
-}
-
-type blocksMetric struct {
-	desc  *prometheus.Desc
-	kind  prometheus.ValueType
-	value func(catchup.Progress) float64
-}
-
-var _ prometheus.Collector = (*blocksMetrics)(nil)
-
-func newBlocksMetrics(view *catchup.View) *blocksMetrics {
-	m := &blocksMetrics{view: view}
-	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
-	add := func(kind prometheus.ValueType, name, help string, value func(catchup.Progress) float64) {
-		m.all = append(m.all, blocksMetric{prometheus.NewDesc(prometheus.BuildFQName("starling", "catchup", name), help, nil, nil), kind, value})
-	}
+// newBlocksMetrics returns the progress of the blocks that a node fetches over the transport before
+// there is a CometBFT. They are 0 if there is none.
+func newBlocksMetrics(view *catchup.View) prometheus.Collector {
+	m := &statMetrics[catchup.Progress]{subsystem: "catchup", read: func() catchup.Progress {
+		p, _ := view.Progress()
+		return p
+	}}
+	gauge, counter, add := prometheus.GaugeValue, prometheus.CounterValue, m.add
 	add(gauge, "active", "1 while this node fetches blocks over the transport and executes them, else 0.", func(p catchup.Progress) float64 {
 		if p.State == catchup.CatchUp {
 			return 1
@@ -41,19 +28,4 @@ func newBlocksMetrics(view *catchup.View) *blocksMetrics {
 	add(gauge, "peers", "Peers that answer requests for blocks.", func(p catchup.Progress) float64 { return float64(p.Peers) })
 	add(gauge, "peers_banned", "Peers that sent blocks which the validators did not sign.", func(p catchup.Progress) float64 { return float64(p.Banned) })
 	return m
-}
-
-// Describe implements prometheus.Collector.
-func (m *blocksMetrics) Describe(to chan<- *prometheus.Desc) {
-	for _, one := range m.all {
-		to <- one.desc
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (m *blocksMetrics) Collect(to chan<- prometheus.Metric) {
-	p, _ := m.view.Progress()
-	for _, one := range m.all {
-		to <- prometheus.MustNewConstMetric(one.desc, one.kind, one.value(p))
-	}
 }
