@@ -77,7 +77,7 @@ func runOnAFailingDisk(home, how string) {
 		// what is read comes from the disk
 		conf.App.Storage.StateInMemory, conf.App.Storage.MemoryBytes = false, 64<<10
 		var n *Node
-		if n, err = New(context.Background(), conf, log.NewNopLogger(), func(o *options) {
+		if n, err = New(context.Background(), conf, log.NewNopLogger(), eager, func(o *options) {
 			o.faults.state = failingDisk(how, "state")
 			if zone == "blocks" {
 				o.faults.state = nil

@@ -7,7 +7,7 @@
 //	free space, four times a second ── less than [storage] min_free_bytes ──┐
 //	the state zone ── could not write ──────────────────────────────────────┼──► Failed ──► Stop ──► exit status 5
 //	CometBFT's log ── consensus has ended because it could not write ───────┘
-//	the block zone ── could not write, and would hold up those that write ─────► EndProcess ───────► exit status 5
+//	the block zone, the log of events ── could not write, and would hold up ───► EndProcess ───────► exit status 5
 //
 // Nothing is lost in any of these cases: what was not written is replayed, or comes from the other
 // nodes.

@@ -573,20 +573,17 @@ func TestDiskFailureIsFatal(t *testing.T) {
 				}
 				return nil
 			}))
-			// Fatal ends the goroutine here, where a real one ends the process. The database stays
-			// open, as in a killed one.
-			z, err := Open("zone", Options{FS: fs, segmentLimit: 1, Fatal: func(err error) { panic(err) }})
+			// A real Fatal ends the process. The database stays open, as in a killed one.
+			fatal := make(chan error, 10)
+			z, err := Open("zone", Options{FS: fs, segmentLimit: 1, Fatal: func(err error) { fatal <- err; select {} }})
 			require.NoError(t, err)
 			part := bytes.Repeat([]byte("part"), largeValue/4)
 			require.NoError(t, z.DB(partsID).SetSync([]byte("P:1:0"), part))
 			broken.Store(true)
-			var failure any
-			func() {
-				defer func() { failure = recover() }()
-				_ = z.DB(partsID).SetSync([]byte("P:2:0"), part)
-			}()
-			require.ErrorContains(t, failure.(error), "blocks folder zone")
-			require.ErrorContains(t, failure.(error), c.says)
+			go func() { _ = z.DB(partsID).SetSync([]byte("P:2:0"), part) }()
+			failure := <-fatal
+			require.ErrorContains(t, failure, "blocks folder zone")
+			require.ErrorContains(t, failure, c.says)
 			after := openZone(t, mem.CrashClone(vfs.CrashCloneCfg{}), Options{})
 			require.Equal(t, map[string]string{"P:1:0": string(part)}, content(t, after.DB(partsID)))
 		})

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/starling-kv/starling/event"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
 // blockOf is the block of a height, the same whenever it is executed.
@@ -595,6 +597,43 @@ func TestDiskFails(t *testing.T) {
 		_ = l.Sync(2)
 	}()
 	require.ErrorIs(t, <-fatal, broken)
+}
+
+// A log file that cannot be written, or begun, ends the process with the reason, also for writes
+// that are not synced: Pebble panics there, in the goroutine that writes.
+func TestLogFileCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []errorfs.OpKind{errorfs.OpFileWrite, errorfs.OpCreate, errorfs.OpReuseForWrite} {
+		var failing atomic.Bool
+		fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if failing.Load() && op.Kind == kind && strings.HasSuffix(op.Path, ".log") {
+				return syscall.ENOSPC
+			}
+			return nil
+		}))
+		fatal := make(chan error, 100)
+		l, err := Open("events", Options{FS: fs, Fatal: func(err error) {
+			fatal <- err
+			select {} // it must not return
+		}})
+		require.NoError(t, err)
+		give(t, l, blockOf(1, 1))
+		require.NoError(t, l.Sync(1))
+		failing.Store(true)
+		go func() { // each block fills a buffer of the log file
+			value := make([]byte, 64<<10)
+			for h := int64(2); h < 1000; h++ {
+				c := event.Change{Kind: event.Put, Key: []byte("key"), Value: value}
+				if l.Commit(event.Block{Height: h, Txs: [][]byte{{1}}, Changes: []event.Change{c}}) != nil {
+					return
+				}
+			}
+		}()
+		err = <-fatal
+		require.ErrorIs(t, err, engine.ErrDiskFull)
+		require.ErrorContains(t, err, "events folder events")
+		require.ErrorContains(t, err, "make room on the disk")
+	}
 }
 
 // Events of blocks that were lost are added before the log's first one: it is then as if it had

@@ -104,7 +104,7 @@ func (f Folder) WithDefaults() Folder {
 // common in o; a listener that is there already is called too.
 func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	f = f.WithDefaults()
-	ordered := &folderFS{FS: f.FS, fatalf: pebbleLogger{f}.Fatalf}
+	ordered := &folderFS{FS: f.FS, fatalf: pebbleLogger{f}.Fatalf, logged: !o.DisableWAL}
 	o.FS, o.FormatMajorVersion, o.Logger = ordered, Format, pebbleLogger{f}
 	// Pebble's own listener ends the process. Damage that a reader meets comes back as an error,
 	// with the way out.

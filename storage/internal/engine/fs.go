@@ -16,12 +16,13 @@ import (
 //   - It tells a folder that is locked from one that cannot be written.
 //   - It makes names durable in an order that a crash cannot turn round: Pebble syncs a folder after it has made a new list of files
 //     and the marker that says which list counts, so that the marker alone could survive.
-//   - If that sync fails, Pebble panics: here Fatalf comes before.
+//   - If that sync fails, or a write-ahead log cannot be written, Pebble panics: here Fatalf comes before.
 type folderFS struct {
 	vfs.FS
-	fatalf func(format string, args ...any)
-	opened atomic.Bool
-	marker atomic.Bool // one was made and is not synced yet
+	fatalf   func(format string, args ...any)
+	logged   bool // what is written goes to a write-ahead log first
+	opened   atomic.Bool
+	unsynced atomic.Bool // a marker or a log was made, and its name is not durable yet
 }
 
 func (f *folderFS) Lock(name string) (io.Closer, error) {
@@ -52,7 +53,10 @@ func (f *folderFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File
 		if err := SyncDir(f.FS, f.PathDir(name)); err != nil {
 			return nil, err
 		}
-		f.marker.Store(true)
+		f.unsynced.Store(true)
+	}
+	if f.logged && isLog(name) {
+		return f.begun(f.FS.Create(name, category))
 	}
 	return f.FS.Create(name, category)
 }
@@ -80,10 +84,10 @@ func (e syncError) Unwrap() error { return e.error }
 func (d *folder) Sync() error {
 	err := d.File.Sync()
 	if err == nil {
-		d.fs.marker.Store(false)
+		d.fs.unsynced.Store(false)
 		return nil
 	}
-	if d.fs.opened.Load() && d.fs.marker.Load() {
+	if d.fs.opened.Load() && d.fs.unsynced.Load() {
 		d.fs.fatalf("folder sync failed: %v", err)
 	}
 	return syncError{err}
