@@ -213,6 +213,66 @@ func TestJoinExcusesFewDoubts(t *testing.T) {
 	})
 }
 
+// onceWrong is a dialer over paths where a stranger damages one answer. It counts the proved
+// requests, and those that are made while others of the same connection are under way.
+type onceWrong struct {
+	transport.Dialer
+	after           int32
+	calls           atomic.Int32
+	proved, crowded atomic.Int32
+}
+
+func (d *onceWrong) Dial(ctx context.Context, a transport.Address) (transport.Conn, error) {
+	c, err := d.Dialer.Dial(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return &onceWrongConn{Conn: c, d: d}, nil
+}
+
+type onceWrongConn struct {
+	transport.Conn
+	d        *onceWrong
+	underWay atomic.Int32
+}
+
+func (*onceWrongConn) Unproved() bool { return true }
+
+func (c *onceWrongConn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
+	if call.Method != MethodChunk {
+		return c.Conn.Call(ctx, call)
+	}
+	others := c.underWay.Add(1) - 1
+	defer c.underWay.Add(-1)
+	if call.Proved {
+		c.d.proved.Add(1)
+		if others > 0 {
+			c.d.crowded.Add(1)
+		}
+	}
+	got, err := c.Conn.Call(ctx, call)
+	if err == nil && c.d.calls.Add(1) == c.d.after {
+		got[0] ^= 1
+	}
+	return got, err
+}
+
+// A peer whose wrong answer came unproved has one request under way until a right one has come
+// that proves who sent it, although what it was asked for before comes, too, and is right.
+func TestDoubtedPeersHaveOneRequest(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.state(6000, 10_000, 10)
+		w.add(nil, 10)
+		d := &onceWrong{Dialer: w.faulty(transporttest.Faults{Delay: 50 * time.Millisecond, Jitter: 50 * time.Millisecond}), after: 10}
+		p := w.peersOver(d, 0)
+		w.join(30*time.Minute, w.options(p, newDisk()), 10)
+		_, banned := p.Count()
+		require.Zero(t, banned)
+		require.Positive(t, d.proved.Load())
+		require.Zero(t, d.crowded.Load())
+	})
+}
+
 // What was verified before a kill is not fetched again.
 func TestJoinResumes(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {

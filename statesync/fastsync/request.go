@@ -125,8 +125,9 @@ func (e answered) handle(j *joiner) {
 const maxDoubts = 4
 
 // doubt ends a request whose answer is wrong and came unproved. The peer is asked over a path that
-// proves who sends, until it has given a right answer there; after maxDoubts for the rest of the
-// join, since a liar can give right answers there and wrong ones otherwise.
+// proves who sends, one request at a time, until it has given a right answer there. After maxDoubts
+// it is asked so for the rest of the join, since a liar can give right answers there and wrong ones
+// otherwise.
 func (j *joiner) doubt(r *request) {
 	if conn := j.conns[r.peer]; conn != nil {
 		transport.Doubt(conn)
@@ -134,6 +135,7 @@ func (j *joiner) doubt(r *request) {
 	j.doubted[r.peer] = true
 	j.doubts[r.peer]++
 	j.end(r)
+	j.step(scheduler.Doubt{Peer: r.peer})
 	j.step(scheduler.Failed{Request: r.id, Reason: scheduler.Broken})
 }
 
@@ -192,8 +194,9 @@ func (e checked) handle(j *joiner) {
 		j.fail(e.err)
 		return
 	default:
-		if !r.unproved {
+		if !r.unproved && j.doubted[r.peer] {
 			delete(j.doubted, r.peer)
+			j.step(scheduler.Doubt{Peer: r.peer, Over: true})
 		}
 		j.verified(e)
 	}

@@ -87,6 +87,14 @@ type (
 		Parts  []Part
 	}
 
+	// Doubt: the last wrong answer of a connected peer proves nothing about it, since somebody else
+	// may have sent it. With Over, it has given a right one since that proves who sent it.
+	// Meanwhile it has one request at a time, whatever else it answers. PeerDown ends it, too.
+	Doubt struct {
+		Peer PeerID
+		Over bool
+	}
+
 	// Add brings work, in the order of preference, after everything that was added before.
 	Add struct{ Items []Item }
 	// Drop takes items back: their requests in flight are cancelled. A Verify that was already
@@ -128,6 +136,7 @@ type (
 func (PeerUp) event()   {}
 func (PeerDown) event() {}
 func (PeerHas) event()  {}
+func (Doubt) event()    {}
 func (Add) event()      {}
 func (Drop) event()     {}
 func (Progress) event() {}

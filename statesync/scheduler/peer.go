@@ -13,6 +13,7 @@ type peer struct {
 	connected bool
 	banned    bool
 	proven    bool
+	doubted   bool       // see Doubt; false while it is not connected
 	groups    []*holding // by id of the group
 	flying    []*request // in the order asked
 	remaining uint64     // bytes of these that have not come yet
@@ -46,7 +47,7 @@ func (p *peer) holds(it *item) bool {
 // trusted reports whether the last that was heard of the peer was true. One that is not trusted has
 // one request at a time and comes after those that are; else a few peers that once told the truth,
 // and take turns in being slow, could keep the others out.
-func (p *peer) trusted() bool { return p.proven && p.failures == 0 }
+func (p *peer) trusted() bool { return p.proven && p.failures == 0 && !p.doubted }
 
 // active returns a peer, and whether it is connected.
 func (s *Scheduler) active(id PeerID) (*peer, bool) {
@@ -90,7 +91,7 @@ func (s *Scheduler) peerDown(id PeerID) {
 
 // disconnect forgets what a peer has and cancels its requests in flight.
 func (s *Scheduler) disconnect(p *peer) {
-	p.connected = false
+	p.connected, p.doubted = false, false
 	i, _ := slices.BinarySearchFunc(s.connected, p.id, byPeerID)
 	s.connected = slices.Delete(s.connected, i, i+1)
 	s.peerHas(p, nil, nil)
@@ -188,7 +189,7 @@ func (s *Scheduler) room(p *peer) bool {
 	switch {
 	case !p.connected || p.late > 0 || s.now < p.until || s.behind():
 		return false
-	case len(p.flying) == 0 && (p.proven || p.verifying == 0):
+	case len(p.flying) == 0 && (p.proven && !p.doubted || p.verifying == 0):
 		return true
 	}
 	return p.trusted() && len(p.flying) < s.limits.perPeer && p.remaining < p.speed.window() && !s.overdue(p.flying[0])

@@ -94,6 +94,10 @@ func (s *Scheduler) take(e Event) bool {
 		if p, ok := s.active(e.Peer); ok {
 			s.peerHas(p, e.Groups, e.Parts)
 		}
+	case Doubt:
+		if p, ok := s.active(e.Peer); ok {
+			p.doubted = !e.Over
+		}
 	case Add:
 		s.add(e.Items)
 	case Drop:

@@ -167,3 +167,54 @@ func FuzzStep(f *testing.F) {
 		}
 	})
 }
+
+// A peer whose wrong answer proves nothing has one request at a time until the doubt is over: what
+// it was asked for before may still come, and be right, which ends no doubt.
+func TestDoubtedPeersHaveOneRequest(t *testing.T) {
+	s := newScheduler(limits{perPeer: 4})
+	now := time.Duration(0)
+	step := func(e Event) (asked []RequestID) {
+		t.Helper()
+		now += time.Millisecond
+		for _, a := range s.Step(now, e) {
+			if ask, is := a.(Ask); is {
+				asked = append(asked, ask.Request)
+			}
+		}
+		require.NoError(t, s.checkInvariants())
+		return asked
+	}
+	give := func(r RequestID) []RequestID {
+		t.Helper()
+		require.Empty(t, step(Received{r, 100}), "it is being verified")
+		return step(Verified{r})
+	}
+	var items []Item
+	for i := range 50 {
+		items = append(items, Item{ID: ItemID(i + 1), Group: 1, Bytes: 100})
+	}
+	step(Add{items})
+	step(PeerUp{"p"})
+	first := step(PeerHas{Peer: "p", Groups: []Group{1}})
+	require.Len(t, first, 1)
+	flying := give(first[0])
+	require.Len(t, flying, 4)
+
+	require.Empty(t, step(Doubt{Peer: "p"}))
+	require.Empty(t, step(Failed{Request: flying[0], Reason: Broken}))
+	require.Empty(t, give(flying[1]), "two are under way")
+	now += time.Minute // it is left alone no longer
+	require.Empty(t, give(flying[2]), "one is under way")
+	next := give(flying[3])
+	require.Len(t, next, 1)
+	next = give(next[0])
+	require.Len(t, next, 1, "right answers end no doubt")
+
+	require.Len(t, step(Doubt{Peer: "p", Over: true}), 3)
+	step(Doubt{Peer: "p"})
+	step(PeerDown{"p"})
+	now += time.Hour
+	step(PeerUp{"p"})
+	next = step(PeerHas{Peer: "p", Groups: []Group{1}})
+	require.Len(t, step(Received{next[0], 100}), 1, "who is connected anew is not doubted")
+}
