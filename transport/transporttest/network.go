@@ -212,6 +212,12 @@ func (c *memConn) Call(ctx context.Context, call transport.Call) ([]byte, error)
 	defer cancel()
 	select {
 	case a := <-answer:
+		switch { // a handler whose context ends fails, and select takes any way that is open
+		case a.err != nil && c.ctx.Err() != nil:
+			return nil, c.Err()
+		case a.err != nil && ctx.Err() != nil:
+			return nil, ctx.Err()
+		}
 		return land(call, a)
 	case <-c.ctx.Done():
 		return nil, c.Err()
