@@ -5,6 +5,7 @@ package rdma
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"sync"
@@ -34,6 +35,27 @@ func resources(t *testing.T) string {
 	return string(out)
 }
 
+// TestMain holds what the tests leave in the devices to what was there before.
+func TestMain(m *testing.M) {
+	guest := os.Getenv("RDMA_GUEST") != "" && os.Getenv(childVariable) == ""
+	before := held(guest)
+	status := m.Run()
+	if after := held(guest); after != before {
+		fmt.Printf("before the tests:\n%safter them:\n%s", before, after)
+		status = 1
+	}
+	os.Exit(status)
+}
+
+// held is what processes hold of the devices of the guest; "" elsewhere.
+func held(guest bool) string {
+	if !guest {
+		return ""
+	}
+	out, err := exec.Command("rdma", "resource", "show").CombinedOutput()
+	return fmt.Sprintln(string(out), err)
+}
+
 func TestGuestConformance(t *testing.T) {
 	l := softRoCE(t)
 	before := resources(t)
@@ -59,12 +81,13 @@ func TestGuestBreaks(t *testing.T) {
 		"the server's queue pair to ERR": {func(t *testing.T, all []*Fabric) { breakAll(t, all[server]) }, true},
 		"the dialer's queue pair to ERR": {func(t *testing.T, all []*Fabric) { breakAll(t, all[dialer]) }, true},
 		"a cut cable":                    {func(t *testing.T, _ []*Fabric) { wire(t, "cut") }, true},
+		"ports that go down":             {func(t *testing.T, _ []*Fabric) { wire(t, "down") }, true},
 		"1 % loss":                       {func(t *testing.T, _ []*Fabric) { wire(t, "loss", "1") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var all []*Fabric
 			down := make(chan error, 1000)
-			var received atomic.Int64
+			var received, answered atomic.Int64
 			l := softRoCE(t)
 			l.made = func(f *Fabric) { all = append(all, f) }
 			l.options = func(o *Options) {
@@ -74,7 +97,9 @@ func TestGuestBreaks(t *testing.T) {
 			body := bytes.Repeat([]byte("b"), 7*unit)
 			conn := connect(t, l, l, func(context.Context, transport.Request) ([]byte, error) { return body, nil })
 			var callers sync.WaitGroup
+			defer callers.Wait()
 			var stop atomic.Bool
+			defer stop.Store(true)
 			for range 4 { // so that pieces are under way
 				callers.Go(func() {
 					into := make([]byte, len(body))
@@ -84,6 +109,7 @@ func TestGuestBreaks(t *testing.T) {
 							t.Errorf("%d bytes, %v", len(got), err)
 							return
 						}
+						answered.Add(1)
 					}
 				})
 			}
@@ -96,11 +122,20 @@ func TestGuestBreaks(t *testing.T) {
 				case why := <-down:
 					t.Log(why)
 					broken = true
-				case <-ctx.Done(): // no piece was under way: TCP is cut too
+				case <-ctx.Done(): // no piece was under way
 					broken = !test.breaks
 				}
 				cancel()
+				wire(t, "up")
 				wire(t, "mend")
+				if !broken {
+					// TCP ends when it hears nothing for too long: it must recover
+					// before the next cut.
+					next := answered.Load() + 8
+					recovered := func() bool { return conn.Err() != nil || answered.Load() >= next }
+					require.Eventually(t, recovered, patience, time.Millisecond)
+					require.NoError(t, conn.Err())
+				}
 			}
 			stop.Store(true)
 			callers.Wait()

@@ -42,7 +42,7 @@ func (l loopback) fabric(tb testing.TB) (*Fabric, chan transport.ID) {
 	tb.Helper()
 	up := make(chan transport.ID, 1000)
 	o := Options{Allowed: everybody, Hooks: Hooks{
-		Up:     func(peer transport.ID, _ string) { up <- peer },
+		Up:     func(peer transport.ID, _ Way) { up <- peer },
 		Leaked: func(err error) { tb.Error(err) },
 	}}
 	if o.open = verbs.Open; l.memory != nil {

@@ -48,6 +48,13 @@ func TestBadGreetings(t *testing.T) {
 	}
 }
 
+// TestSendTooLong: a greeting for which a receive has no room ends the path, by the device's word.
+func TestSendTooLong(t *testing.T) {
+	_, c := newLending(t)
+	require.NoError(t, c.memory.SendLong(c.path.queue.Local()))
+	c.endsWith(t, verbstest.ErrLength)
+}
+
 // TestGreetingAfterTheEnd: a greeting reads where the memory lies, which is released by then.
 func TestGreetingAfterTheEnd(t *testing.T) {
 	_, c := newLending(t)

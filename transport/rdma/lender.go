@@ -134,7 +134,7 @@ func (l *lender) propose() (*lending, error) {
 		}
 	}
 	if err == nil {
-		err = l.adopt(s)
+		err = l.adopt(s, theirs.endpoint.MTU)
 	}
 	if err != nil {
 		p.end(err)
@@ -145,7 +145,7 @@ func (l *lender) propose() (*lending, error) {
 }
 
 // adopt lends from a path from now on.
-func (l *lender) adopt(s *lending) error {
+func (l *lender) adopt(s *lending, peerMTU int) error {
 	l.mu.Lock()
 	lost := l.mu.lent != s
 	if !lost {
@@ -156,7 +156,7 @@ func (l *lender) adopt(s *lending) error {
 		return s.path.why()
 	}
 	if hook := l.fabric.o.Hooks.Up; hook != nil {
-		hook(l.peer, l.conn.LocalAddr().String())
+		hook(l.peer, Way{l.conn.LocalAddr().String(), s.path.queue.Local().MTU, peerMTU})
 	}
 	return nil
 }

@@ -58,7 +58,8 @@ type Options struct {
 // Hooks are called for metrics and logs. Any may be nil. They are called concurrently and must not
 // block.
 type Hooks struct {
-	Up func(peer transport.ID, device string)
+	// Up: a path to a peer that was dialled is up.
+	Up func(peer transport.ID, w Way)
 	// Down: a path has ended, or was not made: of the same reasons in a row the first only.
 	Down func(peer transport.ID, why error)
 	// Received and Sent count bytes of answers, and of bodies of requests.
@@ -67,6 +68,14 @@ type Hooks struct {
 	Called func(peer transport.ID)
 	// Leaked: a queue pair could not be released.
 	Leaked func(why error)
+}
+
+// Way describes a path: the local address and the MTUs of both ports.
+type Way struct {
+	From string // the end of the connection here, host:port
+	// MTU and PeerMTU are the largest packets of the ports here and at the peer, in bytes: the
+	// smaller one counts.
+	MTU, PeerMTU int
 }
 
 // bounds are what only tests change.

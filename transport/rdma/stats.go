@@ -9,13 +9,17 @@ import (
 
 // Stats is what a fabric holds at the moment.
 type Stats struct {
-	Devices    int   // that are open
-	QueuePairs int   // those of paths that are being made or released, too
-	Up         int   // of them: both sides have greeted, and the path has not ended
-	Memory     int64 // registered, in bytes, in one region or two for each queue pair
+	Devices    int // that are open
+	QueuePairs int // those of paths that are being made or released, too
+	Up         int // of them: both sides have greeted, and the path has not ended
+	// UpTo counts these by peer.
+	UpTo   map[transport.ID]int
+	Memory int64 // registered, in bytes, in one region or two for each queue pair
 	// Quarantined is how many slots were lent for calls that are over at this side only: the server
 	// may still write to them.
 	Quarantined int
+	// Events is how often the goroutines of open devices have slept and were woken by completions.
+	Events uint64
 }
 
 // Stats returns what the fabric holds.
@@ -25,11 +29,15 @@ func (f *Fabric) Stats() Stats {
 	for p := range f.mu.paths {
 		paths = append(paths, p)
 	}
-	s := Stats{Devices: len(f.mu.devices), QueuePairs: len(paths), Memory: f.mu.memory}
+	s := Stats{Devices: len(f.mu.devices), QueuePairs: len(paths), Memory: f.mu.memory, UpTo: map[transport.ID]int{}}
+	for _, d := range f.mu.devices {
+		s.Events += d.verbs.Events()
+	}
 	f.mu.Unlock()
 	for _, p := range paths {
 		if p.isUp() && p.why() == nil {
 			s.Up++
+			s.UpTo[p.peer]++
 		}
 		if l, is := p.side.(*lending); is {
 			s.Quarantined += l.quarantined()

@@ -15,6 +15,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -118,6 +119,7 @@ type device struct {
 	handle  C.uint32_t
 	channel *os.File   // a duplicate of the completion channel's descriptor
 	waiting sync.Mutex // held by Wait: Close waits for it
+	events  atomic.Uint64
 
 	mu struct {
 		sync.RWMutex
@@ -232,8 +234,12 @@ func (d *device) event() error {
 	if err != nil {
 		return err
 	}
+	d.events.Add(1)
 	return failed("ibv_get_cq_event", errno)
 }
+
+// Events implements Device.
+func (d *device) Events() uint64 { return d.events.Load() }
 
 // poll takes completions. taken: there were some, though perhaps none of a queue that still is.
 func (d *device) poll(batch []Completion) (taken bool, n int, err error) {

@@ -3,6 +3,7 @@
 package verbs_test
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -31,6 +32,26 @@ func resources(t *testing.T) string {
 	out, err := exec.Command("rdma", "resource", "show").CombinedOutput()
 	require.NoError(t, err, string(out))
 	return string(out)
+}
+
+// TestMain holds what the tests leave in the devices to what was there before.
+func TestMain(m *testing.M) {
+	before := held()
+	status := m.Run()
+	if after := held(); after != before {
+		fmt.Printf("before the tests:\n%safter them:\n%s", before, after)
+		status = 1
+	}
+	os.Exit(status)
+}
+
+// held is what processes hold of the devices of the guest; "" elsewhere.
+func held() string {
+	if os.Getenv("RDMA_GUEST") == "" {
+		return ""
+	}
+	out, err := exec.Command("rdma", "resource", "show").CombinedOutput()
+	return fmt.Sprintln(string(out), err)
 }
 
 func open(t testing.TB, addr netip.Addr, completions int) verbs.Device {
@@ -69,6 +90,38 @@ func TestNoSuchAddress(t *testing.T) {
 	guest(t)
 	_, err := verbs.Open(netip.MustParseAddr("192.0.2.1"), 16)
 	require.ErrorIs(t, err, verbs.ErrNoDevice)
+}
+
+// TestSendTooLong: a message for which the peer's receives have no room ends the queue pair, and
+// that alone.
+func TestSendTooLong(t *testing.T) {
+	addrs := guest(t)
+	sizes := verbs.Sizes{Own: 1 << 12, Lent: 1 << 12, Writes: 4, Receives: 4}
+	from, to := open(t, addrs[0], 64), open(t, addrs[1], 64)
+	for _, long := range []bool{true, false} {
+		left, err := from.NewQueue(sizes)
+		require.NoError(t, err)
+		right, err := to.NewQueue(sizes)
+		require.NoError(t, err)
+		require.NoError(t, right.Receive(4))
+		require.NoError(t, left.Connect(right.Local()))
+		require.NoError(t, right.Connect(left.Local()))
+		length := verbs.MaxMessage
+		if long {
+			length *= 3
+		}
+		require.NoError(t, verbs.SendLong(left, length))
+		batch := make([]verbs.Completion, verbs.MaxBatch)
+		n, err := from.Wait(batch)
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		t.Log(batch[0].Err)
+		require.Equal(t, long, batch[0].Err != nil)
+		require.NoError(t, left.Close())
+		require.NoError(t, right.Close())
+	}
+	require.NoError(t, from.Close())
+	require.NoError(t, to.Close())
 }
 
 func TestPortIsDown(t *testing.T) {

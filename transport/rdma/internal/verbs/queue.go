@@ -237,6 +237,11 @@ func (q *queue) Send(message []byte, tag uint32) error {
 	if len(message) > MaxMessage {
 		return fmt.Errorf("a message of %d bytes, of at most %d", len(message), MaxMessage)
 	}
+	return q.send(message, len(message), tag)
+}
+
+// send sends a message with what lies behind it, up to a length in bytes.
+func (q *queue) send(message []byte, length int, tag uint32) error {
 	q.use.RLock()
 	defer q.use.RUnlock()
 	if q.use.closed {
@@ -252,7 +257,7 @@ func (q *queue) Send(message []byte, tag uint32) error {
 	messages := &q.regions[regionMessages]
 	copy(q.place(places[0]), message)
 	from := messages.address() + uint64(places[0])*MaxMessage
-	errno := C.sv_send(q.handle, C.uint64_t(from), C.uint32_t(len(message)), messages.lkey, q.number(flagSend|tag&tagMask))
+	errno := C.sv_send(q.handle, C.uint64_t(from), C.uint32_t(length), messages.lkey, q.number(flagSend|tag&tagMask))
 	return failed("ibv_post_send", errno)
 }
 

@@ -127,6 +127,9 @@ type Device interface {
 	// Wait returns the next completions, at least one, at most len(batch). One goroutine calls it.
 	// It fails with ErrClosed once the device was closed.
 	Wait(batch []Completion) (int, error)
+	// Events returns how often Wait has slept and was woken. Completions that are there already
+	// cost none.
+	Events() uint64
 	// Close releases the device. All its queues must have been closed: else it fails, and the
 	// device stays.
 	Close() error

@@ -15,6 +15,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
@@ -32,6 +33,7 @@ var (
 	ErrRetries  = errors.New("transport retry counter exceeded")
 	ErrNotReady = errors.New("RNR retry counter exceeded")
 	ErrAccess   = errors.New("remote access error")
+	ErrLength   = errors.New("local length error")
 )
 
 // Faults of a fabric. The zero value is one without.
@@ -122,6 +124,20 @@ func (f *Fabric) Inject(to verbs.Endpoint, b []byte, at uint64, key, immediate u
 	return q.land(b, at, key, immediate)
 }
 
+// SendLong sends a message that is longer than the receives of a queue pair: its device reports
+// that, and breaks it.
+func (f *Fabric) SendLong(to verbs.Endpoint) error {
+	q := f.find(to)
+	if q == nil {
+		return ErrRetries
+	}
+	if err := q.arrive(verbs.Completion{Queue: q.id, Kind: verbs.Received, Err: ErrLength}); err != nil {
+		return err
+	}
+	q.fail()
+	return nil
+}
+
 func (f *Fabric) find(e verbs.Endpoint) *queue {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,6 +169,7 @@ type device struct {
 	fabric *Fabric
 	port   verbs.Port
 	woken  *sync.Cond
+	events atomic.Uint64 // how often woken has ended a wait
 	mu     deviceState
 }
 
@@ -174,6 +191,7 @@ func (d *device) Wait(batch []verbs.Completion) (int, error) {
 	for {
 		for len(d.mu.ready) == 0 && !d.mu.closed {
 			d.woken.Wait()
+			d.events.Add(1)
 		}
 		if d.mu.closed {
 			return 0, verbs.ErrClosed
@@ -192,6 +210,9 @@ func (d *device) Wait(batch []verbs.Completion) (int, error) {
 		}
 	}
 }
+
+// Events implements verbs.Device.
+func (d *device) Events() uint64 { return d.events.Load() }
 
 func (d *device) complete(c verbs.Completion) {
 	d.mu.Lock()

@@ -49,6 +49,30 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestEvents: of many completions that are there already none is an event, and a sleep ends in one.
+func TestEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left, right := pair(t, opener(new(Fabric)))
+		for i := range 5 {
+			require.NoError(t, left.queue.Write([]verbs.Write{write(right.queue, 0, 10, uint32(i))}))
+		}
+		synctest.Wait()
+		for range 5 {
+			require.NoError(t, right.next().Err)
+		}
+		require.Zero(t, right.device.Events())
+		slept := make(chan error)
+		go func() {
+			_, err := right.device.Wait(make([]verbs.Completion, 1))
+			slept <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, left.queue.Write([]verbs.Write{write(right.queue, 0, 10, 5)}))
+		require.NoError(t, <-slept)
+		require.EqualValues(t, 1, right.device.Events())
+	})
+}
+
 func TestStranger(t *testing.T) {
 	f := new(Fabric)
 	left, right := pair(t, opener(f))
