@@ -37,8 +37,8 @@ type peer struct {
 	above int64
 	until time.Time // it is asked again only then
 	out   int       // questions under way
-	// idles counts when nothing came of it, or no end, since its last right answer; idled: when the
-	// last one was counted.
+	// idles counts questions of which nothing came since its last right answer (idleError); idled:
+	// when the last one was counted.
 	idles int
 	idled time.Time
 	// moves changes while it sends something, whatever the question.
@@ -121,15 +121,28 @@ func (r *roster) idle() (last int64) {
 	return last
 }
 
+// takeTurn returns the candidates for a search, the first of equal ones in turn.
+func (r *roster) takeTurn(from int64, now time.Time) []*peer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer func() { r.turn++ }()
+	return r.inOrder(from, now)
+}
+
 // candidates returns whom to ask for the blocks from a height on: first those who are asked least.
 // It returns nobody if all have been asked enough: otherwise these are only asked beside others.
 func (r *roster) candidates(from int64, now time.Time) []*peer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.inOrder(from, now)
+}
+
+// inOrder is candidates. The caller holds r.mu.
+func (r *roster) inOrder(from int64, now time.Time) []*peer {
 	ids := make([]transport.ID, 0, len(r.peers))
 	for id, p := range r.peers {
 		lacks := p.above > 0 && from >= p.above
-		if p.there && !p.useless && !lacks && p.claim.First <= from && from < p.claim.Last && !now.Before(p.until) {
+		if p.there && !p.useless && !lacks && p.mayBeAsked() && p.claim.First <= from && from < p.claim.Last && !now.Before(p.until) {
 			ids = append(ids, id)
 		}
 	}
@@ -138,7 +151,6 @@ func (r *roster) candidates(from int64, now time.Time) []*peer {
 	for i := range ids {
 		list = append(list, r.peers[ids[(i+r.turn)%len(ids)]])
 	}
-	r.turn++
 	slices.SortStableFunc(list, func(a, b *peer) int { return cmp.Compare(a.out, b.out) })
 	if len(list) > 0 && list[0].out >= maxOut {
 		return nil
@@ -146,12 +158,20 @@ func (r *roster) candidates(from int64, now time.Time) []*peer {
 	return list
 }
 
-// asking notes that a peer is asked, and returns whether its answer must prove who sends it.
-func (r *roster) asking(p *peer) (proved bool) {
+// mayBeAsked reports whether a peer may have one question more: if its last answer was wrong and
+// came unproved, it has one at a time until a right one has come, since each may cost an answer.
+func (p *peer) mayBeAsked() bool { return !p.doubted || p.out == 0 }
+
+// asking notes that a peer is asked, if it may be, and returns whether its answer must prove who
+// sends it.
+func (r *roster) asking(p *peer) (proved, may bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !p.mayBeAsked() {
+		return false, false
+	}
 	p.out++
-	return p.doubted || p.doubts >= maxDoubts
+	return p.doubted || p.doubts >= maxDoubts, true
 }
 
 func (r *roster) asked(p *peer) {
@@ -173,7 +193,9 @@ func (r *roster) failed(p *peer, from int64, err error, now time.Time) (lie bool
 		p.above = from
 	case errors.Is(err, transport.ErrRefused):
 		p.useless = true
-	case errors.Is(err, errTurn):
+	case errors.Is(err, errTurn), errors.Is(err, errDoubted):
+	case errors.Is(err, errHeavy): // CometBFT may have more memory
+		p.useless = true
 	case errors.As(err, &idle):
 		if !idle.began.Before(p.idled) { // questions that stood still together count as one
 			p.idles, p.idled = p.idles+1, now
@@ -203,11 +225,11 @@ func (r *roster) doubt(p *peer, unproved bool) bool {
 	return unproved
 }
 
-// right notes a right answer, after which a peer may answer unproved again.
-func (r *roster) right(p *peer) {
+// right notes a right answer. After one that proved who sent it, a peer may answer unproved again.
+func (r *roster) right(p *peer, unproved bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p.doubted = false
+	p.doubted = p.doubted && unproved
 	if !p.useless {
 		p.idles = 0
 	}

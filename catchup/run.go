@@ -46,7 +46,8 @@ type Options struct {
 	Peers func() (list []Peer, changed <-chan struct{}, settled bool)
 	// Ban is called for a peer that was proved to have lied.
 	Ban func(id transport.ID, reason string)
-	// MemoryBytes bounds about what is under way and not executed yet; 0: the default, 256 MiB.
+	// MemoryBytes bounds about what is under way and not executed yet, beside the next block; 0:
+	// the default, 256 MiB.
 	MemoryBytes int64
 	// Settle is how long claims are waited for before nobody's being ahead is believed, Stall how
 	// long a block may take; 0: the defaults, 3 seconds and 1 minute.
@@ -61,7 +62,8 @@ const (
 	firstBlocks   = 8       // asked for while their length is not known
 	maxUnderWay   = 8       // answers that are awaited, or not executed yet
 	minUnderWay   = 2
-	// decoded is about how many times its length a block takes while it waits.
+	// decoded is about how many times its length a block takes while it is decoded and waits,
+	// unless its transactions are short.
 	decoded = 3
 
 	tick     = 200 * time.Millisecond
@@ -88,13 +90,7 @@ func Run(ctx context.Context, o Options) error {
 		o.MemoryBytes = defaultMemory
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	now := time.Now()
-	l := &loop{
-		o: o, ctx: ctx, began: now, moved: now, height: o.Chain.Height(),
-		roster: &roster{peers: map[transport.ID]*peer{}}, ready: map[int64]*batch{}, asked: map[span]bool{},
-		found: make(chan found), applied: make(chan applied), long: make(chan struct{}, 1), speed: speed{began: now}, limit: int(min(max(o.MemoryBytes/64, minBytes), maxAnswer)),
-	}
-	l.window = newWindow(l.height)
+	l := newLoop(ctx, o)
 	err := l.run()
 	cancel()
 	l.wg.Wait()
@@ -124,10 +120,10 @@ type loop struct {
 	height  int64 // of the last batch that was executed
 	limit   int   // bytes of an answer
 	perHead int   // bytes of a block, of late; 0: not known
-	// later: the first height of a block that is longer than limit, and is asked for when it is the
+	// later: the first height for which there was no room, and that is asked for when it is the
 	// next one; 0: none is known.
 	later int64
-	long  chan struct{} // has a place for who decodes an answer longer than limit
+	room  room
 
 	// moved: when a block was executed last; young: since when the last one is young, zero: it is
 	// not.
@@ -136,11 +132,11 @@ type loop struct {
 	progress                    Progress
 }
 
-// found is what a search has found; nil: nothing.
+// found is what a search has found.
 type found struct {
 	span  span
-	batch *batch
-	long  bool // if nothing: see search
+	batch *batch // nil: nothing
+	later bool   // if nothing: there was no room, and it is asked for when it is the next one
 }
 
 // applied is how far a batch was executed.
@@ -148,6 +144,18 @@ type applied struct {
 	batch  *batch
 	height int64 // of its last block that was executed
 	err    error
+}
+
+// newLoop takes options whose defaults are set.
+func newLoop(ctx context.Context, o Options) *loop {
+	now := time.Now()
+	l := &loop{
+		o: o, ctx: ctx, began: now, moved: now, height: o.Chain.Height(), room: room{most: o.MemoryBytes},
+		roster: &roster{peers: map[transport.ID]*peer{}}, ready: map[int64]*batch{}, asked: map[span]bool{},
+		found: make(chan found), applied: make(chan applied), speed: speed{began: now}, limit: int(min(max(o.MemoryBytes/64, minBytes), maxAnswer)),
+	}
+	l.window = newWindow(l.height)
+	return l
 }
 
 func (l *loop) run() error {
@@ -240,7 +248,11 @@ func (l *loop) decide(settled bool) (done bool) {
 // fill begins as many searches as there is room for. What is needed next is always asked for.
 func (l *loop) fill() {
 	for {
-		room := len(l.asked)+len(l.ready) < l.most()
+		held := len(l.asked) + len(l.ready)
+		if l.busy {
+			held++
+		}
+		room := held < l.most()
 		for s := range l.asked {
 			room = room || l.window.lowest() < s.from
 		}
@@ -264,8 +276,7 @@ func (l *loop) fill() {
 		l.asked[s] = true
 		r := request{from: s.from, count: int(s.to - s.from + 1), limit: l.limit}
 		l.wg.Go(func() {
-			f := found{span: s}
-			f.batch, f.long = l.search(l.ctx, r)
+			f := l.search(l.ctx, r)
 			select {
 			case l.found <- f:
 			case <-l.ctx.Done():
@@ -299,32 +310,15 @@ func (l *loop) take(f found) {
 	b := f.batch
 	if b == nil {
 		l.window.giveBack(f.span)
-		if f.long && (l.later <= l.height || f.span.from < l.later) {
+		// The next block is executed already, or is asked for in any case.
+		if f.later && (l.later <= l.height+1 || f.span.from < l.later) {
 			l.later = f.span.from
 		}
 		return
 	}
-	l.perHead = max(b.bytes/len(b.blocks), 1)
+	l.perHead = max(b.perHead, 1)
 	l.window.giveBack(span{b.to + 1, f.span.to})
 	l.ready[b.from] = b
-	l.forget()
-}
-
-// forget gives up what was found and is needed last, as long as there is more than was foreseen.
-func (l *loop) forget() {
-	held, last := int64(0), l.height+1
-	for from, b := range l.ready {
-		held += int64(b.bytes)
-		last = max(last, from)
-	}
-	if held <= l.o.MemoryBytes || last == l.height+1 {
-		return
-	}
-	b := l.ready[last]
-	delete(l.ready, last)
-	l.buffers.give(b.buffer)
-	l.window.giveBack(span{b.from, b.to})
-	l.forget()
 }
 
 // execute has the next batch executed, if it is there.
@@ -357,6 +351,7 @@ func (l *loop) execute() {
 func (l *loop) count(a applied) error {
 	b := a.batch
 	l.busy = false
+	b.lease.release()
 	if a.height > l.height {
 		l.moved = time.Now()
 	}
@@ -367,7 +362,7 @@ func (l *loop) count(a applied) error {
 	}
 	switch {
 	case a.err == nil:
-		l.roster.right(b.peer)
+		l.roster.right(b.peer, b.unproved)
 		l.buffers.give(b.buffer)
 	case errors.Is(a.err, ErrUnsigned):
 		l.lied(b.peer, b.unproved, a.err)

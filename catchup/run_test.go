@@ -1,15 +1,20 @@
 package catchup
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
@@ -153,8 +158,10 @@ func newWorld(chain *testBlocks, peers ...*testPeer) *world {
 	return w
 }
 
-func (w *world) run(ctx context.Context) error {
-	return Run(ctx, Options{
+func (w *world) run(ctx context.Context) error { return Run(ctx, w.options()) }
+
+func (w *world) options() Options {
+	return Options{
 		ChainID: testChain, Chain: w.own, MemoryBytes: w.memory, View: &w.view,
 		Peers: func() (list []Peer, _ <-chan struct{}, _ bool) {
 			w.mu.Lock()
@@ -176,7 +183,7 @@ func (w *world) run(ctx context.Context) error {
 			w.banned[id] = reason
 		},
 		Progress: func(p Progress) { w.last = p },
-	})
+	}
 }
 
 // caughtUp requires that the node has the blocks of the chain, but the last one.
@@ -236,12 +243,16 @@ func TestCatchUpAmongLiars(t *testing.T) {
 		peer   *testPeer
 		banned bool
 	}{
-		"altered":         {changed(func(_ request, a []byte) []byte { a[len(a)/2] ^= 1; return a }), true},
-		"another chain":   {&testPeer{blocks: stranger}, true},
-		"cut off":         {changed(func(_ request, a []byte) []byte { return a[:len(a)-1] }), true},
-		"empty":           {changed(func(request, []byte) []byte { return nil }), true},
-		"needs nothing":   {changed(func(request, []byte) []byte { return needAnswer(3) }), true},
-		"needs much":      {changed(func(request, []byte) []byte { return needAnswer(MaxBytes) }), false},
+		"altered":       {changed(func(_ request, a []byte) []byte { a[len(a)/2] ^= 1; return a }), true},
+		"another chain": {&testPeer{blocks: stranger}, true},
+		"cut off":       {changed(func(_ request, a []byte) []byte { return a[:len(a)-1] }), true},
+		"empty":         {changed(func(request, []byte) []byte { return nil }), true},
+		"needs nothing": {changed(func(request, []byte) []byte { return needAnswer(3) }), true},
+		"needs much":    {changed(func(request, []byte) []byte { return needAnswer(MaxBytes) }), false},
+		// Empty transactions: each takes 200 bytes of 16 MiB while it is decoded.
+		"heavy blocks":    {changed(func(request, []byte) []byte { return emptyTxs(90_000, 1) }), false},
+		"heavy together":  {changed(func(request, []byte) []byte { return emptyTxs(50_000, 50_000) }), true},
+		"too many, heavy": {changed(func(r request, _ []byte) []byte { return emptyTxs(slices.Repeat([]int{13_000}, r.count+1)...) }), true},
 		"too long":        {changed(func(r request, _ []byte) []byte { return make([]byte, r.limit+1) }), true},
 		"missing heights": {&testPeer{claim: Claim{1, 1 << 60, 0}, serve: answering(transport.ErrGone).serve}, false},
 		"refuses":         {answering(transport.ErrRefused), false},
@@ -285,6 +296,44 @@ func TestCatchUpAmongLiars(t *testing.T) {
 			require.NoError(t, w.run(t.Context()))
 			w.caughtUp(t, fork)
 		})
+	})
+}
+
+// emptyTxs is an answer of things that look like blocks, with so many empty transactions each.
+func emptyTxs(txs ...int) []byte {
+	answer := binary.BigEndian.AppendUint16(nil, uint16(len(txs)))
+	for _, n := range txs {
+		data := bytes.Repeat([]byte{0x0a, 0}, n)
+		answer = appendPart(answer, append(binary.AppendUvarint([]byte{0x12}, uint64(len(data))), data...))
+	}
+	return appendPart(answer, nil)
+}
+
+// A peer that says that the next block is longer than any may be is given up.
+func TestAbsurdNeeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(newBlocks("a", 100, 10), &testPeer{serve: func(context.Context, *testPeer, transport.Call) ([]byte, error) {
+			return needAnswer(MaxBytes), nil
+		}})
+		began := time.Now()
+		require.ErrorIs(t, w.run(t.Context()), ErrStalled)
+		require.Less(t, time.Since(began), 30*time.Second)
+		require.Equal(t, maxIdles, w.peers[0].asked)
+		require.Empty(t, w.banned)
+	})
+}
+
+// What has no room is not re-requested all the time while blocks are executed.
+func TestNoRoomNoRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := newBlocks("a", 41, 300_000)
+		w := newWorld(chain, new(testPeer), new(testPeer))
+		w.memory = 2 << 20
+		w.own.took = time.Second
+		require.NoError(t, w.run(t.Context()))
+		w.caughtUp(t, chain)
+		requests := w.peers[0].asked + w.peers[1].asked
+		require.LessOrEqual(t, requests, 4*40, "each block twice: what it needs, and the block; and again if there was no room")
 	})
 }
 
@@ -366,7 +415,7 @@ func TestIdlePeersStayUseless(t *testing.T) {
 	r.update([]Peer{{&testPeer{id: "a"}, claim}})
 	for range maxIdles {
 		for range 3 { // questions of the same time count once
-			r.failed(r.peers["a"], 1, &idleError{now}, now.Add(idle))
+			r.failed(r.peers["a"], 1, &idleError{began: now}, now.Add(idle))
 		}
 		now = now.Add(idle + restAfter)
 	}
@@ -377,11 +426,68 @@ func TestIdlePeersStayUseless(t *testing.T) {
 	require.Equal(t, int64(9), r.idle())
 }
 
-// Peers that say that each block is a long one get room for one at a time, and its hedge.
-func TestOneLongAnswerAtATime(t *testing.T) {
+// lent counts the memory of long answers that are under way.
+type lent struct {
+	mu               sync.Mutex
+	bytes, most      int // now, and at most
+	answers, atATime int
+}
+
+// hold holds a buffer for a while.
+func (l *lent) hold(buffer []byte, d time.Duration) {
+	l.add(len(buffer), 1)
+	bubble.Sleep(d)
+	l.add(-len(buffer), -1)
+}
+
+func (l *lent) add(bytes, answers int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bytes, l.answers = l.bytes+bytes, l.answers+answers
+	l.most, l.atATime = max(l.most, l.bytes), max(l.atATime, l.answers)
+}
+
+// Blocks that are all longer than an answer usually is come several at a time, as far as there is
+// memory for them.
+func TestLongBlocksComeTogether(t *testing.T) {
+	for name, c := range map[string]struct {
+		memory  int64
+		atATime int
+		within  time.Duration
+	}{
+		"enough":  {16 << 20, 4, 15 * time.Second},
+		"for two": {2 << 20, 2, 30 * time.Second},
+		"for one": {1 << 20, 1, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var lent lent
+				slowly := func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error) {
+					if r, err := decodeRequest(c.Body); err == nil && r.limit > 300_000 {
+						lent.hold(c.Into, 900*time.Millisecond)
+					}
+					return honest(ctx, p, c)
+				}
+				chain := newBlocks("a", 41, 300_000)
+				w := newWorld(chain, &testPeer{serve: slowly}, &testPeer{serve: slowly}, &testPeer{serve: slowly})
+				w.memory = c.memory
+				began := time.Now()
+				require.NoError(t, w.run(t.Context()))
+				w.caughtUp(t, chain)
+				require.Empty(t, w.banned)
+				require.GreaterOrEqual(t, lent.atATime, c.atATime)
+				// The next block fits in any case.
+				require.LessOrEqual(t, int64(lent.most), c.memory/decoded+301_000)
+				require.Less(t, time.Since(began), c.within)
+			})
+		})
+	}
+}
+
+// Peers that say that each block is a long one get room for as many as there is memory for.
+func TestLongAnswersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		room, most := 0, 0
+		var lent lent
 		liar := func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error) {
 			r, err := decodeRequest(c.Body)
 			if err != nil || r.from < 20 {
@@ -390,43 +496,126 @@ func TestOneLongAnswerAtATime(t *testing.T) {
 			if r.limit < 1<<20 {
 				return needAnswer(1 << 20), nil
 			}
-			mu.Lock()
-			room++
-			most = max(most, room)
-			mu.Unlock()
-			bubble.Sleep(2 * time.Second)
-			mu.Lock()
-			room--
-			mu.Unlock()
+			lent.hold(c.Into, 2*time.Second)
 			return honest(ctx, p, c)
 		}
 		chain := newBlocks("a", 60, 10_000)
 		w := newWorld(chain, &testPeer{serve: liar}, &testPeer{serve: liar}, &testPeer{serve: liar}, &testPeer{serve: liar})
+		w.memory = 8 << 20
 		require.NoError(t, w.run(t.Context()))
 		w.caughtUp(t, chain)
-		require.InDelta(t, 2, most, 1)
+		require.LessOrEqual(t, lent.atATime, 2+2, "two that there is room for, the next block, and who is asked for it beside")
 	})
 }
 
-// Transactions of no bytes take more memory than they have bytes: what exceeds the budget is
-// re-requested.
-func TestManyEmptyTransactions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		chain := newBlocks("a", 0, 0)
-		for h := int64(1); h <= 40; h++ {
-			n := 10
-			if h > 10 {
-				n = 5000
+// All room is given back: that of answers that were executed, that came too late, that were wrong,
+// and of those who were asked beside.
+func TestRoomIsGivenBack(t *testing.T) {
+	for seed := range uint64(5) {
+		synctest.Test(t, func(t *testing.T) {
+			t.Logf("seed %d", seed)
+			random := rand.New(rand.NewPCG(seed, 0))
+			var mu sync.Mutex
+			flaky := func(ctx context.Context, p *testPeer, c transport.Call) ([]byte, error) {
+				mu.Lock()
+				fate, wait := random.IntN(10), time.Duration(random.IntN(4000))*time.Millisecond
+				mu.Unlock()
+				select {
+				case <-bubble.After(wait):
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+				answer, err := honest(ctx, p, c)
+				switch {
+				case fate == 0:
+					return nil, transport.ErrFailed
+				case fate == 1 && err == nil && p.id == "peer0":
+					answer[len(answer)/2] ^= 1
+				}
+				return answer, err
 			}
-			chain.blocks = append(chain.blocks, chain.block(h, make(types.Txs, n)...))
+			chain := newBlocks("a", 40, 150_000)
+			w := newWorld(chain, &testPeer{serve: flaky}, &testPeer{serve: flaky}, &testPeer{serve: flaky}, new(testPeer))
+			w.memory = 2 << 20
+			ctx, cancel := context.WithCancel(t.Context())
+			o := w.options()
+			o.Logger, o.Settle, o.Stall = log.NewNopLogger(), time.Second, time.Minute
+			l := newLoop(ctx, o)
+			require.NoError(t, l.run())
+			cancel()
+			l.wg.Wait()
+			w.caughtUp(t, chain)
+			require.Zero(t, l.room.mu.used)
+		})
+	}
+}
+
+// Transactions of no bytes take more memory than they have bytes: that is counted before they are
+// decoded, and of such blocks fewer are asked for.
+func TestManyEmptyTransactions(t *testing.T) {
+	chain := newBlocks("a", 0, 0)
+	for h := int64(1); h <= 40; h++ {
+		n := 10
+		if h > 10 {
+			n = 5000
 		}
-		require.Greater(t, beside(chain.blocks[20:21]), 24*5000)
+		chain.blocks = append(chain.blocks, chain.block(h, make(types.Txs, n)...))
+	}
+	require.Greater(t, beside(chain.blocks[20:21]), int64(24*5000))
+	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(chain, new(testPeer), new(testPeer))
-		w.memory = 1 << 20
+		w.memory = 2 << 20
 		w.own.took = 100 * time.Millisecond
 		require.NoError(t, w.run(t.Context()))
 		w.caughtUp(t, chain)
 	})
+	// A block that takes more than all of it is left to CometBFT, and is nobody's fault.
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(chain, new(testPeer), new(testPeer))
+		w.memory = 1 << 19
+		require.NoError(t, w.run(t.Context()))
+		require.Equal(t, int64(10), w.own.Height())
+		require.Empty(t, w.banned)
+	})
+}
+
+// What an answer is said to take before it is decoded is not less than what it then takes.
+func TestBurden(t *testing.T) {
+	chain := newBlocks("a", 4, 100_000)
+	chain.blocks = append(chain.blocks, chain.block(5, make(types.Txs, 20_000)...))
+	chain.blocks = append(chain.blocks, chain.block(6, types.Tx("one"), types.Tx("two")))
+	for from := int64(1); from < 6; from++ {
+		r := request{from, 6, 1 << 20}
+		answer, err := encodeBlocks(t.Context(), chain, r)
+		require.NoError(t, err)
+		w, err := weighAnswer(r, answer, 1<<40)
+		require.NoError(t, err)
+		blocks, err := decodeAnswer(testChain, r, answer, MaxBlocks)
+		require.NoError(t, err)
+		require.Len(t, blocks, w.blocks)
+		require.GreaterOrEqual(t, w.bytes, int64(2*len(answer))+beside(blocks)-int64(len(blocks)*1000))
+		for cut := range 100 { // whatever it is
+			_, err := weighAnswer(r, answer[:cut*len(answer)/100], 1<<40)
+			require.ErrorIs(t, err, errMessage)
+		}
+		// As many as fit, each with the commit of the block after it.
+		for most := w.bytes; ; {
+			fit, err := weighAnswer(r, answer, most)
+			require.NoError(t, err)
+			if fit.blocks == 0 {
+				break
+			}
+			require.LessOrEqual(t, fit.bytes, most)
+			first, err := decodeAnswer(testChain, r, answer, fit.blocks)
+			require.NoError(t, err)
+			require.Len(t, first, fit.blocks)
+			for i, b := range first {
+				require.Equal(t, blocks[i].ID, b.ID)
+				require.Equal(t, blocks[i].ID, b.Commit.BlockID)
+			}
+			most = fit.bytes - 1
+		}
+	}
 }
 
 // Old versions refuse the method: the run ends at once, and CometBFT fetches the blocks.
@@ -477,29 +666,107 @@ func TestRunEnds(t *testing.T) {
 	})
 }
 
-// Wrong answers that came unproved are re-requested, proved, and ban nobody.
+// Wrong answers that came unproved, made by somebody in the fabric, are re-requested, proved, and
+// neither ban a peer nor make it useless.
 func TestUnprovedAnswers(t *testing.T) {
+	chain := newBlocks("a", 100, 10_000)
+	for name, forge := range map[string]func([]byte) []byte{
+		"altered":           func(a []byte) []byte { a[len(a)/2] ^= 1; return a },
+		"a heavy block":     func([]byte) []byte { return emptyTxs(90_000) },
+		"heavy blocks":      func([]byte) []byte { return emptyTxs(90_000, 1) },
+		"too many blocks":   func([]byte) []byte { return emptyTxs(make([]int, MaxBlocks+1)...) },
+		"needs nothing":     func([]byte) []byte { return needAnswer(3) },
+		"needs much":        func([]byte) []byte { return needAnswer(MaxBytes) },
+		"a malformed need":  func([]byte) []byte { return make([]byte, countBytes+1) },
+		"nothing but zeros": func([]byte) []byte { return make([]byte, 1000) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &unprovedPeer{}
+				p.serve = func(ctx context.Context, of *testPeer, c transport.Call) ([]byte, error) {
+					answer, err := honest(ctx, of, c)
+					if err == nil && !c.Proved {
+						answer = forge(answer)
+					}
+					return answer, err
+				}
+				w := newWorld(chain, &p.testPeer)
+				o := w.options()
+				o.Peers = func() ([]Peer, <-chan struct{}, bool) { return []Peer{{p, p.claim}}, nil, true }
+				began := time.Now()
+				require.NoError(t, Run(t.Context(), o))
+				require.Equal(t, int64(99), w.own.Height())
+				require.Less(t, time.Since(began), time.Minute)
+				require.Empty(t, w.banned)
+				require.Positive(t, p.doubted)
+			})
+		})
+	}
+}
+
+// A peer whose answer was wrong and came unproved has one question at a time, and proves what it
+// sends, until it was right.
+func TestDoubtedPeersHaveOneQuestion(t *testing.T) {
+	r := &roster{peers: map[transport.ID]*peer{}}
+	r.update([]Peer{{&testPeer{id: "a"}, Claim{First: 1, Last: 9}}})
+	p := r.peers["a"]
+	ask := func(wantProved, wantMay bool) {
+		t.Helper()
+		require.Equal(t, wantMay, len(r.candidates(1, time.Now())) == 1)
+		proved, may := r.asking(p)
+		require.Equal(t, wantProved, proved)
+		require.Equal(t, wantMay, may)
+	}
+	ask(false, true)
+	ask(false, true)
+	require.True(t, r.doubt(p, true))
+	r.asked(p)
+	ask(false, false) // the other one is under way
+	r.asked(p)
+	ask(true, true)
+	ask(false, false)
+	r.right(p, true) // what it had sent before
+	ask(false, false)
+	r.right(p, false)
+	ask(false, true)
+
 	synctest.Test(t, func(t *testing.T) {
-		chain := newBlocks("a", 100, 10_000)
-		p := &unprovedPeer{}
+		chain := newBlocks("a", 400, 10_000)
+		p := new(unprovedPeer)
+		var mu sync.Mutex
+		wrong, all, proved, together, most := 0, 0, 0, 0, 0
 		p.serve = func(ctx context.Context, of *testPeer, c transport.Call) ([]byte, error) {
+			count := func(by int) {
+				mu.Lock()
+				defer mu.Unlock()
+				all += by
+				most = max(most, all)
+				if c.Proved {
+					proved += by
+					together = max(together, proved)
+				}
+			}
+			count(1)
+			defer count(-1)
+			bubble.Sleep(time.Second)
 			answer, err := honest(ctx, of, c)
-			if err == nil && !c.Proved {
-				answer[len(answer)/2] ^= 1 // by somebody in the fabric
+			mu.Lock()
+			defer mu.Unlock()
+			if r, _ := decodeRequest(c.Body); err == nil && !c.Proved && r.from > 100 && wrong == 0 {
+				wrong++
+				answer[len(answer)/2] ^= 1
 			}
 			return answer, err
 		}
 		w := newWorld(chain, &p.testPeer)
-		run := func() error {
-			return Run(t.Context(), Options{
-				ChainID: testChain, Chain: w.own,
-				Peers: func() ([]Peer, <-chan struct{}, bool) { return []Peer{{p, p.claim}}, nil, true },
-				Ban:   func(id transport.ID, _ string) { t.Errorf("%s was banned", id) },
-			})
-		}
-		require.NoError(t, run())
-		require.Equal(t, int64(99), w.own.Height())
-		require.Positive(t, p.doubted)
+		o := w.options()
+		o.Peers = func() ([]Peer, <-chan struct{}, bool) { return []Peer{{p, p.claim}}, nil, true }
+		require.NoError(t, Run(t.Context(), o))
+		w.caughtUp(t, chain)
+		require.Empty(t, w.banned)
+		require.Equal(t, 1, wrong)
+		require.Equal(t, maxOut, most, "before the doubt, and after it")
+		require.Equal(t, 1, together)
 	})
 }
 

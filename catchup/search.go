@@ -24,19 +24,49 @@ const (
 	watchEvery = time.Second
 )
 
-// errTurn: a block needs more room than others, which is given to one at a time: the next one.
-var errTurn = errors.New("its first block is a long one, and is not the next one")
+var (
+	// errTurn: there is no room now for a block that is not the next one.
+	errTurn = errors.New("there is no room for it now, and it is not the next block")
+	// errDoubted: a peer whose last answer was wrong is asked one question at a time.
+	errDoubted = errors.New("its last answer was wrong, and it has another question already")
+)
 
-// idleError: a peer has sent nothing for too long, or has not come to an end.
-type idleError struct{ began time.Time } // the call
+// errHeavy: a block would take more memory, decoded, than a run has.
+var errHeavy = errors.New("its first block takes more memory than a node has for blocks")
 
-func (*idleError) Error() string { return "the answer does not come" }
+// idleError: nothing has come of a question. The peer has sent nothing for too long, has not come
+// to an end, or has said about the next block what is true of none.
+type idleError struct {
+	began time.Time // the call
+	says  string    // what cannot be; "": nothing
+}
+
+func (e *idleError) Error() string {
+	if e.says != "" {
+		return e.says
+	}
+	return "the answer does not come"
+}
+
+// unprovedError: an answer is wrong, and may be somebody else's than the peer's.
+type unprovedError struct{ error }
+
+func (e *unprovedError) Unwrap() error { return e.error }
+
+// blame returns what is wrong with an answer.
+func blame(err error, unproved bool) error {
+	if unproved {
+		return &unprovedError{err}
+	}
+	return err
+}
 
 // batch is the blocks that one peer has sent.
 type batch struct {
 	from, to int64
 	blocks   []Block
-	bytes    int // about what it takes in memory
+	perHead  int // bytes of a block, by which the next requests are cut
+	lease    *lease
 	peer     *peer
 	unproved bool
 	buffer   []byte // what blocks lie in
@@ -46,7 +76,6 @@ type batch struct {
 type attempt struct {
 	peer     *peer
 	received atomic.Int64
-	unproved atomic.Bool // its last answer may be somebody else's
 }
 
 // reply is what a peer has answered.
@@ -55,98 +84,154 @@ type reply struct {
 	bytes    []byte
 	buffer   []byte
 	unproved bool
+	lease    *lease
 	blocks   []Block // once it was decoded
+	perHead  int
 }
 
-// search asks for blocks from a height on until somebody has sent some; nil: nobody has. long: it
-// is worth asking again only when these are the next ones.
-func (l *loop) search(ctx context.Context, r request) (got *batch, long bool) {
+// search asks for blocks from a height on until somebody has sent some, or it is not worth asking
+// now.
+func (l *loop) search(ctx context.Context, r request) (f found) {
+	f.span = span{r.from, r.from + int64(r.count) - 1}
+	leases := leases{room: &l.room}
 	s := hedge.Search[*attempt, *reply]{
 		Policy: hedge.Policy{Pace: hedge.ByRate, Start: 1, Most: 2, After: slowAfter, Rate: slowRate, Turn: turn},
 		Go:     func(f func()) { l.wg.Go(f) },
 		More: func() (list []*attempt, _ <-chan struct{}) {
-			for _, p := range l.roster.candidates(r.from, time.Now()) {
+			for _, p := range l.roster.takeTurn(r.from, time.Now()) {
 				list = append(list, &attempt{peer: p})
 			}
 			return list, nil
 		},
-		Ask:      func(ctx context.Context, a *attempt) (*reply, error) { return l.ask(ctx, a, r) },
+		Ask:      func(ctx context.Context, a *attempt) (*reply, error) { return l.ask(ctx, a, r, leases.take()) },
 		Received: func(a *attempt) int64 { return a.received.Load() },
-		Prove: func(ctx context.Context, _ *attempt, a *reply) (err error) {
-			if len(a.bytes) > l.limit {
-				select {
-				case l.long <- struct{}{}:
-					defer func() { <-l.long }()
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-			}
-			a.blocks, err = decodeAnswer(l.o.ChainID, a.request, a.bytes)
-			return err
-		},
-		Failed: func(a *attempt, err error) bool {
-			long = long || errors.Is(err, errTurn)
-			if l.roster.failed(a.peer, r.from, err, time.Now()) {
+		Prove:    func(_ context.Context, _ *attempt, a *reply) error { return l.decode(a) },
+		Failed: func(a *attempt, err error) (stop bool) {
+			f.later = f.later || errors.Is(err, errTurn)
+			if unproved := new(unprovedError); errors.As(err, &unproved) {
+				l.lied(a.peer, true, err)
+			} else if l.roster.failed(a.peer, r.from, err, time.Now()) {
 				l.lied(a.peer, false, err)
 			}
 			return false
 		},
-		Refuted: func(a *attempt, err error) bool {
-			if ctx.Err() != nil || errors.Is(err, context.Canceled) { // nobody has looked
-				return false
+		Refuted: func(a *attempt, err error) (stop bool) {
+			unproved := new(unprovedError)
+			switch {
+			case errors.Is(err, errTurn):
+				f.later = true
+				return true
+			case errors.As(err, &unproved):
+				l.lied(a.peer, true, err)
+			case errors.Is(err, errHeavy):
+				l.roster.failed(a.peer, r.from, err, time.Now())
+			default:
+				l.lied(a.peer, false, err)
 			}
-			l.lied(a.peer, a.unproved.Load(), err)
 			return false
 		},
 		Proved: func(a *attempt, answer *reply) {
-			if got == nil {
-				got = &batch{
-					from: r.from, to: r.from + int64(len(answer.blocks)) - 1, blocks: answer.blocks, bytes: len(answer.bytes) + beside(answer.blocks),
+			if f.batch == nil {
+				f.batch = &batch{
+					from: r.from, to: r.from + int64(len(answer.blocks)) - 1, blocks: answer.blocks,
+					perHead: answer.perHead, lease: answer.lease,
 					peer: a.peer, unproved: answer.unproved, buffer: answer.buffer,
 				}
 			}
 		},
 	}
-	if s.Run(ctx) != nil {
-		return nil, false
+	err := s.Run(ctx)
+	if err != nil || f.batch == nil {
+		f.batch = nil
+		leases.end(nil)
+		return f
 	}
-	return got, long
+	leases.end(f.batch.lease)
+	return f
+}
+
+// next reports whether a height is that of the next block to be executed.
+func (l *loop) next(height int64) bool { return height == l.o.Chain.Height()+1 }
+
+// decode decodes an answer, if there is room for what it takes. That is counted before: a decoder
+// makes eighty bytes and more out of an empty transaction, which has two. Of blocks that together
+// take more than a run has, the first ones are decoded: whoever makes such up has lied, or is asked
+// for no more, and honest ones bring the run forward.
+func (l *loop) decode(a *reply) error {
+	w, err := weighAnswer(a.request, a.bytes, max(l.room.most, decoded*int64(len(a.bytes))))
+	a.perHead = w.perHead
+	switch {
+	case err != nil:
+		return blame(err, a.unproved)
+	case w.blocks == 0:
+		return blame(errHeavy, a.unproved)
+	case !a.lease.resize(w.bytes, l.next(a.request.from)):
+		return errTurn
+	}
+	if a.blocks, err = decodeAnswer(l.o.ChainID, a.request, a.bytes, w.blocks); err != nil {
+		a.lease.release()
+		return blame(err, a.unproved)
+	}
+	a.lease.resize(2*int64(len(a.bytes))+beside(a.blocks), true)
+	return nil
 }
 
 // beside returns about how much decoded blocks take beside their bytes. A transaction may have only
 // two of these.
-func beside(blocks []Block) (n int) {
-	const tx, signature = 24, 128 // in memory
-	for _, b := range blocks {    // each but the last one shares its commit with the next block
-		n += tx*len(b.Txs) + signature*b.LastCommit.Size()
+func beside(blocks []Block) (n int64) {
+	const (
+		tx        = 24 // in memory
+		signature = 128
+		evidence  = 7 // for each byte: half of what decoding takes, of which the rest is garbage
+	)
+	for _, b := range blocks { // each but the last one shares its commit with the next block
+		n += tx*int64(len(b.Txs)) + signature*int64(b.LastCommit.Size()) + evidence*b.Evidence.ByteSize()
 	}
-	return n + signature*blocks[len(blocks)-1].Commit.Size()
+	return n + signature*int64(blocks[len(blocks)-1].Commit.Size())
 }
 
-// ask asks one peer. A block that does not fit is re-requested, with the room that it needs.
-func (l *loop) ask(ctx context.Context, a *attempt, r request) (*reply, error) {
-	proved := l.roster.asking(a.peer)
+// ask asks one peer. A block that does not fit is re-requested, if there is room for it.
+func (l *loop) ask(ctx context.Context, a *attempt, r request, lease *lease) (_ *reply, err error) {
+	proved, may := l.roster.asking(a.peer)
+	if !may {
+		return nil, errDoubted
+	}
 	defer l.roster.asked(a.peer)
+	defer func() {
+		if err != nil {
+			lease.release()
+		}
+	}()
+	began, doubtful := time.Now(), false // doubtful: one of its answers came unproved
 	for again := false; ; again = true {
 		buffer := l.buffers.take(r.limit)
-		answer, err := callIdle(ctx, a, transport.Call{Method: MethodBlocks, Body: r.encode(), Into: buffer, Received: &a.received, Proved: proved})
+		answer, err := callIdle(ctx, a, transport.Call{
+			Method: MethodBlocks, Body: r.encode(), Into: buffer, Received: &a.received, Proved: proved,
+		})
 		if err != nil {
 			l.buffers.give(buffer)
 			return nil, err
 		}
+		unproved := !proved && transport.Unproved(a.peer.conn)
+		doubtful = doubtful || unproved
 		needed, says, err := decodeNeed(r, answer)
 		if !says {
-			a.unproved.Store(!proved && transport.Unproved(a.peer.conn))
-			return &reply{request: r, bytes: answer, buffer: buffer, unproved: a.unproved.Load()}, nil
+			return &reply{request: r, bytes: answer, buffer: buffer, unproved: unproved, lease: lease}, nil
 		}
 		l.buffers.give(buffer)
+		next := l.next(r.from) // before the limit is read, which blocks between may raise
 		switch {
 		case err != nil:
-			return nil, err
-		case r.from != l.o.Chain.Height()+1:
+			return nil, blame(err, unproved)
+		case int64(needed) > l.o.Chain.MaxBlockBytes()+countBytes+2*lengthBytes:
+			if !next {
+				return nil, errTurn
+			}
+			return nil, blame(&idleError{began, "it says that a block needs more bytes than blocks may have"}, unproved)
+		case again:
+			return nil, blame(&idleError{began, "it says again that a block needs more bytes"}, doubtful)
+		case !lease.resize(decoded*int64(needed), l.next(r.from)):
 			return nil, errTurn
-		case again || int64(needed) > l.o.Chain.MaxBlockBytes()+countBytes+2*lengthBytes:
-			return nil, errors.New("it says that a block needs more bytes than blocks may have")
 		}
 		r.limit, r.count = needed, 1
 	}
@@ -178,7 +263,7 @@ func callIdle(ctx context.Context, a *attempt, c transport.Call) ([]byte, error)
 				moved, of = time.Now(), n
 			}
 			if time.Since(moved) >= idle || time.Since(began) > patience {
-				cancel(&idleError{began})
+				cancel(&idleError{began: began})
 				return
 			}
 		}

@@ -107,21 +107,30 @@ func decodeNeed(r request, answer []byte) (needed int, ok bool, err error) {
 	return needed, true, nil
 }
 
-// decodeAnswer decodes blocks that somebody has sent who need not be honest. They are of the chain
-// and of the heights that were asked for, and each is linked to the next one; of the last commit
-// only the form is checked, and of no commit the signatures. The blocks keep answer: it must not be
-// changed afterwards.
-func decodeAnswer(chainID string, r request, answer []byte) ([]Block, error) {
+// countBlocks returns how many blocks an answer has.
+func countBlocks(r request, answer []byte) (int, error) {
 	if len(answer) < countBytes {
-		return nil, fmt.Errorf("an answer of %d bytes: %w", len(answer), errMessage)
+		return 0, fmt.Errorf("an answer of %d bytes: %w", len(answer), errMessage)
 	}
 	n := int(binary.BigEndian.Uint16(answer))
 	if n < 1 || n > r.count {
-		return nil, fmt.Errorf("%d blocks, and %d were asked for: %w", n, r.count, errMessage)
+		return 0, fmt.Errorf("%d blocks, and %d were asked for: %w", n, r.count, errMessage)
+	}
+	return n, nil
+}
+
+// decodeAnswer decodes the first most blocks of an answer, or all, if it has fewer: that somebody
+// has sent who need not be honest. They are of the chain and of the heights that were asked for,
+// and each is linked to the next one; of the last commit only the form is checked, and of no commit
+// the signatures. The blocks keep answer: it must not be changed afterwards.
+func decodeAnswer(chainID string, r request, answer []byte, most int) ([]Block, error) {
+	n, err := countBlocks(r, answer)
+	if err != nil {
+		return nil, err
 	}
 	rest := answer[countBytes:]
-	blocks := make([]Block, 0, n)
-	for range n {
+	blocks := make([]Block, 0, min(n, most))
+	for range min(n, most) {
 		raw, err := nextPart(&rest)
 		if err != nil {
 			return nil, err
@@ -144,18 +153,61 @@ func decodeAnswer(chainID string, r request, answer []byte) ([]Block, error) {
 		blocks = append(blocks, Block{Block: b, ID: id, Parts: parts, Bytes: len(raw)})
 	}
 	raw, err := nextPart(&rest)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if len(rest) > 0 {
+	case most < n:
+		raw = lightblocks.LastCommit(raw)
+	case len(rest) > 0:
 		return nil, fmt.Errorf("%d bytes after the commit: %w", len(rest), errMessage)
 	}
 	commit, err := lightblocks.DecodeCommit(raw)
 	if err != nil {
 		return nil, err
 	}
-	return blocks, blocks[n-1].prove(commit)
+	return blocks, blocks[len(blocks)-1].prove(commit)
 }
+
+// burden is what an answer takes in memory while it is decoded, itself included.
+type burden struct {
+	blocks  int   // that fit, from the first one on
+	bytes   int64 // what these take, about
+	perHead int   // about what any of its blocks takes, in bytes of an answer
+}
+
+// weighAnswer counts what an answer takes, whose blocks need not be well-formed, and how many of
+// them can be decoded within most bytes. Its errors wrap errMessage.
+func weighAnswer(r request, answer []byte, most int64) (burden, error) {
+	n, err := countBlocks(r, answer)
+	if err != nil {
+		return burden{}, err
+	}
+	rest := answer[countBytes:]
+	sums := make([]int64, 0, MaxBlocks) // of the first blocks, and of the commit after these
+	all := int64(len(answer))
+	for i := range n {
+		raw, err := nextPart(&rest)
+		if err != nil {
+			return burden{}, err
+		}
+		if i > 0 {
+			sums = append(sums, all+signatureMemory*int64(len(lightblocks.LastCommit(raw))))
+		}
+		all += lightblocks.BlockMemory(raw)
+	}
+	all += signatureMemory * int64(len(rest))
+	sums = append(sums, all)
+	w := burden{perHead: int(max(all/decoded, int64(len(answer)))) / n}
+	for i, sum := range sums {
+		if sum <= most {
+			w.blocks, w.bytes = i+1, sum
+		}
+	}
+	return w, nil
+}
+
+// signatureMemory is what a byte of a commit takes, decoded.
+const signatureMemory = 20
 
 // prove sets the commit of a block, which must name it.
 func (b *Block) prove(commit *types.Commit) error {

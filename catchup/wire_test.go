@@ -26,7 +26,7 @@ func TestBlocksAreServed(t *testing.T) {
 	r := request{3, 5, 1 << 20}
 	answer, err := ask(t, c, r.encode())
 	require.NoError(t, err)
-	blocks, err := decodeAnswer(testChain, r, answer)
+	blocks, err := decodeAnswer(testChain, r, answer, MaxBlocks)
 	require.NoError(t, err)
 	require.Len(t, blocks, 5)
 	for i, b := range blocks {
@@ -38,7 +38,7 @@ func TestBlocksAreServed(t *testing.T) {
 	r.from = 18
 	answer, err = ask(t, c, r.encode())
 	require.NoError(t, err)
-	blocks, err = decodeAnswer(testChain, r, answer)
+	blocks, err = decodeAnswer(testChain, r, answer, MaxBlocks)
 	require.NoError(t, err)
 	require.Len(t, blocks, 2)
 	for _, height := range []int64{20, 21, 1 << 40} {
@@ -58,7 +58,7 @@ func TestAnswersKeepToTheirLimit(t *testing.T) {
 	answer, err := ask(t, c, r.encode())
 	require.NoError(t, err)
 	require.LessOrEqual(t, len(answer), r.limit)
-	blocks, err := decodeAnswer(testChain, r, answer)
+	blocks, err := decodeAnswer(testChain, r, answer, MaxBlocks)
 	require.NoError(t, err)
 	require.Len(t, blocks, 4)
 
@@ -74,7 +74,7 @@ func TestAnswersKeepToTheirLimit(t *testing.T) {
 	answer, err = ask(t, c, r.encode())
 	require.NoError(t, err)
 	require.Len(t, answer, needed)
-	blocks, err = decodeAnswer(testChain, r, answer)
+	blocks, err = decodeAnswer(testChain, r, answer, MaxBlocks)
 	require.NoError(t, err)
 	require.Len(t, blocks, 1)
 }
@@ -106,7 +106,7 @@ func TestAlteredAnswers(t *testing.T) {
 	for i := range answer {
 		altered := bytes.Clone(answer)
 		altered[i] ^= 1
-		blocks, err := decodeAnswer(testChain, r, altered)
+		blocks, err := decodeAnswer(testChain, r, altered, MaxBlocks)
 		if err != nil {
 			continue
 		}
@@ -117,7 +117,7 @@ func TestAlteredAnswers(t *testing.T) {
 		require.False(t, proved, "byte %d", i)
 	}
 	for i := range answer {
-		_, err := decodeAnswer(testChain, r, answer[:i])
+		_, err := decodeAnswer(testChain, r, answer[:i], MaxBlocks)
 		require.Error(t, err, "the first %d bytes", i)
 	}
 }
@@ -138,10 +138,10 @@ func TestAnswersOfLiars(t *testing.T) {
 		"bytes afterwards": append(answerOf(c, r), 0),
 		"a long part":      {0, 1, 255, 255, 255, 255, 1},
 	} {
-		_, err := decodeAnswer(testChain, r, lie)
+		_, err := decodeAnswer(testChain, r, lie, MaxBlocks)
 		require.Error(t, err, name)
 	}
-	_, err := decodeAnswer("another-chain", r, answerOf(c, r))
+	_, err := decodeAnswer("another-chain", r, answerOf(c, r), MaxBlocks)
 	require.ErrorContains(t, err, "of chain")
 
 	// blocks of two chains, each with its own commit
@@ -155,7 +155,7 @@ func TestAnswersOfLiars(t *testing.T) {
 	}
 	commit, err := other.blocks[3].Commit.ToProto().Marshal()
 	require.NoError(t, err)
-	_, err = decodeAnswer(testChain, r, appendPart(mixed, commit))
+	_, err = decodeAnswer(testChain, r, appendPart(mixed, commit), MaxBlocks)
 	require.ErrorContains(t, err, "the commit that follows block 3")
 
 	for _, needed := range []int{0, minBytes, MaxBytes + 1} {
@@ -177,7 +177,7 @@ func FuzzAnswer(f *testing.F) {
 		if _, says, _ := decodeNeed(r, answer); says {
 			return
 		}
-		blocks, err := decodeAnswer(testChain, r, answer)
+		blocks, err := decodeAnswer(testChain, r, answer, MaxBlocks)
 		if err != nil {
 			return
 		}
@@ -204,7 +204,7 @@ func FuzzRequest(f *testing.F) {
 		r, err := decodeRequest(body)
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(answer), r.limit)
-		_, err = decodeAnswer(testChain, r, answer)
+		_, err = decodeAnswer(testChain, r, answer, MaxBlocks)
 		require.NoError(t, err)
 	})
 }

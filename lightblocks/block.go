@@ -52,6 +52,21 @@ func DecodeBlock(body []byte) (block *types.Block, err error) {
 	return block, nil
 }
 
+// BlockMemory returns about how many bytes DecodeBlock takes at most, what becomes garbage included
+// and body not. It allocates nothing.
+func BlockMemory(body []byte) int64 {
+	const (
+		transaction = 200 // twice a slice, and the tree of their hashes
+		signature   = 500 // twice, and the tree of their hashes
+		evidence    = 14  // for each byte
+	)
+	return int64(len(body)) + transaction*int64(protowalk.Count(body, 2, 1)) + signature*int64(protowalk.Count(body, 4, 4)) + evidence*int64(protowalk.Size(body, 3))
+}
+
+// LastCommit returns the bytes of the last commit that a block's bytes hold, for DecodeCommit; nil:
+// none. It allocates nothing, and the block need not be well-formed.
+func LastCommit(body []byte) []byte { return protowalk.First(body, 4) }
+
 // DecodeCommit decodes a commit of a peer. Its form is checked, and no signature.
 func DecodeCommit(body []byte) (commit *types.Commit, err error) {
 	if len(body) > MaxLightBlock {

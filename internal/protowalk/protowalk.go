@@ -153,6 +153,36 @@ func Count(b []byte, path ...int) (n int) {
 	return n
 }
 
+// Size returns how many bytes are in the fields of a number, without their tags and lengths. Of
+// bytes that Walk refuses it counts what comes before the first error.
+func Size(b []byte, number int) (n int) {
+	for len(b) > 0 {
+		e, err := next(&b)
+		if err != nil {
+			return n
+		}
+		if e.number == number {
+			n += len(e.content)
+		}
+	}
+	return n
+}
+
+// First returns what is in the first field of a number, a message or bytes; nil: there is none. Of
+// bytes that Walk refuses it looks at what comes before the first error.
+func First(b []byte, number int) []byte {
+	for len(b) > 0 {
+		e, err := next(&b)
+		if err != nil {
+			return nil
+		}
+		if e.number == number && e.kind == Bytes {
+			return e.content
+		}
+	}
+	return nil
+}
+
 // element is a field with its value.
 type element struct {
 	number  int
