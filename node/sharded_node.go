@@ -150,6 +150,7 @@ func (w waitingSource) Status() statuspage.Status {
 	versions := buildinfo.Read()
 	return statuspage.Status{
 		Time: time.Now().UTC(), Phase: statuspage.PhaseStarting, Disk: statusSource{w.n}.disk(), Sharded: w.s.status(),
+		RDMA: w.n.paths.Status(w.n.config.CometBFT.P2P.PrivatePeerIDs),
 		Node: statuspage.Node{
 			Moniker: w.n.config.CometBFT.Moniker, ID: w.n.ID(), ChainID: w.n.genesis.ChainID, Version: versions.Starling, CometBFT: versions.CometBFT,
 		},

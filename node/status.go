@@ -79,6 +79,7 @@ func (s statusSource) Status() statuspage.Status {
 			Started: n.began.UTC(),
 		},
 		Disk: s.disk(), Caches: s.caches(), Snapshots: n.application.snapshots.Heights(), Join: s.join(), CatchUp: s.catchUp(),
+		RDMA: n.paths.Status(n.config.CometBFT.P2P.PrivatePeerIDs),
 	}
 	status.Chain, status.Phase = s.chain()
 	status.Chain.MissingHeaders = n.missing().Headers()

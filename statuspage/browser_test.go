@@ -52,6 +52,11 @@ func (l large) Status() statuspage.Status {
 			{ID: bad, Address: bad, Connected: true, State: bad, Newest: 1001, Durable: 1000, LagBlocks: 2}, {ID: bad, Address: bad, Error: bad},
 		}})
 	}
+	s.RDMA = &statuspage.RDMA{PathsUp: 1, MemoryBytes: 36 << 20, Peers: []statuspage.RDMAPeer{
+		{ID: bad, Connected: true, PathsUp: 1, SentBytes: 5000, ReceivedBytes: 7000},
+		{ID: bad, Connected: true, Fallback: bad, FallbackTime: time.Now()},
+		{ID: bad, Fallback: "stalled", FallbackTime: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)},
+	}}
 	for i := range statuspage.MaxPeers {
 		s.Join.Peers = append(s.Join.Peers, statuspage.Peer{Index: uint16(i + 1), ID: fmt.Sprintf("%d%s", i, bad), Address: bad, State: bad, Reason: bad})
 	}
@@ -169,6 +174,14 @@ func TestLargeMapInABrowser(t *testing.T) {
 			require.NoError(t, tab.Eval(ctx, "document.getElementById('map-note').textContent", &text))
 			require.Contains(t, text, fmt.Sprintf("Each cell is %d chunks", l.perCell))
 		}
+		require.NoError(t, tab.Eval(ctx, "document.getElementById('rdma').innerText", &text))
+		require.Contains(t, text, "1 path up")
+		for _, shown := range []string{"none: TLS", "not connected", "2026", "nothing arrived in time"} {
+			require.Contains(t, text, shown)
+		}
+		var faults int
+		require.NoError(t, tab.Eval(ctx, "document.querySelectorAll('#rdma-peers td.bad').length", &faults))
+		require.Equal(t, 1, faults, "a peer that has gone is no fault")
 		require.NoError(t, tab.Eval(ctx, "document.getElementById('storage').innerText", &text))
 		for _, shown := range []string{"height 1,000 on disk, of 1,002 · 2 blocks behind · 100 more in status.json · 1 lie found", "silent: "} {
 			require.Contains(t, text, shown)

@@ -165,7 +165,7 @@ func TestAssets(t *testing.T) {
 
 func TestStatusHasItsShape(t *testing.T) {
 	moniker := "<script>alert(1)</script>\n\"&"
-	f := &fake{status: Status{Phase: PhaseRunning, Node: Node{Moniker: moniker}, Join: &Join{Peers: []Peer{{ID: "a", State: "new"}}}}}
+	f := &fake{status: Status{Phase: PhaseRunning, Node: Node{Moniker: moniker}, Join: &Join{Peers: []Peer{{ID: "a", State: "new"}}}, RDMA: &RDMA{Peers: []RDMAPeer{}}}}
 	s := serve(t, Options{Source: f})
 	resp, body := ask(t, s, "GET", "/status.json", "")
 	require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
@@ -181,7 +181,8 @@ func TestStatusHasItsShape(t *testing.T) {
 		}
 		return names
 	}
-	require.ElementsMatch(t, []string{"time", "phase", "node", "chain", "tree", "caches", "flusher", "disk", "snapshots", "join", "catch_up", "sharded"}, keys(shape))
+	require.ElementsMatch(t, []string{"time", "phase", "node", "chain", "tree", "caches", "flusher", "disk", "snapshots", "join", "catch_up", "sharded", "rdma"}, keys(shape))
+	require.ElementsMatch(t, []string{"paths_up", "queue_pairs", "memory_bytes", "peers"}, keys(shape["rdma"]))
 	require.ElementsMatch(t, []string{"height", "oldest_height", "app_hash", "block_time", "block_seconds", "peers", "peer_list", "validator", "catching_up", "missing_headers"}, keys(shape["chain"]))
 	require.ElementsMatch(t, []string{"index", "id", "address", "state", "reason", "rate", "round_trip_seconds", "in_flight", "chunks", "bytes", "wasted_bytes"},
 		keys(shape["join"].(map[string]any)["peers"].([]any)[0]))

@@ -27,6 +27,29 @@ type Status struct {
 	Join      *Join     `json:"join"`      // nil: this process has not joined over the transport
 	CatchUp   *CatchUp  `json:"catch_up"`  // nil: no block was fetched over the transport
 	Sharded   *Sharded  `json:"sharded"`   // nil: the state is in the node's own home
+	RDMA      *RDMA     `json:"rdma"`      // nil: it is off, or not possible here
+}
+
+// RDMA describes the paths by RDMA, which carry what else goes over TLS.
+type RDMA struct {
+	PathsUp     int        `json:"paths_up"` // both those that were dialled and those of peers
+	QueuePairs  int        `json:"queue_pairs"`
+	MemoryBytes int64      `json:"memory_bytes"` // registered
+	Peers       []RDMAPeer `json:"peers"`        // at most MaxPeers
+}
+
+// RDMAPeer is a peer that has or had a path, or could not have one.
+type RDMAPeer struct {
+	ID            string `json:"id"`
+	Connected     bool   `json:"connected"` // false: it has no paths because it has gone
+	PathsUp       int    `json:"paths_up"`  // 0: what is sent and received goes over TLS
+	SentBytes     uint64 `json:"sent_bytes"`
+	ReceivedBytes uint64 `json:"received_bytes"`
+	// Fallback is why a path ended, or was not made, last: a reason of the metric
+	// starling_transport_rdma_fallbacks_total, so that no page shows addresses of this host; empty:
+	// none has.
+	Fallback     string    `json:"fallback"`
+	FallbackTime time.Time `json:"fallback_time"`
 }
 
 // Sharded describes the storage nodes that keep the state.

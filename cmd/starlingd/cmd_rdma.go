@@ -25,9 +25,12 @@ func newRDMACmd(env *cliEnv) *cobra.Command {
 // rdmaReport is the result of `rdma check`.
 type rdmaReport struct {
 	Findings []fabric.Finding `json:"findings"`
-	Peer     string           `json:"peer,omitempty"`  // that was given
-	From     string           `json:"from,omitempty"`  // the address that the path to it was from
-	Error    string           `json:"error,omitempty"` // why there is no path
+	Peer     string           `json:"peer,omitempty"` // that was given
+	From     string           `json:"from,omitempty"` // the address that the path to it was from
+	// MTU and PeerMTU are the largest packets of the ports here and at the peer, in bytes.
+	MTU     int    `json:"mtu,omitempty"`
+	PeerMTU int    `json:"peer_mtu,omitempty"`
+	Error   string `json:"error,omitempty"` // why there is no path
 }
 
 func newRDMACheckCmd(env *cliEnv) *cobra.Command {
@@ -55,7 +58,9 @@ home. Nothing that runs is disturbed. Exit status 1: no path can be made.`,
 					return err
 				}
 				r.Peer = args[0]
-				r.From, failed = fabric.Probe(cmd.Context(), conf, genesis.ChainID, r.Peer)
+				var way fabric.Way
+				way, failed = fabric.Probe(cmd.Context(), conf, genesis.ChainID, r.Peer)
+				r.From, r.MTU, r.PeerMTU = way.From, way.MTU, way.PeerMTU
 				if errors.Is(failed, fabric.ErrAddress) {
 					return usageError{failed}
 				}
@@ -83,7 +88,18 @@ func writeRDMA(env *cliEnv, r rdmaReport) error {
 		}
 	}
 	if r.From != "" {
-		fmt.Fprintf(table, "ok\tpath to %s\tit is up, from %s\n", harmless(r.Peer), r.From)
+		fmt.Fprintf(table, "ok\tpath to %s\tit is up, from %s, %s\n", harmless(r.Peer), r.From, packets(r.MTU, r.PeerMTU))
 	}
 	return table.Flush()
+}
+
+// packets says how large those of a path are, and which side's port limits them.
+func packets(here, peer int) string {
+	switch {
+	case here < peer:
+		return fmt.Sprintf("with packets of %d bytes: the MTU here limits them, the peer takes %d", here, peer)
+	case peer < here:
+		return fmt.Sprintf("with packets of %d bytes: the peer's MTU limits them, %d would do here", peer, here)
+	}
+	return fmt.Sprintf("with packets of %d bytes, which is what both ports take", here)
 }

@@ -187,14 +187,16 @@ func (e *Executor) Apply(ctx context.Context, b catchup.Block) (err error) {
 	}
 	e.blocks.SaveBlock(b.Block, b.Parts, b.Commit)
 	state, err := e.executor.ApplyVerifiedBlock(e.state, b.ID, b.Block)
-	if cause := e.i.o.Application.cause(); cause != nil {
+	if err == nil {
+		e.set(state)
+		e.verified = true
+	}
+	if cause := e.i.o.Application.cause(); cause != nil { // this block may be the last one
 		return cause
 	}
 	if err != nil {
 		return fmt.Errorf("block %d: %w", b.Height, err)
 	}
-	e.set(state)
-	e.verified = true
 	return nil
 }
 

@@ -6,12 +6,14 @@
 package fabric
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,7 +33,13 @@ type Paths struct {
 
 	mu struct {
 		sync.Mutex
-		told map[transport.ID]string // the reason that was logged last
+		// peers are those that had a path, or might have had one; at most maxPeers.
+		peers map[transport.ID]*peer
+		noted uint64 // counts what was noted of them
+		// connected counts connections by peer: those dialled, and those whose peer has proposed a
+		// path. served are the latter, by their contexts.
+		connected map[transport.ID]int
+		served    map[context.Context]struct{}
 	}
 }
 
@@ -65,7 +73,7 @@ func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (
 
 func open(o config.Transport, logger log.Logger, registry prometheus.Registerer, make func(rdma.Options) *rdma.Fabric) (*Paths, error) {
 	p := &Paths{log: logger, metrics: newMetrics(o.RDMAPeerIDs()), registry: registry}
-	p.mu.told = map[transport.ID]string{}
+	p.mu.peers, p.mu.connected, p.mu.served = map[transport.ID]*peer{}, map[transport.ID]int{}, map[context.Context]struct{}{}
 	p.fabric = make(rdma.Options{Allowed: o.AllowsRDMA, Memory: o.RDMAMemory, Hooks: p.hooks()})
 	p.metrics.stats = p.fabric.Stats
 	if registry == nil {
@@ -82,7 +90,7 @@ func (p *Paths) Sides() tcp.Sides {
 	if p == nil {
 		return nil
 	}
-	return p.fabric
+	return &sides{p.fabric, p}
 }
 
 // Close ends all paths. Connections stay.
@@ -96,40 +104,38 @@ func (p *Paths) Close() error {
 	return p.fabric.Close()
 }
 
-// maxTold limits the peers whose last reason is remembered.
-const maxTold = 1024
-
 func (p *Paths) hooks() rdma.Hooks {
 	h := p.metrics.hooks()
-	up, down, leaked := h.Up, h.Down, h.Leaked
-	h.Up = func(peer transport.ID, device string) {
-		up(peer, device)
-		p.news(peer, "")
-		p.log.Info("Answers of a peer come by RDMA", "peer", peer, "address", device)
+	up, down, leaked, received, sent := h.Up, h.Down, h.Leaked, h.Received, h.Sent
+	h.Up = func(id transport.ID, w rdma.Way) {
+		up(id, w)
+		p.note(id, func(of *peer) { of.reason = "" })
+		p.log.Info("Answers of a peer come by RDMA", "peer", id, "address", w.From, "packets", min(w.MTU, w.PeerMTU))
 	}
-	h.Down = func(peer transport.ID, why error) {
-		down(peer, why)
-		if p.news(peer, why.Error()) {
-			p.log.Info("No path by RDMA: answers come over TLS", "peer", peer, "why", why)
+	h.Down = func(id transport.ID, why error) {
+		down(id, why)
+		again := false
+		p.note(id, func(of *peer) {
+			again = of.reason == why.Error()
+			of.reason, of.fallback, of.fallbackTime = why.Error(), rdma.Reason(why), time.Now().UTC()
+		})
+		if !again {
+			p.log.Info("No path by RDMA: answers come over TLS", "peer", id, "why", why)
 		}
+	}
+	h.Received = func(id transport.ID, n int) {
+		received(id, n)
+		p.note(id, func(of *peer) { of.received += uint64(n) })
+	}
+	h.Sent = func(id transport.ID, n int) {
+		sent(id, n)
+		p.note(id, func(of *peer) { of.sent += uint64(n) })
 	}
 	h.Leaked = func(why error) {
 		leaked(why)
 		p.log.Error("RDMA: a queue pair could not be released; its memory stays locked until this process ends", "err", why)
 	}
 	return h
-}
-
-// news notes a reason, and reports whether it is another one than before.
-func (p *Paths) news(peer transport.ID, reason string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.mu.told) >= maxTold {
-		clear(p.mu.told)
-	}
-	old, known := p.mu.told[peer]
-	p.mu.told[peer] = reason
-	return !known || old != reason
 }
 
 // Addrs returns the addresses that connections of this host can have: that of transport.laddr,

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,6 +47,7 @@ func TestOpenWithout(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, p)
 	require.Nil(t, p.Sides())
+	require.Nil(t, p.Status(""))
 	require.NoError(t, p.Close())
 	require.Empty(t, logged.String(), "they are off")
 	p, err = Open(settings(func(c *config.Transport) { c.RDMA = config.RDMAAuto }), logger, nil)
@@ -95,17 +98,78 @@ func TestPathsAreCounted(t *testing.T) {
 	require.InEpsilon(t, 1.0, value(t, registry, prefix+"paths_up"), 0)
 	require.InEpsilon(t, 1.0, value(t, registry, prefix+"queue_pairs"), 0)
 	require.InEpsilon(t, 32<<20, value(t, registry, prefix+"memory_bytes"), 0.1)
+	page := client.Status("")
+	require.Equal(t, 1, page.PathsUp)
+	require.Len(t, page.Peers, 1)
+	require.Equal(t, peer, page.Peers[0].ID)
+	require.Equal(t, 1, page.Peers[0].PathsUp)
+	require.GreaterOrEqual(t, page.Peers[0].ReceivedBytes, uint64(100_000))
+	require.Empty(t, page.Peers[0].Fallback)
+	require.True(t, page.Peers[0].Connected)
+	require.True(t, server.Status("").Peers[0].Connected)
+	require.Equal(t, string(transporttest.ID(2)), server.Status("").Peers[0].ID)
+	require.Empty(t, client.Status("x,"+peer).Peers, "a private one")
 	require.NoError(t, server.Close())
 	// The server's word comes with an answer or before.
 	for value(t, registry, prefix+"fallbacks_total", peer, "peer") == 0 {
 		_, err := conn.Call(t.Context(), transport.Call{Method: 4, Into: make([]byte, 100_000)})
 		require.NoError(t, err)
 	}
+	page = client.Status("")
+	require.Zero(t, page.Peers[0].PathsUp)
+	require.Equal(t, rdma.Reason(rdma.ErrPeerEnded), page.Peers[0].Fallback)
+	require.True(t, page.Peers[0].Connected, "over TLS")
+	require.False(t, page.Peers[0].FallbackTime.IsZero())
+	require.NoError(t, conn.Close())
+	require.Eventually(t, func() bool {
+		return !client.Status("").Peers[0].Connected && !server.Status("").Peers[0].Connected
+	}, time.Minute, time.Millisecond)
+	require.Empty(t, server.mu.served)
 	require.NoError(t, client.Close())
 	require.True(t, logged.Has("No path by RDMA"))
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	require.Empty(t, families, "a node that has stopped counts nothing")
+}
+
+// Why there is no path is shown by its class: the text may name addresses of this host.
+func TestReasonsNameNoAddresses(t *testing.T) {
+	var network rdmatest.Network
+	p, err := open(config.Transport{}, log.NewNopLogger(), nil, network.New)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	p.hooks().Down("peer", errors.New("connect a queue pair of 10.7.0.1: no route"))
+	require.Equal(t, "device", p.Status("").Peers[0].Fallback)
+}
+
+// Of many peers, those are forgotten first that are not connected, the oldest first; a peer with
+// a path keeps its counts.
+func TestOldPeersAreForgotten(t *testing.T) {
+	var network rdmatest.Network
+	p, err := open(config.Transport{}, log.NewNopLogger(), nil, network.New)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	h := p.hooks()
+	p.connected("connected", 1)
+	h.Sent("connected", 7)
+	h.Sent("oldest", 1)
+	h.Sent("old", 1)
+	h.Sent("oldest", 1) // so now it is not
+	for i := range maxPeers - 2 {
+		h.Sent(transport.ID(fmt.Sprint("peer", i)), 1)
+	}
+	require.Len(t, p.mu.peers, maxPeers)
+	require.NotContains(t, p.mu.peers, transport.ID("old"))
+	require.Contains(t, p.mu.peers, transport.ID("oldest"))
+	require.Equal(t, uint64(7), p.mu.peers["connected"].sent)
+	h.Sent("another", 1)
+	require.NotContains(t, p.mu.peers, transport.ID("oldest"))
+	for id := range p.mu.peers { // all are connected: the oldest one goes
+		p.connected(id, 1)
+	}
+	h.Sent("and another", 1)
+	require.Len(t, p.mu.peers, maxPeers)
+	require.NotContains(t, p.mu.peers, transport.ID("connected"))
 }
 
 // value returns that of a counter or a gauge. Labels are values in the order of their names.
@@ -155,9 +219,10 @@ func TestProbe(t *testing.T) {
 		require.Zero(t, network.Queues())
 	})
 	at := serve(t, server)
-	from, err := probe(t.Context(), o, at, network.New)
+	w, err := probe(t.Context(), o, at, network.New)
 	require.NoError(t, err)
-	require.Contains(t, from, "127.0.0.1")
+	require.Contains(t, w.From, "127.0.0.1")
+	require.Equal(t, [2]int{4096, 4096}, [2]int{w.MTU, w.PeerMTU})
 	o.Key = transporttest.Key(3)
 	_, err = probe(t.Context(), o, at, network.New)
 	require.ErrorIs(t, err, ErrNoPath)

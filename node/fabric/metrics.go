@@ -74,7 +74,7 @@ func (m *metrics) hooks() rdma.Hooks {
 		v.WithLabelValues(append([]string{m.label(peer)}, labels...)...).Add(float64(n))
 	}
 	return rdma.Hooks{
-		Up:       func(peer transport.ID, _ string) { count(m.paths, 1, peer) },
+		Up:       func(peer transport.ID, _ rdma.Way) { count(m.paths, 1, peer) },
 		Down:     func(peer transport.ID, why error) { count(m.downs, 1, peer, rdma.Reason(why)) },
 		Received: func(peer transport.ID, n int) { count(m.bytes, n, peer, "received") },
 		Sent:     func(peer transport.ID, n int) { count(m.bytes, n, peer, "sent") },

@@ -19,37 +19,39 @@ const probeTimeout = 30 * time.Second
 // ErrNoPath: a peer was reached over TLS, and no path to it could be made.
 var ErrNoPath = errors.New("no path to the peer")
 
+// Way describes a path: the local address and the MTUs of both ports.
+type Way = rdma.Way
+
 // ErrAddress: an argument is no address of a transport.
 var ErrAddress = errors.New("wrong address")
 
 // Probe connects to the transport at an address and makes a path to it, as a node with this
-// configuration would. It returns the address of this host that the path is from. The path and the
-// connection are ended.
-func Probe(ctx context.Context, c *config.Config, chainID, address string) (from string, err error) {
+// configuration would. It returns what the path takes. The path and the connection are ended.
+func Probe(ctx context.Context, c *config.Config, chainID, address string) (Way, error) {
 	peer, err := transport.ParseAddress(address)
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", ErrAddress, err)
+		return Way{}, fmt.Errorf("%w: %w", ErrAddress, err)
 	}
 	nodeKey, err := config.LoadNodeKey(c.CometBFT)
 	if err != nil {
-		return "", err
+		return Way{}, err
 	}
 	key, err := config.TransportKey(nodeKey)
 	if err != nil {
-		return "", err
+		return Way{}, err
 	}
 	return probe(ctx, tcp.Options{Key: key, ChainID: chainID}, peer, rdma.New)
 }
 
-func probe(ctx context.Context, o tcp.Options, peer transport.Address, make func(rdma.Options) *rdma.Fabric) (from string, err error) {
+func probe(ctx context.Context, o tcp.Options, peer transport.Address, make func(rdma.Options) *rdma.Fabric) (w Way, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	up, down := newSignal[string](), newSignal[error]()
+	up, down := newSignal[Way](), newSignal[error]()
 	f := make(rdma.Options{
 		// The peer was named on the command line.
 		Allowed: func(transport.ID, netip.Addr) bool { return true },
 		Hooks: rdma.Hooks{
-			Up:   func(_ transport.ID, device string) { up.put(device) },
+			Up:   func(_ transport.ID, w Way) { up.put(w) },
 			Down: func(_ transport.ID, why error) { down.put(why) },
 		},
 	})
@@ -57,18 +59,18 @@ func probe(ctx context.Context, o tcp.Options, peer transport.Address, make func
 	o.Sides = f
 	conn, err := tcp.NewDialer(o).Dial(ctx, peer)
 	if err != nil {
-		return "", err
+		return Way{}, err
 	}
 	defer conn.Close()
 	select {
-	case from = <-up:
-		return from, nil
+	case w = <-up:
+		return w, nil
 	case why := <-down:
-		return "", fmt.Errorf("%w %s: %w%s", ErrNoPath, conn.Remote(), why, hint(why))
+		return Way{}, fmt.Errorf("%w %s: %w%s", ErrNoPath, conn.Remote(), why, hint(why))
 	case <-conn.Done():
-		return "", conn.Err()
+		return Way{}, conn.Err()
 	case <-ctx.Done():
-		return "", fmt.Errorf("%w %s: %w", ErrNoPath, conn.Remote(), ctx.Err())
+		return Way{}, fmt.Errorf("%w %s: %w", ErrNoPath, conn.Remote(), ctx.Err())
 	}
 }
 

@@ -36,6 +36,7 @@ func (s statusSource) Status() statuspage.Status {
 			Moniker: n.config.CometBFT.Moniker, ID: string(n.ID()), ChainID: n.genesis.ChainID, Version: versions.Starling, CometBFT: versions.CometBFT,
 		},
 		Chain: statuspage.Chain{Height: n.headers.newestProved().height}, Sharded: n.ranges(),
+		RDMA: n.paths.Status(n.config.CometBFT.P2P.PrivatePeerIDs),
 	}
 	if height := n.chunks.newest(); height > 0 {
 		status.Snapshots = append(status.Snapshots, height)

@@ -24,6 +24,8 @@ function bytes(n) {
 const tenths = quantity("second", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const [wholeSeconds, wholeMinutes, wholeHours] = ["second", "minute", "hour"].map((unit) => quantity(unit, { maximumFractionDigits: 0 }));
 
+function dateTime(t) { return new Date(t).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }); }
+
 function duration(seconds) {
   if (seconds < 10) return tenths.format(seconds);
   if (seconds < 120) return wholeSeconds.format(seconds);
@@ -68,7 +70,7 @@ function show(s) {
   const chainPeers = s.chain.peer_list || [];
   list("card-now", [...standing(s.chain.validator, early),
     ["Peers", early ? undefined : count.format(s.chain.peers), s.chain.peers === 0 ? "bad" : ""],
-    ["Up since", Date.parse(s.node.started) > 0 ? new Date(s.node.started).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : undefined],
+    ["Up since", Date.parse(s.node.started) > 0 ? dateTime(s.node.started) : undefined],
     ["Up for", Date.parse(s.node.started) > 0 ? duration(Math.max((Date.parse(s.time) - Date.parse(s.node.started)) / 1000, 0)) : undefined],
   ]);
   byId("connected").hidden = chainPeers.length === 0;
@@ -115,6 +117,36 @@ function show(s) {
   showCaches(s.caches || []);
   showJoin(s.join, s.phase);
   showStorage(s.sharded);
+  showRDMA(s.rdma);
+}
+
+// ---- Paths by RDMA
+
+function showRDMA(rdma) {
+  byId("rdma").hidden = !rdma;
+  if (!rdma) return;
+  setText(byId("rdma-line"), plural(rdma.paths_up, "path") + " up · " + bytes(rdma.memory_bytes) + " registered");
+  byId("rdma-peers").replaceChildren(...rdma.peers.map(rdmaRow));
+}
+
+// Words for the reasons of the metric starling_transport_rdma_fallbacks_total.
+const fallbacks = {
+  not_supported: "this build has no RDMA", no_device: "no device has this host's address", device_full: "the device is full",
+  memory: "the memory for RDMA is used up", not_allowed: "the peer is not one for RDMA", refused: "refused by the peer", peer: "ended by the peer",
+  doubted: "wrong answers came by it", breach: "bytes came that were not due", stalled: "nothing arrived in time",
+  connection: "the connection ended", device: "an error of the device: see the log",
+};
+
+function rdmaRow(p) {
+  const row = element("tr"), name = element("th"), id = element("code", p.id.slice(0, 12));
+  name.scope = "row";
+  id.title = p.id;
+  name.append(id);
+  const fallback = p.fallback ? dateTime(p.fallback_time) + ": " + (fallbacks[p.fallback] || p.fallback) : "none";
+  const paths = p.paths_up ? count.format(p.paths_up) : p.connected ? "none: TLS" : "not connected";
+  row.append(name, element("td", paths, p.paths_up ? "" : p.connected ? "bad" : "dim"), element("td", bytes(p.sent_bytes)),
+    element("td", bytes(p.received_bytes)), element("td", fallback, p.paths_up || !p.connected ? "dim" : ""));
+  return row;
 }
 
 // ---- The storage nodes that keep the state, or the ranges of one
