@@ -4,8 +4,8 @@
 # Go builds the programs on this machine, not in a container: the image is FROM scratch, so nothing has to be downloaded.
 # PROGRAMS names further packages besides the node's: the networks in the subfolders also need the lying node and the relay.
 # PREBUILT names static programs that are already built.
-# --rdma builds one on Debian, with libibverbs, around starlingd-rdma: this machine needs a C compiler, libibverbs-dev and a glibc no
-# newer than that of Debian 12.
+# --rdma builds one around starlingd-rdma, with this machine's own C library, libibverbs and its libraries for devices: it needs a C
+# compiler and libibverbs-dev, which brings them all. PREBUILT then names a starlingd-rdma.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 file=networks/Dockerfile name=starling
@@ -21,10 +21,28 @@ trap 'rm -rf "$context"' EXIT
 install -d "$context/bin" "$context/root/home"
 install -d -m 1777 "$context/root/tmp"
 cp $file "$context/Dockerfile"
+
+# put_libraries PROGRAM: copies what a program with RDMA loads into the context's root, where it lies here.
+put_libraries() {
+  local ibverbs file
+  ibverbs=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p | sed -n 's/.*libibverbs\.so\.1 .*=> //p' | head -1)
+  [ -n "$ibverbs" ] || { echo "build-image: there is no libibverbs.so.1 here: apt-get install libibverbs-dev" >&2; exit 1; }
+  set -- "$1" "$ibverbs" "$(dirname "$(realpath "$ibverbs")")"/libibverbs/*.so
+  [ -e "${!#}" ] || { echo "build-image: libibverbs has no libraries for devices here: apt-get install ibverbs-providers" >&2; exit 1; }
+  { printf '%s\n' "${@:2}"; ldd "$@" | sed -nE 's/^[^/]*(\/[^ ]+) \(0x.*/\1/p'; } | sort -u | while read -r file; do
+    install -D "$file" "$context/root/$file" # what a link points to
+  done
+  install -d "$context"/root/{etc,lib,lib64,usr}
+  cp -RL /etc/libibverbs.d "$context/root/etc/"
+  echo 'hosts: files dns' >"$context/root/etc/nsswitch.conf"
+}
+
 # shellcheck disable=SC2086 # lists
 if [ $name = starling-rdma ]; then
-  make build-rdma VERSION="$version"
-  cp build/starlingd-rdma "$context/bin/"
+  program=${PREBUILT:-build/starlingd-rdma}
+  [ -n "${PREBUILT:-}" ] || make build-rdma VERSION="$version"
+  cp "$program" "$context/bin/starlingd-rdma"
+  put_libraries "$program"
 elif [ -n "${PREBUILT:-}" ]; then
   cp $PREBUILT "$context/bin/"
 else

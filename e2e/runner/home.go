@@ -35,7 +35,8 @@ type Home struct {
 	Dir     string
 	Power   int64        // as a validator of Genesis; 0: defaultPower
 	LogFile string       // for the node's output; "": node.log in Dir
-	ports   *ports.Ports // nil before Serve
+	at      Listen       // where this machine reaches it; empty before Serve or ServeAt
+	ports   *ports.Ports // held until Release; nil: none
 	id      p2p.ID
 }
 
@@ -83,6 +84,18 @@ func InitHome(ctx context.Context, name, dir, program string, args ...string) (*
 // unless the node has an address of its own, as in a container. Home takes them over.
 func (h *Home) Serve(listen Listen, held *ports.Ports) error {
 	h.ports = held
+	h.at = Listen{held.Address(PortP2P), held.Address(PortRPC), held.Address(PortMetrics)}
+	return h.serve(listen)
+}
+
+// ServeAt is Serve for a node at an address of its own, as in a network namespace, which this
+// process reaches. No port needs to be held.
+func (h *Home) ServeAt(listen Listen) error {
+	h.at = listen
+	return h.serve(listen)
+}
+
+func (h *Home) serve(listen Listen) error {
 	return h.Configure(func(c *cfg.Config) {
 		c.Moniker = h.Name
 		c.P2P.ListenAddress = "tcp://" + listen.P2P
@@ -124,7 +137,11 @@ func (h *Home) Configure(edit func(*cfg.Config)) error {
 }
 
 // Release lets the ports go, right before the node starts.
-func (h *Home) Release() { h.ports.Release() }
+func (h *Home) Release() {
+	if h.ports != nil {
+		h.ports.Release()
+	}
+}
 
 // Log is the file for the node's output.
 func (h *Home) Log() string { return cmp.Or(h.LogFile, filepath.Join(h.Dir, "node.log")) }
@@ -133,16 +150,16 @@ func (h *Home) Log() string { return cmp.Or(h.LogFile, filepath.Join(h.Dir, "nod
 func (h *Home) ID() string { return string(h.id) }
 
 // Peer is how other nodes name this one: ID@host:port.
-func (h *Home) Peer() string { return h.PeerAt(h.ports.Address(PortP2P)) }
+func (h *Home) Peer() string { return h.PeerAt(h.at.P2P) }
 
 // PeerAt is how they name it where they reach it at another address, host:port.
 func (h *Home) PeerAt(address string) string { return p2p.IDAddressString(h.id, address) }
 
 // RPC is the URL of the node's RPC server.
-func (h *Home) RPC() string { return "http://" + h.ports.Address(PortRPC) }
+func (h *Home) RPC() string { return "http://" + h.at.RPC }
 
 // Metrics is the URL of the node's Prometheus endpoint.
-func (h *Home) Metrics() string { return "http://" + h.ports.Address(PortMetrics) + "/metrics" }
+func (h *Home) Metrics() string { return "http://" + h.at.Metrics + "/metrics" }
 
 // Peers joins the names of nodes as `persistent_peers` has them.
 func Peers(homes ...*Home) string {

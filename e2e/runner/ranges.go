@@ -19,7 +19,7 @@ type Range struct {
 }
 
 // Transport is how other nodes name the transport of this one: ID@host:port.
-func (h *Home) Transport() (string, error) { return h.TransportAt(h.ports.Address(PortP2P)) }
+func (h *Home) Transport() (string, error) { return h.TransportAt(h.at.P2P) }
 
 // TransportAt is how they name it where they reach its p2p at another address, host:port.
 func (h *Home) TransportAt(p2p string) (string, error) {

@@ -77,6 +77,7 @@ type Header struct {
 	Height  int64
 	Hash    []byte
 	AppHash []byte
+	Round   int32 // in which the block was committed
 }
 
 // Header asks a node for the header of a height.
@@ -89,7 +90,7 @@ func (h *Home) Header(ctx context.Context, height int64) (Header, error) {
 	if err != nil {
 		return Header{}, fmt.Errorf("%s: %w", h.Name, err)
 	}
-	return Header{commit.Height, commit.Hash(), commit.AppHash}, nil
+	return Header{commit.Height, commit.Hash(), commit.AppHash, commit.Commit.Round}, nil
 }
 
 // client returns an RPC client. All share their connections.

@@ -153,7 +153,7 @@ func (o options) make(ctx context.Context, dir string) error {
 // reach returns.
 func configure(h *runner.Home, peers []*runner.Home, reach func(from, to *runner.Home) (address string)) error {
 	// no port of this machine is reserved: the compose file names the ports
-	if err := h.Serve(listen, nil); err != nil {
+	if err := h.ServeAt(listen); err != nil {
 		return err
 	}
 	names := make([]string, 0, len(peers))
