@@ -30,6 +30,10 @@ func FuzzDecodeManifest(f *testing.F) {
 			return
 		}
 		require.Equal(t, b, m.Encode())
+		first, rest, err := iavlsync.SplitManifest(m.Format, append(bytes.Clone(b), "more"...))
+		require.NoError(t, err)
+		require.Equal(t, b, first)
+		require.Equal(t, "more", string(rest))
 		app, err := m.AppHash()
 		if err != nil {
 			require.ErrorIs(t, err, iavlsync.ErrInvalidManifest)

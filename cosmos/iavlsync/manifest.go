@@ -127,26 +127,39 @@ func (m *Manifest) Encode() []byte {
 // DecodeManifest is the inverse of Encode. It checks the form only; see VerifyManifest. Its
 // allocations are proportional to len(b), of which keys in the result are parts.
 func DecodeManifest(f Format, b []byte) (*Manifest, error) {
-	m, err := decodeManifest(f, b)
+	m, rest, err := decodeManifest(f, b)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%d bytes after the end", len(rest))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
 	}
 	return m, nil
 }
 
-func decodeManifest(f Format, b []byte) (*Manifest, error) {
+// SplitManifest returns the encoded manifest that b begins with, and what follows it. It checks the
+// form only; see VerifyManifest.
+func SplitManifest(f Format, b []byte) (manifest, rest []byte, err error) {
+	_, rest, err = decodeManifest(f, b)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
+	}
+	return b[: len(b)-len(rest) : len(b)-len(rest)], rest, nil
+}
+
+func decodeManifest(f Format, b []byte) (m *Manifest, rest []byte, err error) {
 	limit, err := f.limit()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(b) > MaxManifestBytes {
-		return nil, fmt.Errorf("%d bytes, at most %d are supported", len(b), MaxManifestBytes)
+		return nil, nil, fmt.Errorf("%d bytes, at most %d are supported", len(b), MaxManifestBytes)
 	}
 	r := reader{b: b}
 	if v := r.uvarint(); r.err == nil && v != manifestVersion {
-		return nil, fmt.Errorf("version %d, known is %d", v, manifestVersion)
+		return nil, nil, fmt.Errorf("version %d, known is %d", v, manifestVersion)
 	}
-	m := &Manifest{Format: f, Height: r.int64(maxInt64)}
+	m = &Manifest{Format: f, Height: r.int64(maxInt64)}
 	if r.err == nil {
 		r.fail(checkHeight(m.Height))
 	}
@@ -163,11 +176,11 @@ func decodeManifest(f Format, b []byte) (*Manifest, error) {
 			s.Entries = append(s.Entries, r.entry(m.Height, k == 0, limit))
 		}
 		if r.err != nil {
-			return nil, fmt.Errorf("store %d, entry %d: %w", len(m.Stores), max(0, len(s.Entries)-1), r.err)
+			return nil, nil, fmt.Errorf("store %d, entry %d: %w", len(m.Stores), max(0, len(s.Entries)-1), r.err)
 		}
 		m.Stores = append(m.Stores, s)
 	}
-	return m, r.end()
+	return m, r.b, r.err
 }
 
 func (r *reader) entry(height int64, first bool, limit int64) (e Entry) {

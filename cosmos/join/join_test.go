@@ -277,6 +277,40 @@ func TestDawdlersOffer(t *testing.T) {
 	}
 }
 
+// TestSlowServer: of four servers that answer all that they are asked, one takes 20 times as long.
+// The join takes little longer than from the other three alone.
+func TestSlowServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rnd := iavlsynctest.Rand(t)
+		naive := iavlsynctest.State{}
+		for i := range 100 { // a chunk each
+			tree := &iavlsynctest.Tree{}
+			tree.Apply(iavlsynctest.RandomOps(rnd, 50, 40, 0))
+			tree.SaveAs(height)
+			naive[fmt.Sprintf("store%02d", i)] = tree.Root
+		}
+		takes := func(each ...time.Duration) time.Duration {
+			w := newWorld(t, naive)
+			for _, d := range each {
+				w.add(leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+					select {
+					case <-time.After(d):
+					case <-ctx.Done():
+					}
+					return honest.Serve(ctx, r)
+				}))
+			}
+			started := time.Now()
+			w.join(nodedbtest.NewMem())
+			return time.Since(started)
+		}
+		const usual = 500 * time.Millisecond
+		three, slow := takes(usual, usual, usual), takes(usual, usual, usual, 100*usual)
+		t.Logf("from three servers %v, with a slow one beside them %v", three, slow)
+		require.Less(t, slow, three*3/2)
+	})
+}
+
 // TestOnlyDawdlers: with nobody else, the join ends.
 func TestOnlyDawdlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -17,8 +17,9 @@ var errScan = errors.New("the fast index is of no use here")
 // scanned answers a request with one walk over the inner nodes, and one scan of the fast index if
 // that is of this height; nil if that is not possible. With the index keys and values come from
 // there, and versions from the inner nodes, which name their children by version: the index does
-// not reliably have those of the leaves. The chunk is proved before it is returned.
-func (s *store) scanned(q *iavlsync.Request) []byte {
+// not reliably have those of the leaves. The chunk is proved before it is returned. If maySweep, a
+// pass over all records may come first.
+func (s *store) scanned(q *iavlsync.Request, maySweep bool) []byte {
 	if q.Offset > 0 {
 		return nil
 	}
@@ -31,16 +32,49 @@ func (s *store) scanned(q *iavlsync.Request) []byte {
 	if err != nil || n.Height == 0 {
 		return nil
 	}
-	w := scan{cursors: newCursors(s), version: n.Version, prefix: s.key(kindFast, nil), b: []byte{byte(iavlsync.AnswerWhole)}, indexRight: true}
+	if b := s.fromSweep(n, image, q, maySweep); b != nil {
+		return b
+	}
+	w := s.newScan(n)
 	defer w.close()
-	if err := w.run(n); err != nil {
+	return s.proved(w, w.run(n), image, q)
+}
+
+// fromSweep answers from the fast index and the sweep of the store; nil: that is not possible.
+func (s *store) fromSweep(n *iavlsync.Node, image *iavlsync.Image, q *iavlsync.Request, maySweep bool) []byte {
+	if !s.fast {
+		return nil
+	}
+	size := n.Size
+	if root, err := s.Node(s.root); err == nil {
+		size = root.Size
+	}
+	sw := s.swept(size, q.Leaves, maySweep)
+	if sw == nil {
+		return nil
+	}
+	w := s.newScan(n)
+	err := w.seek(n)
+	if err == nil {
+		err = errors.Join(w.lookup(sw, q.Leaves), w.it.Close())
+	}
+	return s.proved(w, err, image, q)
+}
+
+func (s *store) newScan(n *iavlsync.Node) *scan {
+	return &scan{cursors: newCursors(s), version: n.Version, prefix: s.key(kindFast, nil), b: []byte{byte(iavlsync.AnswerWhole)}, indexRight: true}
+}
+
+// proved returns what a scan has written, and keeps its shape; nil: it is not the subtree.
+func (s *store) proved(w *scan, err error, image *iavlsync.Image, q *iavlsync.Request) []byte {
+	if err != nil {
 		return nil
 	}
 	if _, err := iavlsync.VerifyChunk(image, w.b[1:]); err != nil {
 		return nil
 	}
 	if w.it != nil && q.Leaves >= leastShape && q.Leaves <= mostShape {
-		sh := &shape{version: n.Version, first: w.first, inner: bytes.Clone(w.inner), sum: crc32.Checksum(w.b, castagnoli)}
+		sh := &shape{version: w.version, first: w.first, inner: bytes.Clone(w.inner), sum: crc32.Checksum(w.b, castagnoli)}
 		if !w.indexRight {
 			sh.versions = bytes.Clone(w.versions)
 		}
@@ -74,6 +108,15 @@ func (w *scan) run(n *iavlsync.Node) (err error) {
 	if !w.fast {
 		return w.write(n)
 	}
+	if err := w.seek(n); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.it.Close()) }()
+	return w.write(n)
+}
+
+// seek opens the fast index at the first leaf of a subtree.
+func (w *scan) seek(n *iavlsync.Node) (err error) {
 	first := n
 	for first.Height > 0 {
 		below, err := w.store.Node(first.Left) // not in the order of the walk
@@ -86,11 +129,8 @@ func (w *scan) run(n *iavlsync.Node) (err error) {
 		first = below
 	}
 	w.first = bytes.Clone(first.Key)
-	if w.it, err = w.db.Iterator(w.key(kindFast, first.Key), w.key(kindFast+1, nil)); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, w.it.Close()) }()
-	return w.write(n)
+	w.it, err = w.db.Iterator(w.key(kindFast, first.Key), w.key(kindFast+1, nil))
+	return err
 }
 
 // write writes the subtree of an inner node. Nothing right of a node is read before all left of it.
@@ -131,25 +171,29 @@ func (w *scan) subtree(n *iavlsync.Node) error {
 	if n.Height > 0 {
 		return w.write(n)
 	}
-	key, value := n.Key, n.Value
-	if w.it != nil {
-		var version int64
-		var err error
-		if key, version, value, err = w.indexed(); err != nil {
-			return err
-		}
-		w.indexRight = w.indexRight && version == n.Version
-		w.versions = binary.AppendUvarint(w.versions, uint64(w.version-n.Version))
+	if w.it == nil {
+		return w.leaf(n.Key, n.Version, n.Version, n.Value)
+	}
+	key, indexed, value, err := w.indexed()
+	if err != nil {
+		return err
+	}
+	return w.leaf(key, indexed, n.Version, value)
+}
+
+// leaf writes the next leaf, after the gap before it. indexed is its version in the fast index.
+func (w *scan) leaf(key []byte, indexed, version int64, value []byte) error {
+	if version < 1 || version > w.version || len(w.b)+len(key)+len(value) > 1+iavlsync.MaxAnswerBytes {
+		return errScan
 	}
 	if w.gap.height > 0 {
 		w.b = iavlsync.AppendInner(w.b, w.gap.height, w.gap.above)
 		w.inner = iavlsync.AppendInner(w.inner, w.gap.height, w.gap.above)
 	}
-	if n.Version < 1 || n.Version > w.version || len(w.b)+len(key)+len(value) > 1+iavlsync.MaxAnswerBytes {
-		return errScan
-	}
-	w.b = iavlsync.AppendLeaf(w.b, w.version, n.Version, key, value)
+	w.b = iavlsync.AppendLeaf(w.b, w.version, version, key, value)
 	if w.it != nil {
+		w.indexRight = w.indexRight && indexed == version
+		w.versions = binary.AppendUvarint(w.versions, uint64(w.version-version))
 		w.it.Next()
 	}
 	return nil

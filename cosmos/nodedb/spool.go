@@ -171,11 +171,16 @@ func (s *Spool) resume() error {
 
 // parallel calls fn with the numbers below n, on all processors. It returns the first error.
 func parallel(n int, fn func(k int) error) error {
+	return parallelUpTo(runtime.GOMAXPROCS(0), n, fn)
+}
+
+// parallelUpTo is parallel on some processors at most.
+func parallelUpTo(processors, n int, fn func(k int) error) error {
 	var mu sync.Mutex
 	var failed error
 	next := 0
 	var wg sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
+	for range min(n, processors) {
 		wg.Go(func() {
 			for {
 				mu.Lock()

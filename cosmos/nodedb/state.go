@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
@@ -36,6 +37,7 @@ type State struct {
 	commit *Commit
 	stores []*store
 	byName map[string]*store
+	room   room
 }
 
 // Open opens the state of a height.
@@ -55,15 +57,26 @@ func Open(db DB, height int64) (*State, error) {
 		return nil, fmt.Errorf("commit: %w: it is of height %d, not %d", ErrInvalidRecord, commit.Height, height)
 	}
 	s := &State{height: height, commit: commit, byName: map[string]*store{}}
+	s.room.leaves.Store(mostSwept)
 	for _, c := range commit.Stores {
 		st, err := openStore(db, c.Name, height)
 		if err != nil {
 			return nil, fmt.Errorf("store %q at height %d: %w", c.Name, height, err)
 		}
+		st.sweeping.room = &s.room
 		s.stores = append(s.stores, st)
 		s.byName[c.Name] = st
 	}
 	return s, nil
+}
+
+// LimitProcessors sets how many processors a pass over all records of a store uses at most: of a
+// node that makes blocks meanwhile, fewer than all, which is what it uses otherwise. It is called
+// before other methods.
+func (s *State) LimitProcessors(n int) {
+	for _, st := range s.stores {
+		st.processors = max(1, n)
+	}
 }
 
 // Height returns the height of s.
@@ -120,13 +133,28 @@ func (s *State) Manifest(f iavlsync.Format) (*iavlsync.Manifest, error) {
 	return m, nil
 }
 
-// Answer answers a request. iavlsync.ErrNoSubtree: an honest peer would not ask that.
-func (s *State) Answer(q *iavlsync.Request) ([]byte, error) {
+// Answer answers a request, now and then after a pass over all records of a store, which takes
+// seconds. iavlsync.ErrNoSubtree: an honest peer would not ask that.
+func (s *State) Answer(q *iavlsync.Request) ([]byte, error) { return s.answer(q, true) }
+
+// AnswerSoon is Answer without such a pass, for callers that others wait for: it reads what the
+// chunk needs.
+func (s *State) AnswerSoon(q *iavlsync.Request) ([]byte, error) { return s.answer(q, false) }
+
+// Close gives the memory of sweeps back, of which none is kept afterwards. Requests are answered
+// all the same.
+func (s *State) Close() {
+	for _, st := range s.stores {
+		st.sweeping.close()
+	}
+}
+
+func (s *State) answer(q *iavlsync.Request, maySweep bool) ([]byte, error) {
 	st := s.byName[q.Store]
 	if q.Height != s.height || st == nil || st.root == nil {
 		return nil, fmt.Errorf("store %q at height %d: %w", q.Store, q.Height, iavlsync.ErrNoSubtree)
 	}
-	if b := st.scanned(q); b != nil {
+	if b := st.scanned(q, maySweep); b != nil {
 		return b, nil
 	}
 	return iavlsync.Answer(q, st.root, st)
@@ -138,12 +166,17 @@ type store struct {
 	name   string
 	prefix []byte // of all its keys
 	root   []byte // node key; nil: the store is empty
-	fast   bool   // the fast index is of this height
-	shapes shapes
+	height int64
+	fast   bool // the fast index is of this height
+
+	processors int // that a sweep uses at most
+
+	shapes   shapes
+	sweeping sweeping
 }
 
 func openStore(db DB, name string, height int64) (*store, error) {
-	s := &store{db: db, name: name, prefix: appendStore(nil, name)}
+	s := &store{db: db, name: name, prefix: appendStore(nil, name), height: height, processors: runtime.GOMAXPROCS(0)}
 	var err error
 	if s.root, err = s.rootOf(height); err != nil {
 		return nil, err

@@ -6,5 +6,6 @@
 //
 // Nothing is logged, sorted or compacted. The databases are those that cosmos-db opens: same
 // options, same formats. A database is complete when Commit has returned; what a crash leaves of
-// one is removed by the next NewGoLevelDB or NewPebble.
+// one is removed by the next NewGoLevelDB or NewPebble. ReadGoLevelDB and ReadPebble read databases
+// that are there.
 package tables

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/cockroachdb/pebble"
 	"github.com/cockroachdb/pebble/objstorage/objstorageprovider"
@@ -25,6 +26,7 @@ const (
 	lowestLevel  = 6
 	pebbleTable  = 32 << 20 // of the 128 MiB that Pebble's own tables have there
 	ingestFolder = "starling-ingest"
+	commitBytes  = 1 << 20 // more than Commit writes
 )
 
 // NewPebble begins a database in a folder, whose content is removed.
@@ -99,6 +101,10 @@ func (p *Pebble) Commit(last []nodedb.Record) error {
 	tables, err := p.files.finished()
 	if err != nil {
 		return err
+	}
+	// Pebble ends the process if it cannot write its list of files.
+	if usage, err := vfs.Default.GetDiskUsage(p.dir); err == nil && usage.AvailBytes < commitBytes {
+		return fmt.Errorf("%s: %d bytes are free: %w", p.dir, usage.AvailBytes, syscall.ENOSPC)
 	}
 	db, err := pebble.Open(p.dir, p.options)
 	if err != nil {

@@ -137,3 +137,50 @@ func TestReadsInOrder(t *testing.T) {
 func TestInstalled(t *testing.T) {
 	nodedbtest.Run(t, func(*testing.T) nodedbtest.Home { return &home{db.NewMemDB()} })
 }
+
+// TestSweptAfterPruning: what IAVL leaves of its older versions does not keep a server from one
+// pass over all records: there are few reads by key, where a walk has one or more for each of the
+// many versions that the nodes of a chunk have.
+func TestSweptAfterPruning(t *testing.T) {
+	h := &home{db.NewMemDB()}
+	chain := h.Load(t, 0, nil)
+	rnd := iavlsynctest.Rand(t)
+	const height = 60
+	for v := range height {
+		ops := make([]iavlsynctest.Op, 400)
+		if v == 0 {
+			ops = make([]iavlsynctest.Op, 16000)
+		}
+		for i := range ops {
+			ops[i] = iavlsynctest.Op{Key: fmt.Appendf(nil, "%08d", rnd.IntN(20000)), Value: fmt.Appendf(nil, "value %d", v)}
+			if v > 0 && i%5 == 0 {
+				ops[i].Value = nil
+			}
+		}
+		chain.Commit(t, map[string][]iavlsynctest.Op{"bank": ops})
+	}
+	chain.Prune(t, height-3)
+	c := &counting{DB: h.DB()}
+	s, err := nodedb.Open(c, height)
+	require.NoError(t, err)
+	m, err := s.Manifest(iavlsync.Format8192)
+	require.NoError(t, err)
+	u, err := m.Upper(0)
+	require.NoError(t, err)
+	large := 0
+	for k, e := range m.Stores[0].Entries {
+		c.gets = 0
+		b, err := s.Answer(&iavlsync.Request{Height: height, Store: "bank", First: u.First[k], Leaves: e.Root.Size})
+		require.NoError(t, err)
+		kind, b, err := iavlsync.SplitAnswer(b)
+		require.NoError(t, err)
+		require.Equal(t, iavlsync.AnswerWhole, kind)
+		_, err = iavlsync.VerifyChunk(&e.Root, b)
+		require.NoError(t, err)
+		if e.Root.Size >= 2048 { // smaller ones are always walked
+			large++
+			require.Less(t, c.gets, 60, "chunk %d of %d leaves", k, e.Root.Size)
+		}
+	}
+	require.Positive(t, large)
+}

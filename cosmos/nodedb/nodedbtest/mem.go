@@ -20,6 +20,7 @@ var ErrKilled = errors.New("killed")
 type Mem struct {
 	mu     sync.Mutex
 	values map[string][]byte
+	sorted []string            // keys of values, ascending; nil: not known; guarded by mu
 	log    []map[string][]byte // batches since the last durable write; nil values: deleted
 	writes int
 	left   int // writes until the kill; below 0: never
@@ -69,7 +70,7 @@ func (m *Mem) Get(key []byte) ([]byte, error) {
 func (m *Mem) Set(key, value []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.values[string(key)] = append([]byte{}, value...)
+	m.values[string(key)], m.sorted = append([]byte{}, value...), nil
 }
 
 // Delete deletes a key without a batch.
@@ -77,23 +78,33 @@ func (m *Mem) Delete(key []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.values, string(key))
+	m.sorted = nil
 }
 
 // Keys returns all keys, ascending.
 func (m *Mem) Keys() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Sorted(maps.Keys(m.values))
+	return slices.Clone(m.ascending())
+}
+
+// ascending is called with mu.
+func (m *Mem) ascending() []string {
+	if m.sorted == nil {
+		m.sorted = slices.Sorted(maps.Keys(m.values))
+	}
+	return m.sorted
 }
 
 // Iterator implements nodedb.DB.
 func (m *Mem) Iterator(start, end []byte) (nodedb.Iterator, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	it := &iterator{}
-	for _, key := range m.Keys() {
-		if key >= string(start) && (end == nil || key < string(end)) {
-			v, _ := m.Get([]byte(key))
-			it.keys, it.values = append(it.keys, []byte(key)), append(it.values, v)
-		}
+	keys := m.ascending()
+	at, _ := slices.BinarySearch(keys, string(start))
+	for ; at < len(keys) && (end == nil || keys[at] < string(end)); at++ {
+		it.keys, it.values = append(it.keys, []byte(keys[at])), append(it.values, m.values[keys[at]])
 	}
 	return it, nil
 }
@@ -136,6 +147,7 @@ func (b *batch) Write() error {
 	}
 	m.left--
 	m.writes++
+	m.sorted = nil
 	undo := map[string][]byte{}
 	for _, c := range b.changes {
 		if !bytes.Equal(c.value, c.was) {

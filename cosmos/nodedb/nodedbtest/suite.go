@@ -133,33 +133,45 @@ func (n *network) prove(t *testing.T, chains ...Chain) {
 func Run(t *testing.T, open func(t *testing.T) Home) {
 	for _, test := range []struct {
 		name    string
-		legacy  bool
+		legacy  bool  // iavl before v1, as naive records
+		old     bool  // OldHome
 		prune   int64 // of the server, before the cut
 		heights int64
 		at      int64 // of the cut
 	}{
-		{"latest", false, 0, 40, 40},
-		{"pruned", false, 39, 40, 40},
-		{"older", false, 20, 40, 33},
-		{"moved roots", false, 30, 40, 31},
-		{"one block", false, 0, 1, 1},
-		{"iavl before v1", true, 0, 40, 40},
+		{name: "latest", heights: 40, at: 40},
+		{name: "pruned", prune: 39, heights: 40, at: 40},
+		{name: "older", prune: 20, heights: 40, at: 33},
+		{name: "moved roots", prune: 30, heights: 40, at: 31},
+		{name: "one block", heights: 1, at: 1},
+		{name: "iavl before v1", legacy: true, heights: 40, at: 40},
+		{name: "home of iavl v0.20", old: true, heights: oldHeight, at: oldHeight},
+		{name: "home of iavl v0.20, upgraded", old: true, heights: oldHeight + 1, at: oldHeight + 1},
+		{name: "home of iavl v0.20, long ago", old: true, heights: 40, at: 40},
+		{name: "home of iavl v0.20, pruned since", old: true, prune: oldHeight + 2, heights: oldHeight + 3, at: oldHeight + 3},
 	} {
 		for _, f := range []iavlsync.Format{iavlsync.Format8192, iavlsync.Format32} {
 			t.Run(fmt.Sprintf("%s/%x", test.name, uint32(f)), func(t *testing.T) {
 				n := newNetwork(iavlsynctest.Rand(t))
 				server := open(t)
 				var chain Chain
-				if test.legacy {
+				state := iavlsynctest.State{}
+				switch {
+				case test.old:
+					rnd := n.rnd
+					n = loadOld(t, server.DB())
+					n.rnd = rnd
+					state = n.state()
+					chain = server.Load(t, n.height, state.Names())
+				case test.legacy:
 					for n.height < 20 {
 						n.block()
 					}
 					Legacy(t, server.DB(), n.height, n.state())
 					chain = server.Load(t, n.height, n.state().Names())
-				} else {
+				default:
 					chain = server.Load(t, 0, nil)
 				}
-				var state iavlsynctest.State
 				for n.height < test.heights {
 					n.commit(t, chain)
 					if n.height == test.at {
@@ -183,14 +195,21 @@ func Run(t *testing.T, open func(t *testing.T) Home) {
 // join cuts the state of a server, proves it, and installs it in a new home.
 func join(t *testing.T, rnd *rand.Rand, server nodedb.DB, f iavlsync.Format, height int64, naive iavlsynctest.State, open func(t *testing.T) Home) Home {
 	t.Helper()
+	home := open(t)
+	Copy(t, rnd, server, home.DB(), f, height, naive.AppHash())
+	return home
+}
+
+// Copy cuts the state of a server's database, proves it, and installs it in an empty one.
+func Copy(t *testing.T, rnd *rand.Rand, server, into nodedb.DB, f iavlsync.Format, height int64, appHash []byte) {
+	t.Helper()
 	s, err := nodedb.Open(server, height)
 	require.NoError(t, err)
 	cut, err := s.Manifest(f)
 	require.NoError(t, err)
-	m, err := iavlsync.VerifyManifest(f, cut.Encode(), height, iavlsync.Hash(naive.AppHash()))
+	m, err := iavlsync.VerifyManifest(f, cut.Encode(), height, iavlsync.Hash(appHash))
 	require.NoError(t, err)
-	home := open(t)
-	in, err := nodedb.NewInstaller(home.DB(), m)
+	in, err := nodedb.NewInstaller(into, m)
 	require.NoError(t, err)
 	for _, k := range rnd.Perm(m.Chunks()) {
 		i, e := m.At(k)
@@ -205,12 +224,11 @@ func join(t *testing.T, rnd *rand.Rand, server nodedb.DB, f iavlsync.Format, hei
 	}
 	require.NoError(t, in.Finish())
 	// What was installed can be served at once.
-	again, err := nodedb.Open(home.DB(), height)
+	again, err := nodedb.Open(into, height)
 	require.NoError(t, err)
 	recut, err := again.Manifest(f)
 	require.NoError(t, err)
 	require.Equal(t, cut.Encode(), recut.Encode())
-	return home
 }
 
 // run has the server and the joiner execute 50 more blocks, pruned in between.

@@ -1,0 +1,18 @@
+package nodedb
+
+// Swept reports whether a sweep of a store was made, and whether it is kept.
+func (s *State) Swept(store string) (made, kept bool) {
+	w := &s.byName[store].sweeping
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.idle != nil, w.ready != nil
+}
+
+// SweepRoom returns how many leaves more the sweeps of a state may have.
+func (s *State) SweepRoom() int64 { return s.room.leaves.Load() }
+
+// LimitSweeps sets SweepRoom.
+func (s *State) LimitSweeps(leaves int64) { s.room.leaves.Store(leaves) }
+
+// MostSwept is SweepRoom of a state without sweeps.
+const MostSwept = mostSwept
