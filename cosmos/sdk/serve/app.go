@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"runtime"
 	"sync"
 
 	"cosmossdk.io/log"
 	abci "github.com/cometbft/cometbft/abci/types"
+	cmted25519 "github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/p2p"
 	dbm "github.com/cosmos/cosmos-db"
 	servertypes "github.com/cosmos/cosmos-sdk/server/types"
 	"github.com/spf13/cast"
@@ -16,18 +20,21 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/serve"
+	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Options of the application that are read. The first two are the SDK's own; the others belong into
-// a section [starling] of app.toml.
+// Options of the application that are read. Those of section [starling], of app.toml, are ours.
 const (
 	optionInterval = "state-sync.snapshot-interval"    // heights between two states; 0: none
 	optionKeep     = "state-sync.snapshot-keep-recent" // states that are served; 0: 2
+	optionCache    = "inter-block-cache"               // whether baseapp has one
 	optionAddress  = "starling.laddr"                  // HOST:PORT for joiners; empty: in-band only
 	optionRate     = "starling.rate"                   // bytes a second sent there; 0: no limit
-	optionChain    = "chain-id"                        // the SDK's; needed with an address
+	optionChain    = "chain-id"                        // where baseapp has none
+	optionHome     = "home"                            // the SDK's: the node's folder
+	optionKey      = "node_key_file"                   // CometBFT's
 )
 
 const defaultKeep = 2
@@ -48,27 +55,35 @@ type App struct {
 	interval int64
 	keep     int
 	states   *serve.Server
+	headers  *lightblocks.Server // has nothing to serve until there is a node
 
 	joining *joining // what OfferSnapshot has accepted; nil: nothing; ABCI's calls use it
 
-	wg sync.WaitGroup // states that are being cut
+	wg      sync.WaitGroup // states that are being cut
+	closing chan struct{}  // closed by Close
 
 	mu      sync.Mutex
 	cutting map[*frozen]bool // by wg's goroutines; guarded by mu
 	served  []*state         // heights ascend; guarded by mu
 	network *tcp.Server      // nil: it is not started, or not wanted; guarded by mu
 	started bool             // guarded by mu
+	hasNode bool             // headers can be served; guarded by mu
 	closed  bool             // guarded by mu
 }
 
 // New wraps an application, which has the database.
 func New(app servertypes.Application, logger log.Logger, db dbm.DB, options servertypes.AppOptions) *App {
 	a := &App{Application: app, logger: logger.With("module", "starling"), db: db, options: options, states: serve.New(),
-		cutting: map[*frozen]bool{}, interval: cast.ToInt64(options.Get(optionInterval)), keep: cast.ToInt(options.Get(optionKeep))}
+		cutting: map[*frozen]bool{}, closing: make(chan struct{}), interval: cast.ToInt64(options.Get(optionInterval)), keep: cast.ToInt(options.Get(optionKeep))}
 	if a.keep < 1 {
 		a.keep = defaultKeep
 	}
-	a.states.Failed = func(err error) { a.logger.Error("a joiner's request failed", "err", err) }
+	a.headers = lightblocks.NewServer(lightblocks.ServerOptions{ChainID: a.chain()})
+	a.states.Failed = func(err error) {
+		if !errors.Is(err, errReleased) { // the state is an old one, or the node stops
+			a.logger.Error("a joiner's request failed", "err", err)
+		}
+	}
 	return a
 }
 
@@ -113,7 +128,11 @@ func (a *App) add(f *frozen, height int64) error {
 	if err != nil {
 		return err
 	}
-	if err := s.prepare(); err != nil {
+	files, err := a.extensionsOf(s)
+	if err == nil {
+		err = s.prepare(files)
+	}
+	if err != nil && !errors.Is(err, errReleased) {
 		a.logger.Info("a state is not offered in-band", "height", height, "reason", err)
 	}
 	return nil
@@ -124,18 +143,22 @@ func (a *App) offer(f *frozen, height int64) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
+	opened.LimitProcessors(runtime.GOMAXPROCS(0) / 2) // the blocks that follow need the others
 	s := &state{State: opened, frozen: f, cuts: map[iavlsync.Format]*cut{}}
 	if err := a.states.Add(opened); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.closed {
+		a.states.Remove(height)
+		return nil, errReleased
+	}
 	a.served = append(a.served, s)
 	for len(a.served) > a.keep {
 		old := a.served[0]
 		a.served = a.served[1:]
-		a.states.Remove(old.Height())
-		if err := old.frozen.release(); err != nil {
+		if err := a.drop(old); err != nil {
 			a.logger.Error("a snapshot of the database", "height", old.Height(), "err", err)
 		}
 	}
@@ -148,28 +171,72 @@ func (a *App) offer(f *frozen, height int64) (*state, error) {
 	return s, nil
 }
 
+// drop ends the serving of a state. Reads of it that are under way fail soon.
+func (a *App) drop(s *state) error {
+	a.states.Remove(s.Height())
+	s.Close()
+	return s.frozen.release()
+}
+
 // listen serves joiners at an address of their own. It is called with mu.
 func (a *App) listen() error {
 	address := cast.ToString(a.options.Get(optionAddress))
 	if address == "" || a.closed {
 		return nil
 	}
-	chain := cast.ToString(a.options.Get(optionChain))
+	chain := a.chain()
 	if chain == "" {
 		return fmt.Errorf("%s: the chain is not known: set %s", optionAddress, optionChain)
 	}
-	_, key, err := ed25519.GenerateKey(nil)
+	key, err := a.key()
 	if err != nil {
 		return err
 	}
 	mux := &transport.Mux{}
 	a.states.Register(mux)
+	a.headers.Register(mux)
 	a.network, err = tcp.Listen(address, tcp.Options{Key: key, ChainID: chain, Handler: mux, Rate: cast.ToInt64(a.options.Get(optionRate))})
 	if err != nil {
 		return err
 	}
-	a.logger.Info("serving states to joiners", "address", a.network.Addr().String())
+	a.logger.Info("serving states to joiners", "address", a.network.Addr().String(), "id", tcp.IDOf(key.Public().(ed25519.PublicKey)))
+	if !a.hasNode {
+		a.logger.Error("no headers are served, so joiners need --rpc: enable gRPC or the API in app.toml")
+	}
 	return nil
+}
+
+// chain returns the chain's id, which baseapp has of the genesis file.
+func (a *App) chain() string {
+	if app, is := a.Application.(interface{ ChainID() string }); is && app.ChainID() != "" {
+		return app.ChainID()
+	}
+	return cast.ToString(a.options.Get(optionChain))
+}
+
+// key returns that of the node, which is made where there is none yet; a new one without a home.
+func (a *App) key() (ed25519.PrivateKey, error) {
+	home := cast.ToString(a.options.Get(optionHome))
+	if home == "" {
+		_, key, err := ed25519.GenerateKey(nil)
+		return key, err
+	}
+	path := cast.ToString(a.options.Get(optionKey))
+	if path == "" {
+		path = filepath.Join("config", "node_key.json")
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(home, path)
+	}
+	key, err := p2p.LoadOrGenNodeKey(path)
+	if err != nil {
+		return nil, fmt.Errorf("key of the node: %w", err)
+	}
+	private, is := key.PrivKey.(cmted25519.PrivKey)
+	if !is {
+		return nil, fmt.Errorf("key of the node in %s: it is of type %s, not %s", path, key.PrivKey.Type(), cmted25519.KeyType)
+	}
+	return ed25519.PrivateKey(private), nil
 }
 
 // Address is where joiners are served; empty: nowhere yet.
@@ -183,9 +250,12 @@ func (a *App) Address() string {
 }
 
 // Close implements servertypes.Application. It gives back all snapshots before the database is
-// closed. States that are being cut fail at their next read: that of a whole state takes long.
+// closed. States that are being cut, or sent, fail soon: a read of a whole state takes long.
 func (a *App) Close() error {
 	a.mu.Lock()
+	if !a.closed {
+		close(a.closing)
+	}
 	a.closed = true
 	network := a.network
 	a.network = nil
@@ -193,17 +263,15 @@ func (a *App) Close() error {
 	for f := range a.cutting {
 		err = errors.Join(err, f.release())
 	}
+	for _, s := range a.served {
+		err = errors.Join(err, a.drop(s))
+	}
+	a.served = nil
 	a.mu.Unlock()
 	a.wg.Wait()
 	if network != nil {
 		err = errors.Join(err, network.Close())
 	}
-	a.mu.Lock()
-	for _, s := range a.served {
-		a.states.Remove(s.Height())
-		err = errors.Join(err, s.frozen.release())
-	}
-	a.served = nil
-	a.mu.Unlock()
+	a.headers.SetStores(nil, nil, nil)
 	return errors.Join(err, a.Application.Close())
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cosmossdk.io/log"
+	"cosmossdk.io/store"
 	storetypes "cosmossdk.io/store/types"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
@@ -48,9 +49,15 @@ func (application) RegisterTendermintService(client.Context)          {}
 func (application) RegisterNodeService(client.Context, config.Config) {}
 
 func newApp(logger log.Logger, db dbm.DB, _ io.Writer, _ servertypes.AppOptions) servertypes.Application {
-	app := baseapp.NewBaseApp("demo", logger, db, nil, baseapp.SetChainID(chainID))
+	return loaded(newBase(logger, db))
+}
+
+// newBase makes the application, not loaded yet, with more stores, which get a leaf at the first
+// height. It has the cache that app.toml has unless it is switched off.
+func newBase(logger log.Logger, db dbm.DB, more ...string) *baseapp.BaseApp {
+	app := baseapp.NewBaseApp("demo", logger, db, nil, baseapp.SetChainID(chainID), baseapp.SetInterBlockCache(store.NewCommitKVStoreCacheManager()))
 	keys := map[string]*storetypes.KVStoreKey{}
-	for _, name := range []string{"bank", "gov", "still"} {
+	for _, name := range append([]string{"bank", "gov", "still"}, more...) {
 		keys[name] = storetypes.NewKVStoreKey(name)
 		app.MountStore(keys[name], storetypes.StoreTypeIAVL)
 	}
@@ -73,10 +80,16 @@ func newApp(logger log.Logger, db dbm.DB, _ io.Writer, _ servertypes.AppOptions)
 			gov.Set([]byte{byte(h)}, []byte("proposal"))
 		}
 		if h == 1 {
-			ctx.KVStore(keys["still"]).Set([]byte("k"), []byte("v"))
+			for _, name := range append(more, "still") {
+				ctx.KVStore(keys[name]).Set([]byte("k"), []byte("v"))
+			}
 		}
 		return sdk.BeginBlock{}, nil
 	})
+	return app
+}
+
+func loaded(app *baseapp.BaseApp) servertypes.Application {
 	if err := app.LoadLatestVersion(); err != nil {
 		panic(err)
 	}

@@ -4,29 +4,22 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/cockroachdb/pebble"
 	dbm "github.com/cosmos/cosmos-db"
-	"github.com/syndtr/goleveldb/leveldb"
-	"github.com/syndtr/goleveldb/leveldb/iterator"
-	"github.com/syndtr/goleveldb/leveldb/util"
 
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/tables"
 )
 
 // errUnsupported reports a database that has no snapshots that we know.
 var errUnsupported = errors.New("only goleveldb and Pebble have snapshots that can be served")
 
-var (
-	errReleased = errors.New("the state is no longer served")
-	errReadOnly = errors.New("a snapshot is not written to")
-)
+var errReleased = errors.New("the state is no longer served")
 
 // frozen is a database as it was at a moment, whatever is pruned since. It is a nodedb.DB that
 // cannot be written to.
 type frozen struct {
-	get     func(key []byte) ([]byte, error)
-	iterate func(start, end []byte) (nodedb.Iterator, error)
-	free    func() error
+	nodedb.DB // of the snapshot
+	free      func() error
 
 	mu       sync.Mutex
 	users    int  // reads under way and open iterators; guarded by mu
@@ -41,52 +34,13 @@ func freeze(db dbm.DB) (*frozen, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &frozen{get: func(key []byte) ([]byte, error) {
-			v, err := s.Get(key, nil)
-			if errors.Is(err, leveldb.ErrNotFound) {
-				return nil, nil
-			}
-			return v, err
-		}, iterate: func(start, end []byte) (nodedb.Iterator, error) {
-			it := &levelIterator{Iterator: s.NewIterator(&util.Range{Start: start, Limit: end}, nil)}
-			it.Next()
-			return it, nil
-		}, free: func() error { s.Release(); return nil }}, nil
+		return &frozen{DB: tables.ReadGoLevelDB(s), free: func() error { s.Release(); return nil }}, nil
 	case *dbm.PebbleDB:
 		s := db.DB().NewSnapshot()
-		return &frozen{get: func(key []byte) ([]byte, error) {
-			v, done, err := s.Get(key)
-			if errors.Is(err, pebble.ErrNotFound) {
-				return nil, nil
-			}
-			if err != nil {
-				return nil, err
-			}
-			return append([]byte{}, v...), done.Close()
-		}, iterate: func(start, end []byte) (nodedb.Iterator, error) {
-			it, err := s.NewIter(&pebble.IterOptions{LowerBound: start, UpperBound: end})
-			if err != nil {
-				return nil, err
-			}
-			it.First()
-			return pebbleIterator{it}, nil
-		}, free: s.Close}, nil
+		return &frozen{DB: tables.ReadPebble(s), free: s.Close}, nil
 	}
 	return nil, errUnsupported
 }
-
-type levelIterator struct {
-	iterator.Iterator
-	valid bool
-}
-
-func (i *levelIterator) Valid() bool  { return i.valid }
-func (i *levelIterator) Next()        { i.valid = i.Iterator.Next() }
-func (i *levelIterator) Close() error { i.Release(); return nil }
-
-type pebbleIterator struct{ *pebble.Iterator }
-
-func (i pebbleIterator) Next() { i.Iterator.Next() }
 
 func (f *frozen) enter() error {
 	f.mu.Lock()
@@ -123,12 +77,18 @@ func (f *frozen) release() error {
 	return f.freeUnused()
 }
 
+func (f *frozen) isReleased() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.released
+}
+
 // Get implements nodedb.DB.
 func (f *frozen) Get(key []byte) ([]byte, error) {
 	if err := f.enter(); err != nil {
 		return nil, err
 	}
-	v, err := f.get(key)
+	v, err := f.DB.Get(key)
 	return v, errors.Join(err, f.leave())
 }
 
@@ -137,28 +97,39 @@ func (f *frozen) Iterator(start, end []byte) (nodedb.Iterator, error) {
 	if err := f.enter(); err != nil {
 		return nil, err
 	}
-	it, err := f.iterate(start, end)
+	it, err := f.DB.Iterator(start, end)
 	if err != nil {
 		return nil, errors.Join(err, f.leave())
 	}
-	return held{it, f}, nil
+	return &held{Iterator: it, f: f}, nil
 }
 
-// held is an iterator that the snapshot waits for.
+// held is an iterator that the snapshot waits for. It ends soon after the snapshot's release: a
+// pass over all records of a large store takes minutes.
 type held struct {
 	nodedb.Iterator
-	f *frozen
+	f       *frozen
+	steps   int
+	stopped bool
 }
 
-func (h held) Close() error { return errors.Join(h.Iterator.Close(), h.f.leave()) }
+const heldSteps = 1 << 10 // between two looks whether the snapshot was released
 
-// NewBatch implements nodedb.DB, in form only.
-func (f *frozen) NewBatch() nodedb.Batch { return noBatch{} }
+func (h *held) Next() {
+	if h.steps++; h.steps%heldSteps == 0 && h.f.isReleased() {
+		h.stopped = true
+		return
+	}
+	h.Iterator.Next()
+}
 
-type noBatch struct{}
+func (h *held) Valid() bool { return !h.stopped && h.Iterator.Valid() }
 
-func (noBatch) Set(_, _ []byte) error { return errReadOnly }
-func (noBatch) Delete([]byte) error   { return errReadOnly }
-func (noBatch) Write() error          { return errReadOnly }
-func (noBatch) WriteSync() error      { return errReadOnly }
-func (noBatch) Close() error          { return nil }
+func (h *held) Error() error {
+	if h.stopped {
+		return errReleased
+	}
+	return h.Iterator.Error()
+}
+
+func (h *held) Close() error { return errors.Join(h.Iterator.Close(), h.f.leave()) }

@@ -1,9 +1,9 @@
 package serve
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -35,6 +35,7 @@ type state struct {
 	mu    sync.Mutex
 	cuts  map[iavlsync.Format]*cut // those that are ready; guarded by mu
 	offer *abci.Snapshot           // nil: it is not ready, or there is none; guarded by mu
+	files *extensions              // set before offer; nil: there are none; guarded by mu
 }
 
 // cut is a state in chunks of a format.
@@ -47,30 +48,36 @@ type cut struct {
 var errNotInBand = errors.New("no snapshot in-band: too many chunks, too long a manifest, or a leaf of 10 MB: joiners need starling-iavl")
 
 // prepare makes what ABCI's calls answer from: these may hold up the chain, and must not read the
-// state. It fails with errNotInBand if there is nothing to offer.
-func (s *state) prepare() error {
+// state. files travel after its chunks. It fails with errNotInBand if there is nothing to offer.
+func (s *state) prepare(files *extensions) error {
+	s.mu.Lock()
+	s.files = files
+	s.mu.Unlock()
 	offered := false
 	for _, f := range formats {
 		c, err := newCut(s.State, f)
-		if errors.Is(err, nodedb.ErrTooLarge) || err == nil && (len(c.encoded) > inBandManifestBytes || c.m.Chunks() > inBandChunks) {
+		if errors.Is(err, nodedb.ErrTooLarge) || err == nil && (files.outgrow(c)) {
 			break // finer ones have more chunks
 		}
 		if err != nil {
 			return err
 		}
-		s.mu.Lock()
+		if name := keepsFiles(c.m); name != "" && files.len() == 0 {
+			return fmt.Errorf("store %q: %w", name, errNoSnapshot)
+		}
+		had := offered
+		if !had {
+			if offered, err = s.fits(c); err != nil {
+				return err
+			}
+		}
+		s.mu.Lock() // not before: peers may ask for what was not offered
 		s.cuts[f] = c
 		s.mu.Unlock()
-		if offered {
+		if had || !offered {
 			continue
 		}
-		if offered, err = s.fits(c); err != nil {
-			return err
-		}
-		if !offered {
-			continue
-		}
-		offer, err := s.snapshot(c, f)
+		offer, err := s.snapshot(c, f, files)
 		if err != nil {
 			return err
 		}
@@ -87,7 +94,7 @@ func (s *state) prepare() error {
 // fits reports whether all chunks are short enough. It reads the state.
 func (s *state) fits(c *cut) (bool, error) {
 	for k := range c.m.Chunks() {
-		b, err := s.chunk(c, k)
+		b, err := s.chunk(c, k, s.Answer)
 		if err != nil || b == nil || len(b) >= inBandChunkBytes {
 			return false, err
 		}
@@ -111,11 +118,11 @@ func newCut(s *nodedb.State, f iavlsync.Format) (*cut, error) {
 	return c, nil
 }
 
-// chunk returns chunk k; nil: it is too long to travel whole.
-func (s *state) chunk(c *cut, k int) ([]byte, error) {
+// chunk returns chunk k, as a method of s answers; nil: it is too long to travel whole.
+func (s *state) chunk(c *cut, k int, answer func(*iavlsync.Request) ([]byte, error)) ([]byte, error) {
 	i, e := c.m.At(k)
 	store := &c.m.Stores[i]
-	b, err := s.Answer(&iavlsync.Request{Height: s.Height(), Store: store.Name, First: c.first[k], Leaves: store.Entries[e].Root.Size})
+	b, err := answer(&iavlsync.Request{Height: s.Height(), Store: store.Name, First: c.first[k], Leaves: store.Entries[e].Root.Size})
 	if err != nil {
 		return nil, err
 	}
@@ -125,12 +132,13 @@ func (s *state) chunk(c *cut, k int) ([]byte, error) {
 	return nil, nil
 }
 
-func (s *state) snapshot(c *cut, f iavlsync.Format) (*abci.Snapshot, error) {
+func (s *state) snapshot(c *cut, f iavlsync.Format, files *extensions) (*abci.Snapshot, error) {
 	hash, err := c.m.AppHash()
 	if err != nil {
 		return nil, err
 	}
-	return &abci.Snapshot{Height: uint64(s.Height()), Format: uint32(f), Chunks: uint32(c.m.Chunks()), Hash: hash[:], Metadata: c.encoded}, nil
+	return &abci.Snapshot{Height: uint64(s.Height()), Format: uint32(f), Chunks: uint32(c.m.Chunks() + files.len()), Hash: hash[:],
+		Metadata: slices.Concat(c.encoded, files.encode())}, nil
 }
 
 // ListSnapshots implements servertypes.ABCI: the application's own snapshots, and one of each
@@ -171,12 +179,15 @@ func (a *App) LoadSnapshotChunk(r *abci.RequestLoadSnapshotChunk) (*abci.Respons
 		return none, nil
 	}
 	s.mu.Lock()
-	c := s.cuts[iavlsync.Format(r.Format)]
+	c, files := s.cuts[iavlsync.Format(r.Format)], s.files
 	s.mu.Unlock()
-	if c == nil || uint64(r.Chunk) >= uint64(c.m.Chunks()) {
+	if c == nil || uint64(r.Chunk) >= uint64(c.m.Chunks()+files.len()) {
 		return none, nil
 	}
-	b, err := s.chunk(c, int(r.Chunk))
+	if k := int(r.Chunk) - c.m.Chunks(); k >= 0 {
+		return &abci.ResponseLoadSnapshotChunk{Chunk: files.chunks[k]}, nil
+	}
+	b, err := s.chunk(c, int(r.Chunk), s.AnswerSoon) // the chain waits
 	if err != nil {
 		a.logger.Error("a chunk could not be read", "height", r.Height, "chunk", r.Chunk, "err", err)
 		return none, nil //nolint:nilerr // others may have it
@@ -185,103 +196,4 @@ func (a *App) LoadSnapshotChunk(r *abci.RequestLoadSnapshotChunk) (*abci.Respons
 		return none, nil
 	}
 	return &abci.ResponseLoadSnapshotChunk{Chunk: b}, nil
-}
-
-// joining is a state that arrives in-band.
-type joining struct {
-	m         *iavlsync.Manifest
-	installer *nodedb.Installer
-}
-
-// OfferSnapshot implements servertypes.ABCI. A snapshot of ours is proved by the app hash before
-// any chunk is asked for. CometBFT's key of a snapshot joins hash and metadata without a separator:
-// so another split of them is not its senders' lie.
-func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSnapshot, error) {
-	answer := func(result abci.ResponseOfferSnapshot_Result) (*abci.ResponseOfferSnapshot, error) {
-		return &abci.ResponseOfferSnapshot{Result: result}, nil
-	}
-	s := r.Snapshot
-	if s == nil || !isOurs(s.Format) {
-		// The SDK's restore would take our chunks for its own, and write over nodes of ours.
-		if _, begun, err := nodedb.Unfinished(nodedb.Of(a.db)); a.joining != nil || err != nil || begun != nil {
-			a.logger.Error("a join in verified chunks is not finished: start again to resume it, or with an empty database", "err", err)
-			return answer(abci.ResponseOfferSnapshot_ABORT)
-		}
-		return a.Application.OfferSnapshot(r)
-	}
-	joined := append(bytes.Clone(s.Hash), s.Metadata...)
-	encoded, ok := bytes.CutPrefix(joined, r.AppHash)
-	if !ok || len(r.AppHash) != len(iavlsync.Hash{}) {
-		return answer(abci.ResponseOfferSnapshot_REJECT_SENDER)
-	}
-	m, err := iavlsync.VerifyManifest(iavlsync.Format(s.Format), encoded, int64(s.Height), iavlsync.Hash(r.AppHash))
-	switch {
-	case err != nil:
-		a.logger.Error("a snapshot is not the state's", "height", s.Height, "err", err)
-		return answer(abci.ResponseOfferSnapshot_REJECT_SENDER)
-	case uint32(m.Chunks()) != s.Chunks || m.Chunks() == 0:
-		return answer(abci.ResponseOfferSnapshot_REJECT)
-	}
-	if err := a.refuse(m); err != nil {
-		a.logger.Error("the state cannot be joined in-band", "height", s.Height, "err", err)
-		return answer(abci.ResponseOfferSnapshot_REJECT_FORMAT)
-	}
-	a.joining = &joining{m: m}
-	if a.joining.installer, err = nodedb.NewInstaller(nodedb.Of(a.db), m); err != nil {
-		a.joining = nil
-		a.logger.Error("the database cannot be joined into", "err", err)
-		return answer(abci.ResponseOfferSnapshot_ABORT)
-	}
-	return answer(abci.ResponseOfferSnapshot_ACCEPT)
-}
-
-// filesBeside are stores of modules that keep files beside the database. The SDK's own snapshots
-// carry these files as extensions; the app hash does not bind them.
-var filesBeside = []string{"wasm", "08-wasm"}
-
-func (a *App) refuse(m *iavlsync.Manifest) error {
-	for i := range m.Stores {
-		for _, name := range filesBeside {
-			if m.Stores[i].Name == name && len(m.Stores[i].Entries) > 0 {
-				return fmt.Errorf("store %q: its module keeps files beside the database, which do not come with it", name)
-			}
-		}
-	}
-	return nil
-}
-
-// ApplySnapshotChunk implements servertypes.ABCI. A chunk that is not the state's is re-requested
-// from others.
-func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
-	j := a.joining
-	if j == nil {
-		return a.Application.ApplySnapshotChunk(r)
-	}
-	abort := func(err error) (*abci.ResponseApplySnapshotChunk, error) {
-		a.logger.Error("the join failed", "chunk", r.Index, "err", err)
-		return &abci.ResponseApplySnapshotChunk{Result: abci.ResponseApplySnapshotChunk_ABORT}, nil
-	}
-	if int(r.Index) >= j.m.Chunks() {
-		return abort(errors.New("no such chunk"))
-	}
-	i, e := j.m.At(int(r.Index))
-	c, err := iavlsync.VerifyChunk(&j.m.Stores[i].Entries[e].Root, r.Chunk)
-	if err != nil {
-		a.logger.Error("a chunk is not the state's", "chunk", r.Index, "sender", r.Sender, "err", err)
-		return &abci.ResponseApplySnapshotChunk{Result: abci.ResponseApplySnapshotChunk_RETRY,
-			RefetchChunks: []uint32{r.Index}, RejectSenders: []string{r.Sender}}, nil //nolint:nilerr // it is the sender's
-	}
-	if err := j.installer.Install(int(r.Index), c, nil); err != nil {
-		return abort(err)
-	}
-	if len(j.installer.Missing()) == 0 {
-		if err := j.installer.Finish(); err != nil {
-			return abort(err)
-		}
-		a.joining = nil
-		if err := a.CommitMultiStore().LoadLatestVersion(); err != nil {
-			return abort(err)
-		}
-	}
-	return &abci.ResponseApplySnapshotChunk{Result: abci.ResponseApplySnapshotChunk_ACCEPT}, nil
 }

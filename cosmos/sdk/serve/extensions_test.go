@@ -1,0 +1,235 @@
+package serve_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cosmossdk.io/log"
+	"cosmossdk.io/store/snapshots"
+	"cosmossdk.io/store/snapshots/types"
+	abci "github.com/cometbft/cometbft/abci/types"
+	dbm "github.com/cosmos/cosmos-db"
+	servertypes "github.com/cosmos/cosmos-sdk/server/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/sdk/serve"
+)
+
+// code is an extension snapshotter, as that of a module with contracts.
+type code struct {
+	name  string
+	files [][]byte
+	fails error // of RestoreExtension
+}
+
+func (c *code) SnapshotName() string       { return c.name }
+func (c *code) SnapshotFormat() uint32     { return 7 }
+func (c *code) SupportedFormats() []uint32 { return []uint32{7} }
+
+func (c *code) SnapshotExtension(_ uint64, write types.ExtensionPayloadWriter) error {
+	for _, f := range c.files {
+		if err := write(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *code) RestoreExtension(height uint64, format uint32, read types.ExtensionPayloadReader) error {
+	if height != interval || format != 7 {
+		return fmt.Errorf("height %d, format %d", height, format)
+	}
+	for {
+		b, err := read()
+		if errors.Is(err, io.EOF) {
+			return c.fails
+		}
+		if err != nil {
+			return err
+		}
+		c.files = append(c.files, bytes.Clone(b))
+	}
+}
+
+// contracts returns the creator of an application with a store of contracts, and their code in
+// extensions, in the order of names.
+func contracts(t *testing.T, extensions ...*code) servertypes.AppCreator {
+	return func(logger log.Logger, db dbm.DB, _ io.Writer, o servertypes.AppOptions) servertypes.Application {
+		app := newBase(logger, db, "wasm")
+		if len(extensions) > 0 {
+			store, err := snapshots.NewStore(dbm.NewMemDB(), t.TempDir())
+			require.NoError(t, err)
+			every, _ := o.Get("state-sync.snapshot-interval").(int)
+			app.SetSnapshot(store, types.NewSnapshotOptions(uint64(every), 2))
+			for _, c := range extensions {
+				require.NoError(t, app.SnapshotManager().RegisterExtensions(c))
+			}
+		}
+		return loaded(app)
+	}
+}
+
+// ours returns the only snapshot in verified chunks, once it is offered.
+func ours(t *testing.T, app servertypes.Application) (s *abci.Snapshot) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		r, err := app.ListSnapshots(&abci.RequestListSnapshots{})
+		require.NoError(t, err)
+		for _, have := range r.Snapshots {
+			if have.Format != types.CurrentFormat {
+				s = have
+			}
+		}
+		return s != nil
+	}, time.Minute, 10*time.Millisecond)
+	return s
+}
+
+// TestExtensions: what the application's extensions have beside the state follows its chunks, and
+// the joiner's own RestoreExtension gets it from the SDK's manager, after the state.
+func TestExtensions(t *testing.T) {
+	rnd := rand.NewChaCha8([32]byte{1})
+	file := func(n int) []byte {
+		b := make([]byte, n)
+		_, _ = rnd.Read(b)
+		return b
+	}
+	wasm, other := &code{name: "wasm", files: [][]byte{file(6_000_000), file(1), file(9_000_000)}}, &code{name: "zz", files: [][]byte{file(100)}}
+	create := func(c servertypes.AppCreator, o options) servertypes.Application {
+		return serve.Creator(c)(log.NewNopLogger(), dbm.NewMemDB(), nil, o)
+	}
+	from := serve.Creator(contracts(t, wasm, other))(log.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil,
+		options{"state-sync.snapshot-interval": interval})
+	begin(t, from)
+	var hash []byte
+	for h := int64(1); h <= interval; h++ {
+		hash = block(t, h, from)
+	}
+	s := ours(t, from)
+	_, rest, err := iavlsync.SplitManifest(iavlsync.Format(s.Format), s.Metadata)
+	require.NoError(t, err)
+	state := s.Chunks - 2
+	require.Len(t, rest, 2*32, "15 MB that cannot be compressed")
+	offer := func(to servertypes.Application, change func(s *abci.Snapshot)) abci.ResponseOfferSnapshot_Result {
+		changed := *s
+		change(&changed)
+		r, err := to.OfferSnapshot(&abci.RequestOfferSnapshot{Snapshot: &changed, AppHash: hash})
+		require.NoError(t, err)
+		return r.Result
+	}
+	same := func(*abci.Snapshot) {}
+	load := func(k uint32) []byte {
+		r, err := from.LoadSnapshotChunk(&abci.RequestLoadSnapshotChunk{Height: s.Height, Format: s.Format, Chunk: k})
+		require.NoError(t, err)
+		return r.Chunk
+	}
+	require.Empty(t, load(s.Chunks))
+	apply := func(to servertypes.Application, k uint32, chunk []byte) *abci.ResponseApplySnapshotChunk {
+		r, err := to.ApplySnapshotChunk(&abci.RequestApplySnapshotChunk{Index: k, Chunk: chunk, Sender: "somebody"})
+		require.NoError(t, err)
+		return r
+	}
+
+	restored, more := &code{name: "wasm"}, &code{name: "zz"}
+	to := create(contracts(t, restored, more), options{})
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT, offer(to, func(s *abci.Snapshot) {
+		s.Metadata, s.Chunks = s.Metadata[:len(s.Metadata)-len(rest)], state
+	}), "without the code the application would fail later")
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT, offer(to, func(s *abci.Snapshot) { s.Metadata = s.Metadata[:len(s.Metadata)-32] }))
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT_SENDER, offer(to, func(s *abci.Snapshot) { s.Metadata = s.Metadata[:len(s.Metadata)-1] }))
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT, offer(create(contracts(t), options{}), same), "no manager")
+
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(to, same))
+	early := apply(to, state, load(state))
+	require.Equal(t, abci.ResponseApplySnapshotChunk_RETRY, early.Result)
+	require.Empty(t, early.RejectSenders, "it is no lie")
+	for k := range s.Chunks {
+		if k >= state {
+			require.Empty(t, restored.files, "all of them come at the end")
+		}
+		lie := append(bytes.Clone(load(k)), 0)
+		r := apply(to, k, lie)
+		require.Equal(t, abci.ResponseApplySnapshotChunk_RETRY, r.Result)
+		require.Equal(t, []string{"somebody"}, r.RejectSenders)
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(to, k, load(k)).Result)
+	}
+	require.Equal(t, wasm.files, restored.files)
+	require.Equal(t, other.files, more.files)
+	list, err := to.ListSnapshots(&abci.RequestListSnapshots{})
+	require.NoError(t, err)
+	require.Empty(t, list.Snapshots, "what the manager has kept has no stores")
+	info, err := to.Info(&abci.RequestInfo{})
+	require.NoError(t, err)
+	require.EqualValues(t, interval, info.LastBlockHeight)
+	require.Equal(t, hash, info.LastBlockAppHash)
+	block(t, interval+1, from, to)
+
+	// A node that is killed between its state and its files.
+	db := dbm.NewMemDB()
+	killed := serve.Creator(contracts(t, &code{name: "wasm"}, &code{name: "zz"}))(log.NewNopLogger(), db, nil, options{})
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(killed, same))
+	for k := range s.Chunks - 1 {
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(killed, k, load(k)).Result)
+	}
+	again := serve.Creator(contracts(t, &code{name: "wasm"}, &code{name: "zz"}))(log.NewNopLogger(), db, nil, options{})
+	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(again, same))
+	_, err = again.InitChain(&abci.RequestInitChain{ChainId: chainID, InitialHeight: 1, Time: time.Unix(1, 0)})
+	require.ErrorContains(t, err, "whose files have not come")
+	has, err := db.Has([]byte("starling-join/files"))
+	require.NoError(t, err)
+	require.True(t, has)
+
+	// An extension that fails, and one that the application does not have.
+	for _, bad := range [][]*code{{{name: "wasm", fails: errors.New("no room")}, {name: "zz"}}, {{name: "wasm"}}} {
+		to := create(contracts(t, bad...), options{})
+		require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(to, same))
+		var last abci.ResponseApplySnapshotChunk_Result
+		for k := range s.Chunks {
+			last = apply(to, k, load(k)).Result
+		}
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ABORT, last)
+		require.NoError(t, to.Close())
+	}
+	require.NoError(t, to.Close())
+	require.NoError(t, from.Close())
+}
+
+// TestNoSnapshotOfFiles: a state whose module keeps files is not offered without them.
+func TestNoSnapshotOfFiles(t *testing.T) {
+	var lines logged
+	app := serve.Creator(contracts(t))(log.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
+	begin(t, app)
+	for h := int64(1); h <= interval; h++ {
+		block(t, h, app)
+	}
+	require.Eventually(t, func() bool { return strings.Contains(lines.String(), "the SDK has made no snapshot of this height") },
+		time.Minute, 10*time.Millisecond)
+	require.Empty(t, list(t, app))
+	require.NoError(t, app.Close())
+}
+
+// logged is what an application has logged.
+type logged struct {
+	mu sync.Mutex
+	b  bytes.Buffer // guarded by mu
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

@@ -1,0 +1,100 @@
+package serve_test
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"cosmossdk.io/log"
+	abci "github.com/cometbft/cometbft/abci/types"
+	dbm "github.com/cosmos/cosmos-db"
+	servertypes "github.com/cosmos/cosmos-sdk/server/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/sdk/serve"
+)
+
+// fullDB is a database whose disk has room for some more batches.
+type fullDB struct {
+	dbm.DB
+	room int
+}
+
+func (d *fullDB) NewBatch() dbm.Batch { return &fullBatch{d.DB.NewBatch(), d} }
+
+type fullBatch struct {
+	dbm.Batch
+	db *fullDB
+}
+
+func (b *fullBatch) WriteSync() error {
+	if b.db.room--; b.db.room < 0 {
+		return fmt.Errorf("write application.db: %w", syscall.ENOSPC)
+	}
+	return b.Batch.WriteSync()
+}
+
+// TestFullDiskInBand: a join whose disk becomes full at any of its writes says so, does not start
+// as a new chain, and resumes once there is space. The SDK's own restore is not begun over it.
+func TestFullDiskInBand(t *testing.T) {
+	from := serve.Creator(newApp)(log.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
+	begin(t, from)
+	var hash []byte
+	for h := int64(1); h <= interval; h++ {
+		hash = block(t, h, from)
+	}
+	require.Eventually(t, func() bool { return len(list(t, from)) == 1 }, time.Minute, 10*time.Millisecond)
+	s := list(t, from)[0]
+	// fetch does what CometBFT does, until a chunk is not accepted.
+	fetch := func(to servertypes.Application) bool {
+		r, err := to.OfferSnapshot(&abci.RequestOfferSnapshot{Snapshot: s, AppHash: hash})
+		require.NoError(t, err)
+		if r.Result != abci.ResponseOfferSnapshot_ACCEPT {
+			require.Equal(t, abci.ResponseOfferSnapshot_ABORT, r.Result)
+			return false
+		}
+		for k := range s.Chunks {
+			chunk, err := from.LoadSnapshotChunk(&abci.RequestLoadSnapshotChunk{Height: s.Height, Format: s.Format, Chunk: k})
+			require.NoError(t, err)
+			r, err := to.ApplySnapshotChunk(&abci.RequestApplySnapshotChunk{Index: k, Chunk: chunk.Chunk, Sender: "honest"})
+			require.NoError(t, err)
+			if r.Result != abci.ResponseApplySnapshotChunk_ACCEPT {
+				require.Equal(t, abci.ResponseApplySnapshotChunk_ABORT, r.Result)
+				return false
+			}
+		}
+		return true
+	}
+	forEngines(t, func(t *testing.T, engine dbm.BackendType) {
+		for room, done := 0, false; !done; room++ {
+			dir := filepath.Join(t.TempDir(), fmt.Sprint(room))
+			db := &fullDB{open(t, engine, dir), room}
+			var lines bytes.Buffer
+			to := serve.Creator(newApp)(log.NewLogger(&lines), db, nil, options{})
+			if done = fetch(to); !done {
+				require.Contains(t, lines.String(), "no space left on device")
+				if room > 0 { // the next start
+					require.NoError(t, to.Close())
+					require.Contains(t, lines.String(), "make space on the disk; start again to resume")
+					db = &fullDB{open(t, engine, dir), 1000}
+					to = serve.Creator(newApp)(log.NewNopLogger(), db, nil, options{})
+					_, err := to.InitChain(&abci.RequestInitChain{ChainId: chainID, InitialHeight: 1, Time: time.Unix(1, 0)})
+					require.ErrorContains(t, err, "a join that is not finished")
+					require.True(t, fetch(to))
+				} else {
+					db.room = 1000
+					require.True(t, fetch(to), "nothing was begun")
+				}
+			}
+			info, err := to.Info(&abci.RequestInfo{})
+			require.NoError(t, err)
+			require.Equal(t, hash, info.LastBlockAppHash)
+			require.NoError(t, to.Close())
+			require.Less(t, room, 20)
+		}
+	})
+	require.NoError(t, from.Close())
+}
