@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/sha512"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,13 +27,14 @@ const (
 	trusted = 5
 )
 
-var stores = []string{"acc", "bank", "gov", "params"}
+var stores = []string{"acc", "bank", "consensus", "gov", "params"}
 
 // stopped is the home of a node that was stopped, and what its chain agrees upon.
 type stopped struct {
 	home   string
 	hashes map[int64][]byte // of the application after a height
 	blocks map[int64][]byte // hashes of headers
+	params cmt.ConsensusParams
 }
 
 // application opens the SDK's multi-store in a home.
@@ -65,20 +67,42 @@ func block(s *rootmulti.Store, keys map[string]*types.KVStoreKey, height int64) 
 
 // newStopped makes the home of a stopped node: the application with its last height, and CometBFT
 // with its blocks up to there.
-func newStopped(t *testing.T, backend dbm.BackendType) *stopped {
+func newStopped(t *testing.T, backend dbm.BackendType) *stopped { return newFilled(t, backend, 0) }
+
+// newFilled makes one whose bank has so many more leaves.
+func newFilled(t *testing.T, backend dbm.BackendType, more int) *stopped {
+	return newChain(t, backend, more, 0, nil)
+}
+
+// newChain makes one whose CometBFT has so many more blocks than the application, and, unless
+// params is nil, other consensus parameters than those of its genesis, in the store of x/consensus.
+func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *cmt.ConsensusParams) *stopped {
 	s := &stopped{home: t.TempDir(), hashes: map[int64][]byte{}, blocks: map[int64][]byte{}}
 	require.NoError(t, os.MkdirAll(filepath.Join(s.home, "data"), 0o700))
 	store, keys, db := application(t, s.home, backend)
+	bank := store.GetCommitKVStore(keys["bank"])
+	for i := range more {
+		value := sha512.Sum512(fmt.Append(nil, i))
+		bank.Set(fmt.Appendf(nil, "denom/%08d", i), value[:])
+	}
+	s.params = *cmt.DefaultConsensusParams()
+	if params != nil {
+		s.params = *params
+		p := params.ToProto()
+		b, err := p.Marshal()
+		require.NoError(t, err)
+		store.GetCommitKVStore(keys["consensus"]).Set([]byte("Consensus"), b)
+	}
 	for h := int64(1); h <= latest; h++ {
 		s.hashes[h] = block(store, keys, h)
 	}
 	require.NoError(t, db.Close())
-	s.consensus(t)
+	s.consensus(t, latest+int64(blocks))
 	return s
 }
 
-// consensus makes CometBFT's databases, of a chain with one validator.
-func (s *stopped) consensus(t *testing.T) {
+// consensus makes CometBFT's databases up to a height, of a chain with one validator.
+func (s *stopped) consensus(t *testing.T, last int64) {
 	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(s.home))
 	require.NoError(t, err)
 	stateDB, err := cmtdb.NewGoLevelDB("state", dataDir(s.home))
@@ -89,12 +113,12 @@ func (s *stopped) consensus(t *testing.T) {
 	require.NoError(t, err)
 	start := time.Now().Add(-time.Hour).UTC()
 	state, err := sm.MakeGenesisState(&cmt.GenesisDoc{ChainID: chainID, GenesisTime: start, InitialHeight: 1,
-		ConsensusParams: cmt.DefaultConsensusParams(), Validators: []cmt.GenesisValidator{{PubKey: key, Power: 10}}})
+		ConsensusParams: &s.params, Validators: []cmt.GenesisValidator{{PubKey: key, Power: 10}}})
 	require.NoError(t, err)
 	require.NoError(t, states.Save(state))
-	last := &cmt.Commit{}
-	for h := int64(1); h <= latest; h++ {
-		b, err := state.MakeBlock(h, nil, last, nil, key.Address())
+	commit := &cmt.Commit{}
+	for h := int64(1); h <= last; h++ {
+		b, err := state.MakeBlock(h, nil, commit, nil, key.Address())
 		require.NoError(t, err)
 		parts, err := b.MakePartSet(cmt.BlockPartSizeBytes)
 		require.NoError(t, err)
@@ -104,8 +128,8 @@ func (s *stopped) consensus(t *testing.T) {
 		v := vote.ToProto()
 		require.NoError(t, pv.SignVote(chainID, v))
 		vote.Signature = v.Signature
-		last = &cmt.Commit{Height: h, BlockID: id, Signatures: []cmt.CommitSig{vote.CommitSig()}}
-		blocks.SaveBlock(b, parts, last)
+		commit = &cmt.Commit{Height: h, BlockID: id, Signatures: []cmt.CommitSig{vote.CommitSig()}}
+		blocks.SaveBlock(b, parts, commit)
 		s.blocks[h] = b.Hash()
 		state.LastBlockHeight, state.LastBlockID, state.LastBlockTime = h, id, b.Time
 		state.LastValidators, state.AppHash = state.Validators.Copy(), s.hashes[h]

@@ -14,6 +14,9 @@ import (
 	sm "github.com/cometbft/cometbft/state"
 	cmtstore "github.com/cometbft/cometbft/store"
 	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/tables"
 )
 
 // Names of databases in a home's data folder, without ".db".
@@ -21,6 +24,9 @@ const (
 	applicationDB = "application"
 	joiningDB     = "application-joining" // until it has its name
 )
+
+// chunksFolder is in joiningDir.
+const chunksFolder = "chunks"
 
 // joiningDir returns the folder of a join that is not complete: its lock, and the chunks so far.
 func joiningDir(home string) string { return filepath.Join(dataDir(home), "application-joining") }
@@ -55,6 +61,17 @@ func openApplication(home string) (dbm.DB, error) {
 		return nil, fmt.Errorf("open %s: %w (is its node stopped?)", dbDir(home, applicationDB), err)
 	}
 	return db, nil
+}
+
+// reads returns a database without the copies that cosmos-db makes of all that is read.
+func reads(db dbm.DB) nodedb.DB {
+	switch db := db.(type) {
+	case *dbm.GoLevelDB:
+		return tables.ReadGoLevelDB(db.DB())
+	case *dbm.PebbleDB:
+		return tables.ReadPebble(db.DB())
+	}
+	return nodedb.Of(db)
 }
 
 // chain is what CometBFT keeps of the chain, from which headers are served.
@@ -119,6 +136,7 @@ type trust struct {
 	ChainID string `json:"chain_id"`
 	Height  int64  `json:"trust_height"`
 	Hash    string `json:"trust_hash"`
+	State   int64  `json:"state_height"` // height of the state; 0 in what a command line has
 }
 
 func (t trust) path(home string) string { return filepath.Join(dataDir(home), joiningDB+".json") }
@@ -137,13 +155,19 @@ func (t trust) write(home string) error {
 	return errors.Join(err, f.Sync(), f.Close(), syncData(home))
 }
 
-// same fails unless the complete join of a home was proved with t.
-func (t trust) same(home string) error {
-	var was trust
-	b, err := os.ReadFile(t.path(home))
+// readTrust returns what write has kept.
+func readTrust(home string) (was trust, err error) {
+	b, err := os.ReadFile(was.path(home))
 	if err == nil {
 		err = json.Unmarshal(b, &was)
 	}
+	return was, err
+}
+
+// same fails unless the complete join of a home, at whatever height, was proved with t.
+func (t trust) same(home string) error {
+	was, err := readTrust(home)
+	t.State = was.State
 	switch {
 	case err != nil:
 		err = fmt.Errorf("it is not known what the complete join was proved with: %w", err)
@@ -164,7 +188,12 @@ func rename(home string) error {
 	if err := syncData(home); err != nil {
 		return err
 	}
-	return errors.Join(os.Remove(trust{}.path(home)), os.RemoveAll(joiningDir(home)))
+	return tidy(home)
+}
+
+// tidy removes what a join has left beside the complete database.
+func tidy(home string) error {
+	return errors.Join(os.RemoveAll(joiningDir(home)), os.Remove(trust{}.path(home)))
 }
 
 func syncData(home string) error {

@@ -42,6 +42,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	trustHeight := flags.Int64("trust-height", 0, "height of a header that you trust")
 	trustHash := flags.String("trust-hash", "", "its hash, 64 hexadecimal digits")
 	backend := flags.String("db-backend", string(dbm.GoLevelDBBackend), "goleveldb or pebbledb, as in the node's app.toml or config.toml")
+	alone := flags.Bool(databaseOnly, false, "make the application's database only, for nodes whose CometBFT gets its state in another way")
 	without := flags.Bool("without-files", false, "join although modules of the chain keep files beside the database, which do not come with it")
 	if err := parse(flags, args, stderr, "home", "chain-id", "peers", "trust-height", "trust-hash"); err != nil {
 		return err
@@ -53,12 +54,21 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if *backend != string(dbm.GoLevelDBBackend) && *backend != string(dbm.PebbleDBBackend) {
 		return fmt.Errorf("--db-backend %q: it is %s or %s", *backend, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
 	}
-	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil {
-		return fmt.Errorf("%s is there already: a join needs a home without a state", dbDir(*home, applicationDB))
+	proof := trust{ChainID: *chainID, Height: *trustHeight, Hash: hex.EncodeToString(hash)}
+	// A join of this home may be killed before it has tidied up: whether it was is looked for under
+	// the lock, whose folder a home with another state does not get.
+	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil && proof.same(*home) != nil {
+		return errOtherState(*home)
 	}
 	addresses, err := parsePeers(*peers)
 	if err != nil {
 		return err
+	}
+	var consensus *comet
+	if !*alone {
+		if consensus, err = openComet(*home, *chainID); err != nil {
+			return err
+		}
 	}
 	verifier, err := lightblocks.NewVerifier(lightblocks.Options{ChainID: *chainID, TrustHeight: *trustHeight, TrustHash: hash})
 	if err != nil {
@@ -86,27 +96,59 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		return fmt.Errorf("lock %s: %w (does another join run?)", joiningDir(*home), err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	proof := trust{*chainID, *trustHeight, hex.EncodeToString(hash)}
-	if before, err := completeBefore(*home, *height, proof); err != nil {
+	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil {
+		joined, err := joinedBefore(*home, *height, proof)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(stdout, "joined at height %d before\n", joined)
+		return nil
+	}
+	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID})
+	// The application's database gets its name last: until then, the same command resumes.
+	finish := func(height int64) error {
+		if consensus != nil {
+			if err := consensus.complete(ctx, &headers{*chainID, verifier, dialer, addresses}, height, stderr); err != nil {
+				if verifier.Conflict() != nil { // the next run must not take it for a proved one
+					err = errors.Join(err, os.RemoveAll(dbDir(*home, joiningDB)))
+				}
+				return err
+			}
+		}
+		return rename(*home)
+	}
+	before, err := completeBefore(*home, *height, proof)
+	if err != nil {
 		return err
-	} else if before != 0 {
-		if err := rename(*home); err != nil {
+	}
+	if before != 0 {
+		if err := finish(before); err != nil {
 			return err
 		}
 		fmt.Fprintf(stdout, "joined at height %d before\n", before)
 		return nil
 	}
+	if consensus != nil {
+		if _, err := consensus.empty(0); err != nil {
+			return err
+		}
+	}
 	from := time.Now()
+	leaves := int64(0) // of the state
 	r, err := join.Join(ctx, join.Options{
-		Target:  join.InFolder(filepath.Join(joiningDir(*home), "chunks"), func() (nodedb.Tables, error) { return newTables(*home, *backend) }),
-		Headers: verifier, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID}),
+		Target:  join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), func() (nodedb.Tables, error) { return newTables(*home, *backend) }),
+		Headers: verifier, Dialer: dialer,
 		Addresses: addresses, Height: *height,
-		Accept: func(m *iavlsync.Manifest) error { return accept(m, *without) },
+		Accept: func(m *iavlsync.Manifest) error {
+			leaves, proof.State = leavesOf(m), m.Height
+			return accept(m, *without)
+		},
 		// Late answers of peers may have shown another chain since the app hash was proved.
 		Final: func() error {
 			if err := verifier.Conflict(); err != nil {
 				return err
 			}
+			fmt.Fprintln(stderr, "all chunks are there: making the database")
 			return proof.write(*home)
 		},
 		Up:   func(c transport.Conn) { verifier.Add(lightblocks.NewProvider(*chainID, c)) },
@@ -123,14 +165,48 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		err = fmt.Errorf("%w\nTo begin anew, remove %s", err, joiningDir(*home))
 	}
 	if err != nil {
-		return err
+		return explainFull(err, *home, leaves)
 	}
-	if err := rename(*home); err != nil {
-		return err
+	fmt.Fprintln(stderr, "the database is complete")
+	if err := finish(r.Height); err != nil {
+		return explainFull(err, *home, leaves)
 	}
 	fmt.Fprintf(stdout, "joined at height %d, app hash %s: %d chunks, %d of them fetched now, %.1f MB in %.1f s\n",
 		r.Height, r.AppHash, r.Chunks, r.Fetched, float64(r.Bytes)/1e6, time.Since(from).Seconds())
 	return nil
+}
+
+// errOtherState is for a home whose application has a state that is not known to be the join's.
+func errOtherState(home string) error {
+	return fmt.Errorf("%s is there already: a join needs a home without a state", dbDir(home, applicationDB))
+}
+
+// joinedBefore tidies up after a join that was killed when its database had its name, and returns
+// the height. It fails, and removes nothing, unless the application's database is just as that join
+// made it: a node may have made it otherwise, when the join was given up.
+func joinedBefore(home string, height int64, proof trust) (int64, error) {
+	was, err := readTrust(home)
+	if err == nil {
+		err = proof.same(home)
+	}
+	if _, statErr := os.Stat(dbDir(home, joiningDB)); err != nil || !errors.Is(statErr, fs.ErrNotExist) {
+		return 0, errors.Join(errOtherState(home), err, statErr)
+	}
+	db, err := openApplication(home)
+	if err != nil {
+		return 0, errors.Join(errOtherState(home), err)
+	}
+	latest, err := nodedb.Latest(nodedb.Of(db))
+	if err = errors.Join(err, db.Close()); err != nil {
+		return 0, errors.Join(errOtherState(home), err)
+	}
+	if latest != was.State || height != 0 && height != latest {
+		return 0, errOtherState(home)
+	}
+	if err := syncData(home); err != nil { // the rename
+		return 0, err
+	}
+	return latest, tidy(home)
 }
 
 // completeBefore returns the height of the database of a join that was killed between its last two
@@ -145,7 +221,12 @@ func completeBefore(home string, height int64, proof trust) (int64, error) {
 	}
 	db, err := dbm.NewDB(joiningDB, backend, dataDir(home))
 	if err != nil {
-		return 0, fmt.Errorf("open %s: %w", dbDir(home, joiningDB), err)
+		// Pebble makes its first files one by one. While the chunks are there, the database can be
+		// made anew.
+		if _, chunks, _ := nodedb.UnfinishedSpool(filepath.Join(joiningDir(home), chunksFolder)); chunks != nil {
+			return 0, nil
+		}
+		return 0, fmt.Errorf("open %s: %w\nTo begin anew, remove it", dbDir(home, joiningDB), err)
 	}
 	h, err := nodedb.Latest(nodedb.Of(db))
 	closed := db.Close()
@@ -162,6 +243,15 @@ func completeBefore(home string, height int64, proof trust) (int64, error) {
 		return 0, fmt.Errorf("the join that is complete is of height %d, not %d\nTo begin anew, remove %s", h, height, dbDir(home, joiningDB))
 	}
 	return h, nil
+}
+
+func leavesOf(m *iavlsync.Manifest) (n int64) {
+	for i := range m.Stores {
+		for k := range m.Stores[i].Entries {
+			n += m.Stores[i].Entries[k].Root.Size
+		}
+	}
+	return n
 }
 
 // newTables begins the database that is joined.

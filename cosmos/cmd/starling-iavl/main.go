@@ -3,7 +3,8 @@
 //
 //	stopped node or a copy of it                               new node
 //	  data/application.db ─ serve ─▶ manifest, chunks ─ join ─▶ data/application.db ─▶ simd start
-//	  data/blockstore.db  ─ serve ─▶ headers, votes   ─ join ─▶ the app hash that proves them
+//	  data/blockstore.db  ─ serve ─▶ headers, votes   ─ join ─▶ the app hash that proves them;
+//	                                                            data/state.db, data/blockstore.db
 //
 // It is no sidecar: the databases can be open in one process only. See docs/cosmos.md.
 package main
@@ -23,7 +24,7 @@ const usage = `usage:
   starling-iavl serve --home DIR [--laddr HOST:PORT]
       serves the newest states of a stopped node, or of a copy of its home
   starling-iavl join --home DIR --chain-id ID --peers ID@HOST:PORT,… --trust-height N --trust-hash HEX
-      makes data/application.db of a new node from what servers have; a join that was killed resumes
+      makes the databases of a new node from what servers have; a join that was killed resumes
 
 "starling-iavl serve -h" and "starling-iavl join -h" list all flags.
 

@@ -4,12 +4,15 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	dbm "github.com/cosmos/cosmos-db"
@@ -65,7 +68,7 @@ func TestGuide(t *testing.T) {
 			address := serving(t, strings.Fields(real.Replace(commands["serve"]))...)
 			args := strings.Fields(strings.ReplaceAll(real.Replace(commands["join"]), "10.0.0.1:26666", address))
 			var out, progress bytes.Buffer
-			require.NoError(t, run(context.Background(), append([]string{"join", "--db-backend", string(backend)}, args...), &out, &progress), "%s", &progress)
+			require.NoError(t, run(context.Background(), append([]string{"join", "--database-only", "--db-backend", string(backend)}, args...), &out, &progress), "%s", &progress)
 			// The app hash of the newest state is in a header that the stopped node does not have.
 			require.Contains(t, out.String(), fmt.Sprintf("joined at height %d, app hash %x:", latest-1, s.hashes[latest-1]))
 
@@ -90,11 +93,11 @@ func TestKilledBeforeTheName(t *testing.T) {
 	require.NoError(t, os.Rename(dbDir(s.home, applicationDB), dbDir(s.home, joiningDB)))
 	var out bytes.Buffer
 	again := func(more ...string) error {
-		return run(context.Background(), append([]string{"join", "--home", s.home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
+		return run(context.Background(), append([]string{"join", "--database-only", "--home", s.home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
 			"--trust-height", "5", "--trust-hash", strings.Repeat("AB", 32)}, more...), &out, io.Discard)
 	}
 	require.ErrorContains(t, again(), "it is not known")
-	was := trust{chainID, 5, strings.Repeat("ab", 32)}
+	was := trust{ChainID: chainID, Height: 5, Hash: strings.Repeat("ab", 32)}
 	require.NoError(t, was.write(s.home))
 	for _, other := range [][]string{{"--chain-id", "demo-2"}, {"--trust-height", "6"}, {"--trust-hash", strings.Repeat("cd", 32)}, {"--height", "11"}} {
 		require.ErrorContains(t, again(other...), "To begin anew, remove "+dbDir(s.home, joiningDB), "%s", other)
@@ -104,6 +107,38 @@ func TestKilledBeforeTheName(t *testing.T) {
 	require.Contains(t, out.String(), "joined at height 12 before")
 	require.DirExists(t, dbDir(s.home, applicationDB))
 	require.NoFileExists(t, was.path(s.home))
+}
+
+// TestKilledAfterTheName: the same command finds that nothing is left to do, and tidies up.
+func TestKilledAfterTheName(t *testing.T) {
+	home := newStopped(t, dbm.GoLevelDBBackend).home
+	require.NoError(t, os.MkdirAll(filepath.Join(joiningDir(home), chunksFolder), 0o700))
+	was := trust{ChainID: chainID, Height: 5, Hash: strings.Repeat("ab", 32), State: latest}
+	var out bytes.Buffer
+	again := func(hash string) error {
+		return run(context.Background(), []string{"join", "--database-only", "--home", home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
+			"--trust-height", "5", "--trust-hash", hash}, &out, io.Discard)
+	}
+	// A state that the node has made otherwise, since a join was given up, is not taken for the
+	// join's, nor are the chunks removed.
+	for _, height := range []int64{0, latest - 1, latest + 1} {
+		given := was
+		given.State = height
+		require.NoError(t, given.write(home))
+		require.ErrorContains(t, again(was.Hash), "is there already", "height %d", height)
+		require.DirExists(t, filepath.Join(joiningDir(home), chunksFolder))
+	}
+	require.NoError(t, was.write(home))
+	require.NoError(t, os.Mkdir(dbDir(home, joiningDB), 0o700))
+	require.ErrorContains(t, again(was.Hash), "is there already")
+	require.NoError(t, os.Remove(dbDir(home, joiningDB)))
+	require.DirExists(t, filepath.Join(joiningDir(home), chunksFolder))
+
+	require.ErrorContains(t, again(strings.Repeat("cd", 32)), "is there already")
+	require.NoError(t, again(was.Hash))
+	require.Equal(t, fmt.Sprintf("joined at height %d before\n", latest), out.String())
+	require.NoDirExists(t, joiningDir(home))
+	require.ErrorContains(t, again(was.Hash), "is there already")
 }
 
 // TestFilesBeside: a chain with contracts has more than its database.
@@ -124,7 +159,7 @@ func TestOtherTrust(t *testing.T) {
 	defer cancel()
 	var log watched
 	log.found, log.words = cancel, "cannot be proved"
-	err := run(ctx, []string{"join", "--home", home, "--chain-id", chainID, "--peers", address,
+	err := run(ctx, []string{"join", "--database-only", "--home", home, "--chain-id", chainID, "--peers", address,
 		"--trust-height", "5", "--trust-hash", strings.Repeat("ab", 32)}, io.Discard, &log)
 	require.Error(t, err)
 	require.NoDirExists(t, dbDir(home, applicationDB))
@@ -177,4 +212,26 @@ func TestArguments(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, run(context.Background(), []string{"help"}, &out, io.Discard))
 	require.Equal(t, usage, out.String())
+}
+
+// TestExplainFull: only a full disk is explained, whatever is known so far.
+func TestExplainFull(t *testing.T) {
+	home := t.TempDir()
+	other := errors.New("another failure")
+	require.Equal(t, other, explainFull(other, home, 10))
+	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		full := fmt.Errorf("keep chunk 3: %w", &fs.PathError{Op: "write", Path: "x", Err: cause})
+		err := explainFull(full, home, 10)
+		require.ErrorIs(t, err, cause)
+		require.ErrorContains(t, err, "known once the first chunk has come")
+	}
+	chunks := filepath.Join(joiningDir(home), chunksFolder)
+	require.NoError(t, os.MkdirAll(chunks, 0o700))
+	whole := append([]byte{byte(iavlsync.AnswerWhole)}, make([]byte, 999_999)...)
+	halves := append([]byte{byte(iavlsync.AnswerHalves)}, make([]byte, 99)...)
+	for name, b := range map[string][]byte{"0-0-500": whole, "0-500-700": halves, "manifest": whole, ".part-1": whole} {
+		require.NoError(t, os.WriteFile(filepath.Join(chunks, name), b, 0o600))
+	}
+	err := explainFull(fmt.Errorf("finish: %w", syscall.ENOSPC), home, 2000)
+	require.ErrorContains(t, err, "up to about 11.3 MB: 3.0 MB of chunks and 8.3 MB of the database")
 }

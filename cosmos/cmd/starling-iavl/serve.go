@@ -53,7 +53,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	s := serve.New()
 	s.Failed = func(err error) { fmt.Fprintf(stderr, "a request failed: %v\n", err) }
 	s.Register(mux)
-	if err := addStates(s, nodedb.Of(app), *heights, stderr); err != nil {
+	if err := addStates(s, reads(app), *heights, stderr); err != nil {
 		return err
 	}
 	key, err := nodeKey(*home)

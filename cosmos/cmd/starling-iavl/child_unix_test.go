@@ -1,0 +1,94 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// The test program is starling-iavl where childArgs has its arguments, one a line. It is killed at
+// what childKill names: "bytes N": the data folder, which is childData, has that many; "line TEXT":
+// it says so; "file PATTERN": the data folder has such a file.
+const (
+	childArgs = "STARLING_TEST_ARGS"
+	childKill = "STARLING_TEST_KILL"
+	childData = "STARLING_TEST_DATA"
+)
+
+func TestMain(m *testing.M) {
+	args := os.Getenv(childArgs)
+	if args == "" {
+		os.Exit(m.Run())
+	}
+	die := func() {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+	var stderr io.Writer = os.Stderr
+	data := os.Getenv(childData)
+	switch kind, what, _ := strings.Cut(os.Getenv(childKill), " "); kind {
+	case "bytes":
+		var most int64
+		if _, err := fmt.Sscan(what, &most); err != nil {
+			panic(err)
+		}
+		go dieWhen(func() bool { return size(data) >= most }, die)
+	case "file":
+		go dieWhen(func() bool {
+			found, _ := filepath.Glob(filepath.Join(data, what))
+			return len(found) > 0
+		}, die)
+	case "line":
+		stderr = &watched{words: what, found: die}
+	}
+	if err := run(context.Background(), strings.Split(args, "\n"), os.Stdout, stderr); err != nil {
+		fmt.Fprintf(os.Stderr, "starling-iavl: %v\n", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// dieWhen looks without a pause: what it waits for may last for a moment only.
+func dieWhen(there func() bool, die func()) {
+	for !there() {
+		runtime.Gosched()
+	}
+	die()
+}
+
+// size returns the bytes of all files below a folder.
+func size(dir string) (n int64) {
+	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			if info, err := e.Info(); err == nil {
+				n += info.Size()
+			}
+		}
+		return nil
+	})
+	return n
+}
+
+// child runs starling-iavl as a process of its own. killed: it was, as kill says; else err is its
+// failure.
+func child(t *testing.T, home, kill string, args ...string) (out string, killed bool, err error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childArgs+"="+strings.Join(args, "\n"), childKill+"="+kill, childData+"="+dataDir(home))
+	var b bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &b, &b
+	err = cmd.Run()
+	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return b.String(), status.Signaled() && status.Signal() == syscall.SIGKILL, err
+}

@@ -1,0 +1,221 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	cmtdb "github.com/cometbft/cometbft-db"
+	cmtjson "github.com/cometbft/cometbft/libs/json"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	sm "github.com/cometbft/cometbft/state"
+	cmtstore "github.com/cometbft/cometbft/store"
+	cmttypes "github.com/cometbft/cometbft/types"
+	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/cosmos/nodedb"
+)
+
+// databaseOnly is the flag of homes whose CometBFT gets its state in another way.
+const databaseOnly = "database-only"
+
+// comet is CometBFT of a new node. Its records are those that CometBFT's own BootstrapState writes
+// (node/node.go); v0.38, which the SDK has, reads what v0.40 writes: all that is new in them is a
+// field of the consensus parameters, which it skips.
+type comet struct {
+	home    string
+	genesis *cmttypes.GenesisDoc // without the state of the application
+}
+
+// openComet reads the settings and the genesis file of a new node.
+func openComet(home, chainID string) (*comet, error) {
+	settings, err := os.ReadFile(filepath.Join(home, "config", "config.toml"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if engine := topSetting(string(settings), "db_backend"); engine != "" && engine != string(cmtdb.GoLevelDBBackend) {
+		return nil, fmt.Errorf("config.toml has db_backend = %q: CometBFT's state is made with goleveldb only. "+
+			"Join with --%s, and then run the node's own command \"comet bootstrap-state\"", engine, databaseOnly)
+	}
+	if dir := topSetting(string(settings), "db_dir"); dir != "" && filepath.Clean(dir) != "data" {
+		return nil, fmt.Errorf("config.toml has db_dir = %q: CometBFT's state is made in data only. "+
+			"Join with --%s, and then run the node's own command \"comet bootstrap-state\"", dir, databaseOnly)
+	}
+	path := filepath.Join(home, "config", "genesis.json")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("genesis file: %w\nInitialise the home first, with the chain's genesis file; "+
+			"or join with --%s, which makes the application's database alone", err, databaseOnly)
+	}
+	genesis, err := decodeGenesis(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if genesis.ChainID != chainID {
+		return nil, fmt.Errorf("%s is of chain %q, not %q", path, genesis.ChainID, chainID)
+	}
+	return &comet{home: home, genesis: genesis}, nil
+}
+
+// topSetting returns a string of config.toml that stands before its sections; "": it is not there.
+func topSetting(text, name string) string {
+	if i := strings.Index("\n"+text, "\n["); i >= 0 {
+		text = text[:i]
+	}
+	m := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(name) + `\s*=\s*["']([^"'\n]*)["']`).FindStringSubmatch(text)
+	if m == nil {
+		return ""
+	}
+	return m[1]
+}
+
+// decodeGenesis reads the chain, its first height and its consensus parameters from a genesis file,
+// of the SDK's form (x/genutil/types, AppGenesis) or of CometBFT's.
+func decodeGenesis(b []byte) (*cmttypes.GenesisDoc, error) {
+	var file struct {
+		ChainID       string          `json:"chain_id"`
+		InitialHeight json.RawMessage `json:"initial_height"` // a number; CometBFT's: a string
+		Params        json.RawMessage `json:"consensus_params"`
+		Consensus     struct {
+			Params json.RawMessage `json:"params"`
+		} `json:"consensus"`
+	}
+	if err := json.Unmarshal(b, &file); err != nil {
+		return nil, fmt.Errorf("genesis: %w", err)
+	}
+	g := &cmttypes.GenesisDoc{ChainID: file.ChainID}
+	if text := strings.Trim(string(file.InitialHeight), `"`); text != "" && text != "null" {
+		if err := json.Unmarshal([]byte(text), &g.InitialHeight); err != nil {
+			return nil, fmt.Errorf("genesis: initial_height: %w", err)
+		}
+	}
+	for _, params := range []json.RawMessage{file.Consensus.Params, file.Params} {
+		if len(params) == 0 || string(params) == "null" {
+			continue
+		}
+		if err := cmtjson.Unmarshal(params, &g.ConsensusParams); err != nil {
+			return nil, fmt.Errorf("genesis: consensus parameters: %w", err)
+		}
+		break
+	}
+	return g, nil
+}
+
+// state returns the height of CometBFT's state; 0: there is none. It fails if there are blocks.
+func (c *comet) state() (height int64, err error) {
+	for _, name := range []string{"blockstore", "state"} {
+		if _, err := os.Stat(dbDir(c.home, name)); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		db, err := cmtdb.NewGoLevelDB(name, dataDir(c.home))
+		if err != nil {
+			return 0, fmt.Errorf("open %s: %w (does its node run?)", dbDir(c.home, name), err)
+		}
+		if name == "blockstore" {
+			if blocks := cmtstore.NewBlockStore(db); !blocks.IsEmpty() {
+				err = fmt.Errorf("%s has blocks: %w", dbDir(c.home, name), errHasState)
+			}
+		} else {
+			var state sm.State
+			state, err = sm.NewStore(db, sm.StoreOptions{}).Load()
+			height = state.LastBlockHeight
+		}
+		if err = errors.Join(err, db.Close()); err != nil {
+			return 0, err
+		}
+	}
+	return height, nil
+}
+
+var errHasState = errors.New("a join needs a home without a state: remove data/state.db and data/blockstore.db, or use another home")
+
+// empty fails unless CometBFT has no state or, if height is not 0, the one of this height, which a
+// killed join has left. there reports the latter.
+func (c *comet) empty(height int64) (there bool, err error) {
+	h, err := c.state()
+	if err == nil && h != 0 && h != height {
+		err = fmt.Errorf("CometBFT in %s has the state of height %d: %w", dataDir(c.home), h, errHasState)
+	}
+	return h != 0, err
+}
+
+// consensusParams is where SDK v0.53 keeps the parameters that an application has last given to
+// CometBFT, whole (x/consensus/keeper, ParamsStore). Each block's
+// answer has them (baseapp/abci.go). The store is in the app hash.
+const consensusParams = "s/k:consensus/fConsensus"
+
+// document returns the genesis document with the consensus parameters after the last height of an
+// application: those of the genesis file, with what the application's database says.
+func (c *comet) document(app dbm.DB) (*cmttypes.GenesisDoc, error) {
+	g := *c.genesis
+	params := *cmttypes.DefaultConsensusParams()
+	if g.ConsensusParams != nil {
+		params = *g.ConsensusParams
+	}
+	b, err := app.Get([]byte(consensusParams))
+	if err != nil {
+		return nil, err
+	}
+	if b != nil {
+		_, value, err := nodedb.DecodeFast(b)
+		if err != nil {
+			return nil, err
+		}
+		var stored cmtproto.ConsensusParams
+		if err := stored.Unmarshal(value); err != nil {
+			return nil, fmt.Errorf("consensus parameters in the application's database: %w", err)
+		}
+		params = params.Update(&stored)
+	}
+	g.ConsensusParams = &params
+	return &g, nil
+}
+
+// write writes a state and its commit, durably. The state comes last: a home without it is either
+// as it was, or does not start, and its join resumes.
+func (c *comet) write(state sm.State, commit *cmttypes.Commit) (err error) {
+	failed := func(err error) error {
+		return fmt.Errorf("CometBFT's databases in %s: %w", dataDir(c.home), err)
+	}
+	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(c.home))
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { err = errors.Join(err, blockDB.Close()) }()
+	stateDB, err := cmtdb.NewGoLevelDB("state", dataDir(c.home))
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { err = errors.Join(err, stateDB.Close()) }()
+	defer func() { // CometBFT panics when it cannot write
+		if cause := recover(); cause != nil {
+			if e, is := cause.(error); is {
+				err = failed(e)
+				return
+			}
+			err = failed(fmt.Errorf("%v", cause))
+		}
+	}()
+	states := sm.NewStore(stateDB, sm.StoreOptions{})
+	height := state.LastBlockHeight
+	if err := cmtstore.NewBlockStore(synced{blockDB}).SaveSeenCommit(height, commit); err != nil {
+		return failed(err)
+	}
+	if err := states.SetOfflineStateSyncHeight(height); err != nil {
+		return failed(err)
+	}
+	if err := states.Bootstrap(state); err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+// synced is a database whose writes are durable when they return.
+type synced struct{ cmtdb.DB }
+
+func (d synced) Set(key, value []byte) error { return d.SetSync(key, value) }

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	cmtdb "github.com/cometbft/cometbft-db"
+	cmtjson "github.com/cometbft/cometbft/libs/json"
+	sm "github.com/cometbft/cometbft/state"
+	cmtstore "github.com/cometbft/cometbft/store"
+	cmt "github.com/cometbft/cometbft/types"
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/stretchr/testify/require"
+)
+
+// otherParams are not those of any genesis file here, in what headers bind and in what they do not.
+func otherParams() *cmt.ConsensusParams {
+	p := cmt.DefaultConsensusParams()
+	p.Block.MaxBytes, p.Block.MaxGas = 3_000_000, 77
+	p.Evidence.MaxAgeNumBlocks, p.Evidence.MaxAgeDuration = 12345, 99*time.Hour
+	p.ABCI.VoteExtensionsEnableHeight = 9
+	return p
+}
+
+// writeGenesis writes a genesis file of the SDK's form with CometBFT's default parameters.
+func writeGenesis(t *testing.T, home, chain string) {
+	params, err := cmtjson.Marshal(cmt.DefaultConsensusParams())
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Join(home, "config"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(home, "config", "genesis.json"),
+		fmt.Appendf(nil, `{"app_name":"simd","chain_id":%q,"initial_height":1,"app_state":{"bank":{}},"consensus":{"params":%s}}`, chain, params), 0o600))
+}
+
+func (s *stopped) join(home, address string, more ...string) []string {
+	return append([]string{"join", "--home", home, "--chain-id", chainID, "--peers", address,
+		"--trust-height", fmt.Sprint(trusted), "--trust-hash", fmt.Sprintf("%X", s.blocks[trusted])}, more...)
+}
+
+// checkComet fails unless CometBFT of a home has the chain's state of a height.
+func (s *stopped) checkComet(t *testing.T, home string, height int64) {
+	t.Helper()
+	stateDB, err := cmtdb.NewGoLevelDB("state", dataDir(home))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, stateDB.Close()) }()
+	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(home))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, blockDB.Close()) }()
+	states := sm.NewStore(stateDB, sm.StoreOptions{})
+	state, err := states.Load()
+	require.NoError(t, err)
+	require.Equal(t, height, state.LastBlockHeight)
+	require.Equal(t, s.hashes[height], state.AppHash)
+	require.Equal(t, s.blocks[height], []byte(state.LastBlockID.Hash))
+	require.Equal(t, s.params, state.ConsensusParams)
+	offline, err := states.GetOfflineStateSyncHeight()
+	require.NoError(t, err)
+	require.Equal(t, height, offline)
+	for h := height; h <= height+2; h++ {
+		_, err = states.LoadValidators(h)
+		require.NoError(t, err)
+	}
+	blocks := cmtstore.NewBlockStore(blockDB)
+	require.True(t, blocks.IsEmpty(), "as after CometBFT's own bootstrap, there is no block")
+	require.Equal(t, s.blocks[height], []byte(blocks.LoadSeenCommit(height).BlockID.Hash))
+}
+
+// TestCometState: a join makes CometBFT's state, with parameters that the application's store has
+// and the genesis file has not; killed before the database has its name, it resumes without peers.
+func TestCometState(t *testing.T) {
+	s := newChain(t, dbm.GoLevelDBBackend, 0, 2, otherParams())
+	address := serving(t, "--home", s.home)
+	home := t.TempDir()
+	writeGenesis(t, home, chainID)
+	var out, progress bytes.Buffer
+	require.NoError(t, run(context.Background(), s.join(home, address), &out, &progress), "%s", &progress)
+	require.Contains(t, out.String(), fmt.Sprintf("joined at height %d,", latest))
+	s.checkComet(t, home, latest)
+
+	// As it is after a kill between CometBFT's state and the name of the database; and as it is
+	// between the database and CometBFT's state.
+	for _, lost := range []string{"", "state", "blockstore"} {
+		require.NoError(t, os.Rename(dbDir(home, applicationDB), dbDir(home, joiningDB)))
+		require.NoError(t, trust{ChainID: chainID, Height: trusted, Hash: fmt.Sprintf("%x", s.blocks[trusted])}.write(home))
+		peer := "127.0.0.1:1"
+		if lost != "" {
+			require.NoError(t, os.RemoveAll(dbDir(home, "state")))
+			require.NoError(t, os.RemoveAll(dbDir(home, lost)))
+			peer = address
+		}
+		out.Reset()
+		require.NoError(t, run(context.Background(), s.join(home, peer), &out, &progress), "%s", &progress)
+		require.Contains(t, out.String(), "joined at height 12 before")
+		s.checkComet(t, home, latest)
+		require.DirExists(t, dbDir(home, applicationDB))
+	}
+
+	// A join of another height does not take this state for its own.
+	require.NoError(t, os.RemoveAll(dbDir(home, applicationDB)))
+	err := run(context.Background(), s.join(home, address), io.Discard, io.Discard)
+	require.ErrorIs(t, err, errHasState)
+}
+
+// TestCometStateUnknown: without the headers, or with parameters that nobody knows, the database
+// keeps the name that no node opens, and says what to do.
+func TestCometStateUnknown(t *testing.T) {
+	was := stateTimeout
+	stateTimeout = 5 * time.Second
+	t.Cleanup(func() { stateTimeout = was })
+	other := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
+	other.params = *otherParams()
+	for name, c := range map[string]struct {
+		chain func() *stopped
+		want  string
+	}{
+		"headers": {func() *stopped { return newStopped(t, dbm.GoLevelDBBackend) }, "needs the headers of heights 11 to 13"},
+		"parameters": {func() *stopped {
+			require.NoError(t, os.RemoveAll(dbDir(other.home, "state")))
+			require.NoError(t, os.RemoveAll(dbDir(other.home, "blockstore")))
+			other.consensus(t, latest+2)
+			return other
+		}, "parameters are not known"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := c.chain()
+			address := serving(t, "--home", s.home)
+			home := t.TempDir()
+			writeGenesis(t, home, chainID)
+			err := run(context.Background(), s.join(home, address), io.Discard, io.Discard)
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, "bootstrap-state")
+			require.NoDirExists(t, dbDir(home, applicationDB))
+			require.NoError(t, run(context.Background(), s.join(home, address, "--database-only"), io.Discard, io.Discard))
+			require.DirExists(t, dbDir(home, applicationDB))
+		})
+	}
+}
+
+// TestCometHome: what a home must have is said before anything is fetched.
+func TestCometHome(t *testing.T) {
+	refused := func(home, want string) {
+		t.Helper()
+		_, err := openComet(home, chainID)
+		require.ErrorContains(t, err, want)
+	}
+	home := t.TempDir()
+	refused(home, "Initialise the home first")
+	writeGenesis(t, home, "demo-2")
+	refused(home, `is of chain "demo-2", not "demo-1"`)
+	writeGenesis(t, home, chainID)
+	c, err := openComet(home, chainID)
+	require.NoError(t, err)
+	require.Equal(t, cmt.DefaultConsensusParams(), c.genesis.ConsensusParams)
+	for text, want := range map[string]string{
+		"moniker = \"x\"\ndb_backend = \"pebbledb\"\n[rpc]\n": "goleveldb only",
+		"db_dir = \"/disk\"\n":                                "in data only",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(home, "config", "config.toml"), []byte(text), 0o600))
+		refused(home, want)
+	}
+	require.Empty(t, topSetting("[rpc]\ndb_backend = \"pebbledb\"\n", "db_backend"))
+
+	g, err := decodeGenesis([]byte(`{"chain_id":"a","initial_height":"7","consensus_params":{"block":{"max_bytes":"5","max_gas":"-1"}}}`))
+	require.NoError(t, err)
+	require.EqualValues(t, 7, g.InitialHeight)
+	require.EqualValues(t, 5, g.ConsensusParams.Block.MaxBytes)
+}

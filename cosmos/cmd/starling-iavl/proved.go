@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	sm "github.com/cometbft/cometbft/state"
+	cmttypes "github.com/cometbft/cometbft/types"
+	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/transport"
+)
+
+// How long headers are asked for, after the application's database is complete, and the pause
+// between two attempts to get them or to connect.
+var (
+	stateTimeout = 2 * time.Minute
+	statePause   = time.Second
+)
+
+// headers are peers that are asked for headers only.
+type headers struct {
+	chainID   string
+	verifier  *lightblocks.Verifier
+	dialer    transport.Dialer
+	addresses []transport.Address
+}
+
+// connect connects to all peers until the returned function is called.
+func (h *headers) connect(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	for _, a := range h.addresses {
+		wg.Go(func() {
+			for pause := time.NewTimer(0); ; pause.Reset(statePause) {
+				select {
+				case <-ctx.Done():
+					return
+				case <-pause.C:
+				}
+				dial, done := context.WithTimeout(ctx, rpcTimeout)
+				conn, err := h.dialer.Dial(dial, a)
+				done()
+				if err != nil {
+					continue
+				}
+				h.verifier.Add(lightblocks.NewProvider(h.chainID, conn))
+				select {
+				case <-ctx.Done():
+				case <-conn.Done():
+				}
+				h.verifier.Remove(conn.Remote().ID)
+				_ = conn.Close() // it is to end
+			}
+		})
+	}
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// state returns CometBFT's state after a height, proved, and the commit of the height.
+func (h *headers) state(ctx context.Context, height int64, genesis *cmttypes.GenesisDoc) (state sm.State, commit *cmttypes.Commit, err error) {
+	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
+	defer cancel()
+	defer h.connect(ctx)()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for last := lightblocks.ErrNoPeers; ; pause.Reset(statePause) {
+		select {
+		case <-ctx.Done():
+			return state, nil, errors.Join(last, ctx.Err())
+		case <-pause.C:
+		}
+		if state, err = h.verifier.State(ctx, height, genesis); err == nil {
+			commit, err = h.verifier.Commit(ctx, height)
+		}
+		if conflict := h.verifier.Conflict(); conflict != nil {
+			return state, nil, conflict
+		}
+		if err == nil {
+			break
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+	}
+	// Where those of the document do not have the header's hash, a Verifier takes the limits of
+	// blocks from peers. Then more may have changed than these.
+	if state.ConsensusParams.Block != genesis.ConsensusParams.Block {
+		return state, nil, fmt.Errorf("%w: its header has other limits of blocks", errParams)
+	}
+	return state, commit, nil
+}
+
+var errParams = errors.New("the chain's consensus parameters are not known: they are neither those of the genesis file nor in a store of x/consensus")
+
+// complete makes CometBFT's state for a complete database of an application at a height, unless it
+// is there.
+func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr io.Writer) error {
+	there, err := c.empty(height)
+	if there || err != nil {
+		return err
+	}
+	backend, err := backendOf(dbDir(c.home, joiningDB))
+	if err != nil {
+		return err
+	}
+	app, err := dbm.NewDB(joiningDB, backend, dataDir(c.home))
+	if err != nil {
+		return err
+	}
+	genesis, err := c.document(app)
+	if err = errors.Join(err, app.Close()); err != nil {
+		return err
+	}
+	fmt.Fprintln(stderr, "getting the headers for CometBFT's state")
+	state, commit, err := h.state(ctx, height, genesis)
+	switch {
+	case errors.Is(err, errParams):
+		return fmt.Errorf("%w\nJoin with --%s, and then run the node's own command \"comet bootstrap-state\"", err, databaseOnly)
+	case err != nil:
+		return fmt.Errorf("%w\nCometBFT's state needs the headers of heights %d to %d: name running nodes with --rpc. "+
+			"The same command resumes; with --%s it leaves CometBFT's state to the node's own command \"comet bootstrap-state\"",
+			err, height, height+2, databaseOnly)
+	}
+	if err := c.write(state, commit); err != nil {
+		return err
+	}
+	fmt.Fprintln(stderr, "CometBFT's state is complete")
+	return nil
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/vfs"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+)
+
+// About what a database has of a leaf beside its key and its value: keys, heads and hashes of the
+// leaf, of an inner node and of a record of the fast index, before the engine compresses them.
+const recordsBytes = 160
+
+// needs is what a join still writes, in bytes.
+type needs struct{ chunks, database int64 }
+
+// estimate returns what the join of a state with so many leaves still writes. It is known only
+// roughly: no hash binds a length, and databases compress. Nothing is known before the first chunk.
+func estimate(dir string, leaves int64) (n needs, known bool) {
+	bytes, have := kept(dir)
+	if have == 0 {
+		return needs{}, false
+	}
+	all := int64(float64(bytes) * float64(leaves) / float64(have))
+	// A database has each key and value twice: as a leaf, and in the fast index.
+	return needs{max(0, all-bytes), 2*all + recordsBytes*leaves}, true
+}
+
+// kept returns the bytes and the leaves of the chunks in a folder of nodedb.Spool, whose files have
+// the names STORE-FIRST-LEAVES.
+func kept(dir string) (bytes, leaves int64) {
+	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		var store, first, n int64
+		if err != nil || e.IsDir() {
+			return nil //nolint:nilerr // what cannot be read is not counted
+		}
+		if _, err := fmt.Sscanf(e.Name(), "%d-%d-%d", &store, &first, &n); err != nil {
+			return nil //nolint:nilerr // the manifest, or a part of a chunk
+		}
+		info, err := e.Info()
+		if err == nil && isWhole(path) {
+			bytes, leaves = bytes+info.Size(), leaves+n
+		}
+		return nil
+	})
+	return bytes, leaves
+}
+
+// isWhole reports whether a file has leaves, not the halves that other files have.
+func isWhole(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	var kind [1]byte
+	n, _ := f.Read(kind[:])
+	return n == 1 && iavlsync.AnswerKind(kind[0]) == iavlsync.AnswerWhole
+}
+
+// explainFull adds to an error of a full disk how much the join of so many leaves needs, and what
+// to do. The unfinished database is removed, since it is made anew in any case.
+func explainFull(err error, home string, leaves int64) error {
+	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+		return err
+	}
+	err = errors.Join(err, os.RemoveAll(dbDir(home, joiningDB)))
+	free := "what is free there"
+	if usage, diskErr := vfs.Default.GetDiskUsage(dataDir(home)); diskErr == nil {
+		free = fmt.Sprintf("the %s that are free there", megabytes(int64(usage.AvailBytes)))
+	}
+	n, known := estimate(filepath.Join(joiningDir(home), chunksFolder), leaves)
+	how := "How much it needs is known once the first chunk has come"
+	if known {
+		how = fmt.Sprintf("The join still writes up to about %s: %s of chunks and %s of the database",
+			megabytes(n.chunks+n.database), megabytes(n.chunks), megabytes(n.database))
+	}
+	return fmt.Errorf("%w\nThe disk of %s is full. %s, and it has %s.\nMake space and run the same command again: it resumes",
+		err, dataDir(home), how, free)
+}
+
+func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }

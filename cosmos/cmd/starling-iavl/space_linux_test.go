@@ -1,0 +1,102 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	// ownMounts is set in the process that has a mount namespace of its own.
+	ownMounts  = "STARLING_TEST_OWN_MOUNTS"
+	notMounted = "NOT RUN: a tmpfs cannot be mounted here"
+)
+
+// TestFullDisk: on a full disk a join says how much it needs, and resumes when there is space.
+//
+// The disk is a tmpfs in a mount namespace of its own, so that nothing of it outlives the test.
+func TestFullDisk(t *testing.T) {
+	if os.Getenv(ownMounts) != "" {
+		for _, backend := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
+			t.Run(string(backend), func(t *testing.T) { fullDisk(t, backend) })
+		}
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFullDisk$", "-test.v", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), ownMounts+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
+	if os.Geteuid() != 0 { // then root of a user namespace, where the system lets us
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
+	}
+	out, err := cmd.CombinedOutput()
+	if len(out) == 0 && errors.Is(err, syscall.EPERM) {
+		t.Skipf("NOT RUN: a full disk needs a mount namespace, which takes root here: %v", err)
+	}
+	t.Logf("%s", out)
+	require.NoError(t, err)
+	if strings.Contains(string(out), notMounted) {
+		t.Skip(notMounted)
+	}
+}
+
+func fullDisk(t *testing.T, backend dbm.BackendType) {
+	disk := t.TempDir()
+	mount := func(bytes int64, flags uintptr) error {
+		return syscall.Mount("none", disk, "tmpfs", flags, fmt.Sprintf("size=%d", bytes))
+	}
+	if err := errors.Join(syscall.Mount("none", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""), mount(1<<20, 0)); err != nil {
+		t.Skipf("%s: %v", notMounted, err)
+	}
+	defer func() { require.NoError(t, syscall.Unmount(disk, syscall.MNT_DETACH)) }()
+	l := newLarge(t, backend)
+	home := filepath.Join(disk, "joiner")
+	full := func() (chunks, database int64) {
+		out, killed, err := child(t, home, "", l.join(home, backend)...)
+		require.Error(t, err)
+		require.False(t, killed)
+		requireInvisible(t, home)
+		require.NoDirExists(t, dbDir(home, joiningDB), "what is made anew takes no space")
+		require.Contains(t, out, "no space left on device")
+		require.Contains(t, out, "The disk of "+dataDir(home)+" is full")
+		require.Contains(t, out, "Make space and run the same command again: it resumes")
+		m := regexp.MustCompile(`still writes up to about [0-9.]+ MB: ([0-9.]+) MB of chunks and ([0-9.]+) MB of the database`).FindStringSubmatch(out)
+		require.NotNil(t, m, "%s", out)
+		t.Log(m[0])
+		var n [2]float64
+		for i := range n {
+			n[i], err = strconv.ParseFloat(m[i+1], 64)
+			require.NoError(t, err)
+		}
+		return int64(n[0] * 1e6), int64(n[1] * 1e6)
+	}
+	// One of the chunks fits, or all of them but not the database: first almost nothing of it, then
+	// almost all of it.
+	chunks, database := full()
+	require.Positive(t, chunks)
+	require.Greater(t, database, l.bytes)
+	kept := size(dataDir(home))
+	for _, more := range []int64{chunks * 3 / 2, chunks*3/2 + l.bytes/2, chunks*3/2 + l.bytes*9/10} {
+		require.NoError(t, mount(kept+more, syscall.MS_REMOUNT))
+		left, database := full()
+		require.Zero(t, left)
+		require.Greater(t, database, l.bytes)
+		require.Less(t, database, 3*l.bytes)
+	}
+	require.NoError(t, mount(size(dataDir(home))+database+database/10, syscall.MS_REMOUNT))
+	out, _, err := child(t, home, "", l.join(home, backend)...)
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, out, ", 0 of them fetched now")
+	require.Equal(t, l.content, l.check(t, home, backend))
+}
