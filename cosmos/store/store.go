@@ -359,6 +359,15 @@ func (s *Store) Prune(height int64) {
 	}
 }
 
+// MemoryBytes returns the memory of all versions together, in bytes, without what Set and Delete
+// have changed since the last commit.
+func (s *Store) MemoryBytes() uint64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	m := s.committed().Memory()
+	return m.NodeBytes + m.LeafBytes
+}
+
 // VersionExists reports whether the store has a version in memory.
 func (s *Store) VersionExists(version int64) bool {
 	s.mu.RLock()

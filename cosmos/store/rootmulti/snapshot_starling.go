@@ -133,6 +133,11 @@ func (r *restoration) commit(info *types.CommitInfo) error {
 	if err := r.end(); err != nil {
 		return err
 	}
+	for name := range r.rs.starlingNames(nil) {
+		if r.states[name] == nil {
+			return fmt.Errorf("the snapshot does not have Starling store %q", name)
+		}
+	}
 	if len(r.states) == 0 {
 		return nil
 	}
@@ -140,11 +145,6 @@ func (r *restoration) commit(info *types.CommitInfo) error {
 		if v := r.states[s.Name]; v != nil {
 			hash := v.AppHash()
 			info.StoreInfos[i].CommitId = types.CommitID{Version: info.Version, Hash: hash[:]}
-		}
-	}
-	for name := range r.rs.starlingNames(nil) {
-		if r.states[name] == nil {
-			return fmt.Errorf("the snapshot does not have Starling store %q", name)
 		}
 	}
 	return r.rs.disk.Replace(info.Version, r.states)

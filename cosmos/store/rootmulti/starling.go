@@ -26,6 +26,10 @@ type Options struct {
 	// HistoryBytes limits, for each store, the memory of versions before the last, beyond which the
 	// oldest are given up before they are pruned; 0: store.DefaultHistoryBytes.
 	HistoryBytes uint64
+	// MemoryBytes is the memory that the node has for everything. The log has a warning when the
+	// stores take half of it, and an error at three quarters. 0: the least of GOMEMLIMIT, the
+	// control group's limit and the machine's memory.
+	MemoryBytes uint64
 	// PinEvery is the number of heights between two states that stay on disk, for RollbackToVersion
 	// and LoadVersion; 0: 1,000. The last two stay.
 	PinEvery int64
@@ -125,6 +129,9 @@ func (rs *Store) openDisk() (err error) {
 	o := rs.options
 	if o.Dir == "" {
 		return fmt.Errorf("a Starling store is mounted, and Options.Dir has no folder")
+	}
+	if rs.memory.limit = o.MemoryBytes; rs.memory.limit == 0 {
+		rs.memory.limit = availableMemory("/")
 	}
 	rs.disk, err = disk.Open(rs.db, disk.Options{Dir: o.Dir, FS: o.FS, Logger: rs.logger, ChunkBytes: o.ChunkBytes, PinEvery: o.PinEvery, FlushBlocks: o.flushBlocks})
 	return err
