@@ -8,13 +8,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/opsbench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
 
 func newCosmos() *cobra.Command {
 	var (
-		o             syncbench.CosmosOptions
-		engines, file string
+		o                     syncbench.CosmosOptions
+		engines, file, stores string
 	)
 	cmd := &cobra.Command{
 		Use:   "cosmos",
@@ -23,12 +24,20 @@ func newCosmos() *cobra.Command {
 100 in one IAVL store: by chunks that the app hash proves (cosmos/nodedb), from a
 database on disk to a home that the SDK opens; and by the SDK's own snapshots, create
 and restore. Both are in one process, without a network. The SDK's store is a module of
-its own, which is built first and loads a million keys in two minutes.`,
+its own, which is built first and loads a million keys in two minutes.
+
+Then the operations of one store of a chain: IAVL's and ours (cosmos/store) in the SDK's
+multi-store, and memiavl's. Each has a process, and they take turns.`,
 		Example: `  go run . cosmos --keys 100000
   go run . cosmos --engines goleveldb --json cosmos.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Engines = list(engines)
+			o.Engines, o.Stores = list(engines), nil
+			for name := range strings.SplitSeq(stores, ";") {
+				if name = strings.TrimSpace(name); name != "" {
+					o.Stores = append(o.Stores, name)
+				}
+			}
 			if err := o.Check(); err != nil {
 				return fmt.Errorf("%w; 'starling-bench cosmos --help' shows examples", err)
 			}
@@ -45,6 +54,20 @@ its own, which is built first and loads a million keys in two minutes.`,
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the keys and values")
 	flags.StringVar(&file, "json", "", "write the result to this file, too")
 	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
+	flags.StringVar(&stores, "stores", strings.Join(opsbench.Names, "; "), "stores whose operations are measured, between semicolons; empty: none")
+	flags.StringVar(&o.StoreOps, "storeops", "", "the built program of bench/storeops (default: it is built)")
 	flags.StringVar(&o.SDK, "sdkstore", "", "the built program of bench/sdkstore (default: it is built)")
 	return cmd
+}
+
+// newOps is the child for memiavl's stores of cosmos.
+func newOps() *cobra.Command {
+	return &cobra.Command{
+		Use:    opsbench.ChildCommand,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return opsbench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
 }

@@ -16,7 +16,7 @@ func TestCosmos(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "cosmos.json")
-	out, err := run(t.Context(), "cosmos", "--keys", "20000", "--repeat", "1", "--seed", "3", "--json", file, "--dir", dir)
+	out, err := run(t.Context(), "cosmos", "--keys", "20000", "--repeat", "1", "--seed", "3", "--stores", "starling; memiavl, log in commit; iavl", "--json", file, "--dir", dir)
 	require.NoError(t, err)
 	require.Contains(t, out, "create + restore over join")
 	require.NotContains(t, out, "%!", "a format does not fit its arguments")
@@ -37,7 +37,16 @@ func TestCosmos(t *testing.T) {
 		require.GreaterOrEqual(t, f.Chunks, 3)
 		require.Greater(t, f.Bytes, int64(20_000*120))
 	}
-	for _, args := range [][]string{{"--keys", "0"}, {"--engines", "rocksdb"}, {"--engines", ""}, {"--repeat", "0"}} {
+	require.Contains(t, out, "iavl over starling")
+	require.Len(t, result.Stores, 3)
+	for name, f := range result.Stores {
+		for figure, value := range map[string]float64{"load": f.LoadS, "commit": f.CommitP50MS, "one core": f.OneCoreMS, "get": f.GetNS, "iterate": f.IterateNS, "proof": f.ProofUS, "open": f.OpenS} {
+			require.Positive(t, value, "%s of %s", figure, name)
+		}
+		require.Greater(t, f.ProofBytes, 500, name)
+		require.Len(t, f.Root, 64, name)
+	}
+	for _, args := range [][]string{{"--keys", "0"}, {"--stores", "rocksdb"}, {"--keys", "100"}, {"--engines", "rocksdb"}, {"--engines", "", "--stores", ""}, {"--repeat", "0"}} {
 		_, err := run(t.Context(), append([]string{"cosmos"}, args...)...)
 		require.ErrorContains(t, err, "--help' shows examples")
 	}

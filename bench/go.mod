@@ -20,6 +20,7 @@ require (
 	github.com/spf13/pflag v1.0.10
 	github.com/spf13/viper v1.21.0
 	github.com/starling-kv/starling v0.0.0
+	github.com/starling-kv/starling/bench/ops v0.0.0
 	github.com/stretchr/testify v1.12.1
 	github.com/syndtr/goleveldb v1.0.1-0.20220721030215-126854af5e6d
 	golang.org/x/sys v0.47.0
@@ -184,4 +185,7 @@ require (
 	lukechampine.com/blake3 v1.4.1 // indirect
 )
 
-replace github.com/starling-kv/starling => ..
+replace (
+	github.com/starling-kv/starling => ..
+	github.com/starling-kv/starling/bench/ops => ./ops
+)

@@ -5,6 +5,7 @@
 //	├── storage    the storage zones, against one mixed Pebble and goleveldb storagebench
 //	├── sync       a new node's state, against the SDK's store and memiavl   syncbench
 //	├── cosmos     an SDK node's home by verified chunks, against its snapshots syncbench
+//	│              operations of IAVL's, memiavl's and our store under the SDK opsbench
 //	├── byzantine  a join from many peers, of which some lie                 syncbench
 //	├── hiccup     the commits of a validator while nodes join from it       syncbench
 //	├── siege      a join and a validator among attackers of each kind        syncbench
@@ -16,6 +17,7 @@
 //	├── client     the operations of a client, against etcd                   clientbench
 //	├── watch      the blocks of a node while a thousand clients watch        clientbench
 //	├── tables     the table writer of a restore, against Pebble's           tablebench
+//	├── transport  answers by plain sockets, TLS and RDMA                    transportbench
 //	├── frames     the frames of transport/tcp, against yamux and QUIC       framebench
 //	└── compare    the CPU time of two programs, two checkouts of this one   comparebench
 //
@@ -63,8 +65,8 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newRelay())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newCosmos(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newJoin(), newDSM(), newDSMContestant(),
-		newClient(), newWatch(), newTables(), newFrames(), newCompare())
+	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newCosmos(), newOps(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newJoin(), newDSM(), newDSMContestant(),
+		newClient(), newWatch(), newTables(), newFrames(), newTransport(), newTransportSide(), newCompare())
 	return root
 }
 

@@ -15,14 +15,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/dsmbench"
+	"github.com/starling-kv/starling/bench/opsbench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
+	"github.com/starling-kv/starling/bench/transportbench"
 	"github.com/starling-kv/starling/bench/treebench"
 )
 
 // TestMain lets the test binary be the child that the command starts: it runs itself.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && slices.Contains([]string{dsmbench.ChildCommand, treebench.ChildCommand, storagebench.ChildCommand, syncbench.ChildCommand}, os.Args[1]) {
+	if len(os.Args) == 2 && slices.Contains([]string{dsmbench.ChildCommand, treebench.ChildCommand, storagebench.ChildCommand, syncbench.ChildCommand, transportbench.ChildCommand, opsbench.ChildCommand}, os.Args[1]) {
 		main()
 		return
 	}

@@ -3,6 +3,7 @@ package relaybench
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
@@ -13,6 +14,7 @@ type Result struct {
 	Validators int             `json:"validators"`
 	BlockBytes int             `json:"block_bytes"`
 	Rounds     int             `json:"rounds"`
+	Guest      bool            `json:"guest"`
 	Machine    harness.Machine `json:"machine"`
 	// Met: over TCP a relayed block takes at most half of p2p's time at the default rate, and not
 	// more than p2p at the other.
@@ -25,7 +27,7 @@ type Row struct {
 	P2PRate    int64    `json:"p2p_rate"` // bytes per second
 	P2PMS      float64  `json:"p2p_ms"`
 	RelayTCPMS float64  `json:"relay_tcp_ms"`
-	RelayRDMA  *float64 `json:"relay_rdma_ms"` // null: not measured, the relay has no path yet
+	RelayRDMA  *float64 `json:"relay_rdma_ms"` // null: not measured, there is no device
 	// 90th percentiles, blocks that were measured, and CPU time of all validators for a block.
 	P2P90MS     float64 `json:"p2p_90_ms"`
 	Relay90MS   float64 `json:"relay_tcp_90_ms"`
@@ -36,19 +38,29 @@ type Row struct {
 	// Relayed is what became of the messages that were relayed; all but those that were taken went
 	// by p2p.
 	Relayed map[string]int `json:"relayed"`
+	// The same by RDMA, where it was measured.
+	RDMACPUMS   *float64       `json:"relay_rdma_cpu_ms,omitempty"`
+	RDMABlocks  int            `json:"relay_rdma_blocks,omitempty"`
+	RDMARelayed map[string]int `json:"relayed_rdma,omitempty"`
 }
 
+// newResult has a row for each rate. variants are those of a rate after those of another, without
+// relay, over TCP, and by RDMA if that was measured.
 func newResult(o Options, variants []*variant) *Result {
 	r := &Result{Validators: validators, BlockBytes: blockBytes, Rounds: o.Rounds, Machine: harness.ThisMachine()}
-	for i := 0; i < len(variants); i += 2 {
-		p2p, relay := variants[i], variants[i+1]
+	for of := range slices.Chunk(variants, len(variants)/len(o.Rates)) {
+		p2p, relay := of[0], of[1]
 		row := Row{
 			P2PRate: p2p.rate, P2PMS: harness.Median(p2p.ms), RelayTCPMS: harness.Median(relay.ms),
 			P2P90MS: harness.Percentile(p2p.ms, 90), Relay90MS: harness.Percentile(relay.ms, 90), P2PBlocks: len(p2p.ms), RelayBlocks: len(relay.ms),
 			P2PCPUMS: 1e3 * harness.Median(p2p.cpu), RelayCPUMS: 1e3 * harness.Median(relay.cpu), Relayed: relay.sent,
 		}
+		if len(of) > 2 {
+			ms, cpu := harness.Median(of[2].ms), 1e3*harness.Median(of[2].cpu)
+			row.RelayRDMA, row.RDMACPUMS, row.RDMABlocks, row.RDMARelayed = &ms, &cpu, len(of[2].ms), of[2].sent
+		}
 		limit := row.P2PMS
-		if i == 0 {
+		if p2p.rate <= defaultRate {
 			limit /= 2
 		}
 		r.Runs, r.Met = append(r.Runs, row), append(r.Met, row.RelayTCPMS <= limit)
@@ -83,6 +95,26 @@ ms     from the proposal until the last validator has the last part, by the node
 taken  part of the relayed messages that the peer took; late: after 100 ms, so that they went by p2p, too
 CPU    of all validators together, for a block: its execution, too, and what is between blocks
 goal   with the relay (over TCP) at most half of p2p's time at the default rate, and not more at the other
-by RDMA nothing was measured: the relay has no path of it yet
 `, r.Validators, harness.Group(r.BlockBytes), harness.Count(r.Rounds, "round"))
+	r.printRDMA(out)
+}
+
+// printRDMA writes what the relay took by RDMA, or why there is nothing.
+func (r *Result) printRDMA(out io.Writer) {
+	for _, w := range r.Runs {
+		if w.RelayRDMA == nil {
+			fmt.Fprintln(out, "by RDMA nothing was measured: no device was named (--device), and this is not the guest (--guest)")
+			return
+		}
+		all := 0
+		for _, n := range w.RDMARelayed {
+			all += n
+		}
+		fmt.Fprintf(out, "by RDMA, p2p at %.2f MB/s: %.0f ms, CPU %.0f ms, %s; %.1f %% of the messages were taken, %.1f %% late\n",
+			float64(w.P2PRate)/1e6, *w.RelayRDMA, *w.RDMACPUMS, harness.Count(w.RDMABlocks, "block"),
+			100*harness.Ratio(float64(w.RDMARelayed["taken"]), float64(all)), 100*harness.Ratio(float64(w.RDMARelayed["late"]), float64(all)))
+	}
+	if r.Guest {
+		fmt.Fprintln(out, "this was the emulated guest: encryption is slow there, for a reason that holds nowhere else")
+	}
 }

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +21,7 @@ import (
 	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/transportbench"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
@@ -40,15 +44,31 @@ const (
 	stopGrace     = 20 * time.Second
 )
 
-// rates are those of p2p, in bytes per second: CometBFT's default, and one that does not limit.
-var rates = []int64{5_120_000, 500_000_000}
+// Settings of transport.relay. Without a device, "all" relays over TLS only.
+const (
+	relayOff  = "off"
+	relayTCP  = "all"
+	relayRDMA = "rdma"
+)
+
+// defaultRate is CometBFT's of p2p, in bytes per second.
+const defaultRate = 5_120_000
+
+// Rates returns those of a run unless others are asked for: the default, and one that limits
+// nothing.
+func Rates() []int64 { return []int64{defaultRate, 500_000_000} }
 
 // Options are what a run is asked for.
 type Options struct {
-	Rounds    int    // of all networks
-	Blocks    int    // full blocks that each validator proposes in a round, about
-	Dir       string // for the nodes' homes; "": the system's temporary folder
-	Starlingd string // "": it is built
+	Rounds    int     // of all networks
+	Blocks    int     // full blocks that each validator proposes in a round, about
+	Rates     []int64 // of p2p, in bytes per second
+	Dir       string  // for the nodes' homes; "": the system's temporary folder
+	Starlingd string  // "": it is built
+	// Device is an RDMA device, by name or address: networks that relay by it are measured, too.
+	// Starlingd must be built with RDMA.
+	Device string
+	Guest  bool // all of it runs in the guest
 }
 
 // Check returns an error that names the flag that is out of range.
@@ -58,6 +78,10 @@ func (o Options) Check() error {
 		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
 	case o.Blocks < 1 || o.Blocks > 50:
 		return fmt.Errorf("--blocks is %d, it must be from 1 to 50", o.Blocks)
+	case len(o.Rates) == 0 || slices.Min(o.Rates) < 1000:
+		return fmt.Errorf("--rates is %v, it takes bytes per second, 1000 or more", o.Rates)
+	case o.Guest && (o.Device != "" || o.Starlingd != ""):
+		return errors.New("--guest has a device and a starlingd of its own: leave out --device and --starlingd")
 	}
 	return nil
 }
@@ -66,6 +90,7 @@ func (o Options) Check() error {
 type variant struct {
 	rate    int64
 	relay   string // transport.relay
+	address string // of the device, for relays by RDMA
 	ms, cpu []float64
 	sent    map[string]int // what became of relayed messages, by outcome
 }
@@ -76,13 +101,25 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Re
 		return nil, err
 	}
 	err = harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error {
-		result, err = run(ctx, o, dir, progress)
+		if o.Guest {
+			result, err = inGuest(ctx, o, dir, progress)
+		} else {
+			result, err = run(ctx, o, dir, progress)
+		}
 		return err
 	})
 	return result, err
 }
 
 func run(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
+	relays, address := []string{relayOff, relayTCP}, ""
+	if o.Device != "" {
+		a, err := transportbench.Address(o.Device)
+		if err != nil {
+			return nil, err
+		}
+		relays, address = append(relays, relayRDMA), a
+	}
 	progress.Begin("build", "programs", 1)
 	starlingd, err := program(ctx, o.Starlingd, dir)
 	if err != nil {
@@ -90,9 +127,13 @@ func run(ctx context.Context, o Options, dir string, progress *harness.Progress)
 	}
 	progress.Add(1)
 	var variants []*variant
-	for _, rate := range rates {
-		for _, relay := range []string{"off", "all"} {
-			variants = append(variants, &variant{rate: rate, relay: relay, sent: map[string]int{}})
+	for _, rate := range o.Rates {
+		for _, relay := range relays {
+			v := &variant{rate: rate, relay: relay, sent: map[string]int{}}
+			if relay == relayRDMA {
+				v.address = address
+			}
+			variants = append(variants, v)
 		}
 	}
 	progress.Begin("blocks", "networks", o.Rounds*len(variants))
@@ -178,6 +219,7 @@ func (n *network) measure(v *variant, blocks int) error {
 func (n *network) start(v *variant) error {
 	ctx, cancel := context.WithTimeout(n.processes.Context(), startPatience)
 	defer cancel()
+	var peers []string
 	for i := range validators {
 		name := fmt.Sprintf("validator-%d", i)
 		dir := filepath.Join(n.dir, name)
@@ -189,6 +231,14 @@ func (n *network) start(v *variant) error {
 			return err
 		}
 		n.homes = append(n.homes, h)
+		p2p := strings.TrimPrefix(h.Peer(), h.ID()+"@")
+		if v.address != "" { // paths are between addresses of the device, which sends to itself
+			_, port, err := net.SplitHostPort(p2p)
+			if err != nil {
+				return err
+			}
+			p2p = net.JoinHostPort(v.address, port)
+		}
 		err = h.Configure(func(c *cfg.Config) {
 			c.Consensus = cfg.DefaultConfig().Consensus
 			c.Consensus.TimeoutCommit = pause
@@ -196,11 +246,13 @@ func (n *network) start(v *variant) error {
 			c.Mempool.Broadcast, c.Mempool.Recheck = false, false
 			c.TxIndex.Indexer = "null"
 			c.P2P.SendRate, c.P2P.RecvRate = v.rate, v.rate
-			c.P2P.PersistentPeers = runner.Peers(n.homes[:i]...)
+			c.P2P.PersistentPeers = strings.Join(peers, ",")
+			c.P2P.ListenAddress = "tcp://" + p2p
 		})
 		if err != nil {
 			return err
 		}
+		peers = append(peers, h.PeerAt(p2p))
 	}
 	doc, err := runner.Genesis(n.homes, nil, chainID, struct {
 		Open   bool     `json:"open"`
@@ -217,7 +269,7 @@ func (n *network) start(v *variant) error {
 		h.Release()
 		_, err := n.processes.Start(runner.Spec{
 			Name: h.Name, Path: n.starlingd, Args: []string{"start", "--home", h.Dir}, Log: h.Log(),
-			Env: []string{"STARLINGD_TRANSPORT_RELAY=" + v.relay},
+			Env: v.environment(),
 		})
 		if err != nil {
 			return err
@@ -233,6 +285,16 @@ func (n *network) start(v *variant) error {
 		}
 	}
 	return nil
+}
+
+func (v *variant) environment() []string {
+	// The guest's disk is small.
+	env := []string{"STARLINGD_TRANSPORT_RELAY=" + v.relay, "STARLINGD_STORAGE_MIN_FREE_BYTES=0"}
+	if v.address == "" {
+		return env
+	}
+	addr := netip.MustParseAddr(v.address)
+	return append(env, "STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC="+netip.PrefixFrom(addr, addr.BitLen()).String())
 }
 
 // fill gives each validator transactions for some full blocks.

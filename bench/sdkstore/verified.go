@@ -107,11 +107,22 @@ type source struct {
 	manifestMS float64
 }
 
+// reads returns the source's database as starling-iavl reads it.
+func (n *node) reads() nodedb.DB {
+	switch db := n.db.(type) {
+	case *dbm.GoLevelDB:
+		return tables.ReadGoLevelDB(db.DB())
+	case *dbm.PebbleDB:
+		return tables.ReadPebble(db.DB())
+	}
+	return nodedb.Of(n.db)
+}
+
 func (n *node) open() (j *source, err error) {
 	id := n.state.LastCommitID()
 	from := time.Now()
 	j = &source{}
-	if j.state, err = nodedb.Open(nodedb.Of(n.db), id.Version); err != nil {
+	if j.state, err = nodedb.Open(n.reads(), id.Version); err != nil {
 		return nil, err
 	}
 	cut, err := j.state.Manifest(iavlsync.Format8192)

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/opsbench"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
@@ -22,12 +23,23 @@ type CosmosOptions struct {
 	Seed    uint64
 	Dir     string // for databases, which are removed; empty: the system's temporary folder
 	SDK     string // the built program of bench/sdkstore; empty: it is built
+
+	Stores   []string // of opsbench.Names; none: their operations are not measured
+	StoreOps string   // the built program of bench/storeops; empty: it is built
 }
 
 // Check returns an error if RunCosmos cannot be run so.
 func (o CosmosOptions) Check() error {
-	if o.Keys < 1 || o.Repeat < 1 || len(o.Engines) == 0 {
-		return errors.New("--keys and --repeat are 1 or more, and --engines names one at least")
+	if o.Keys < 1 || o.Repeat < 1 || len(o.Engines)+len(o.Stores) == 0 {
+		return errors.New("--keys and --repeat are 1 or more, and --engines or --stores names one at least")
+	}
+	for _, s := range o.Stores {
+		if !slices.Contains(opsbench.Names, s) {
+			return fmt.Errorf("--stores: %q is none of %q", s, opsbench.Names)
+		}
+	}
+	if len(o.Stores) > 0 && o.Keys < workload.MinKeys {
+		return fmt.Errorf("--keys: the operations of --stores need %d at least", workload.MinKeys)
 	}
 	for _, e := range o.Engines {
 		if !slices.Contains(Engines, e) {
@@ -41,9 +53,11 @@ func (o CosmosOptions) Check() error {
 type CosmosResult struct {
 	Keys    int                     `json:"keys"`
 	Engines map[string]CosmosFigure `json:"engines"`
-	Repeat  int                     `json:"repeat"`
-	Seed    uint64                  `json:"seed"`
-	Machine harness.Machine         `json:"machine"`
+	// Stores are operations of stores under the SDK, by opsbench.Names.
+	Stores  map[string]opsbench.Figures `json:"stores,omitempty"`
+	Repeat  int                         `json:"repeat"`
+	Seed    uint64                      `json:"seed"`
+	Machine harness.Machine             `json:"machine"`
 }
 
 // CosmosFigure is what one engine takes. Times are medians.
@@ -75,7 +89,7 @@ func RunCosmos(ctx context.Context, o CosmosOptions, progress *harness.Progress)
 	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
 		r := &runner{dir: dir, progress: progress}
 		program := o.SDK
-		if program == "" {
+		if program == "" && len(o.Engines) > 0 {
 			var err error
 			if program, err = r.build(ctx); err != nil {
 				return err
@@ -88,12 +102,32 @@ func RunCosmos(ctx context.Context, o CosmosOptions, progress *harness.Progress)
 			}
 			result.Engines[engine] = f
 		}
-		return nil
+		if len(o.Stores) == 0 {
+			return nil
+		}
+		program, err := r.storeOps(ctx, o.StoreOps)
+		if err != nil {
+			return err
+		}
+		result.Stores, err = opsbench.Run(ctx, opsbench.Options{Keys: o.Keys, Seed: o.Seed, Program: program, Only: o.Stores}, dir, progress)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	return result, nil
+}
+
+func (r *runner) storeOps(ctx context.Context, built string) (program string, err error) {
+	if built != "" {
+		return built, nil
+	}
+	r.progress.Begin("build", "programs", 1)
+	r.progress.Working("the stores")
+	if program, err = harness.BuildBeside(ctx, "storeops", r.dir); err == nil {
+		r.progress.Add(1)
+	}
+	return program, err
 }
 
 func (r *runner) cosmos(ctx context.Context, o CosmosOptions, program, engine string) (f CosmosFigure, err error) {
@@ -154,6 +188,15 @@ func (r *runner) cosmos(ctx context.Context, o CosmosOptions, program, engine st
 
 // Print writes a table with a column for each engine, and how to read it.
 func (r *CosmosResult) Print(out io.Writer) {
+	if len(r.Engines) > 0 {
+		r.printJoins(out)
+	}
+	if len(r.Stores) > 0 {
+		opsbench.Print(out, r.Keys, r.Stores)
+	}
+}
+
+func (r *CosmosResult) printJoins(out io.Writer) {
 	head := []string{harness.Count(r.Keys, "key")}
 	rows := [][]string{{"manifest, ms"}, {"serve, CPU s"}, {"verify, CPU s"}, {"write, CPU s"}, {"join, s"}, {"join, CPU s"}, {"join from a server that served before, s"}, {"the same, CPU s"}, {"SDK create, s"}, {"SDK restore, s"}, {"SDK both, CPU s"},
 		{"create + restore over join"}, {"beside keys and values, bytes a leaf"}}

@@ -1,0 +1,147 @@
+// Package guest runs a command of starling-bench in the guest of transport/rdma/guest, an emulated
+// machine with two Soft-RoCE devices.
+//
+//	Run ─ build with RDMA ─► rdma-guest ─ boots QEMU ─► starling-bench COMMAND ─ --json ─► result
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+// Devices are the two ends of the guest's cable.
+const Devices = "rxe0,rxe1"
+
+// Run is what the guest is to do.
+type Run struct {
+	// Args are those of starling-bench, whose working folder is /root; --json is added.
+	Args []string
+	// Programs are folders of the main module, such as ./cmd/starlingd: their programs are built
+	// with RDMA and lie in /root.
+	Programs  []string
+	Files     []string      // further ones for /root
+	MemoryMiB int           // of the guest; the files in it, too
+	Limit     time.Duration // for the boot and the command
+}
+
+func scriptIn(root string) string {
+	return filepath.Join(root, "transport", "rdma", "guest", "rdma-guest")
+}
+
+// Prepare installs and downloads what the guest needs, libibverbs-dev too, unless it is there.
+func Prepare(ctx context.Context) error {
+	root, err := runner.Root(ctx)
+	if err != nil {
+		return err
+	}
+	if err := command(ctx, scriptIn(root), "--prepare"); err != nil {
+		return fmt.Errorf("the guest cannot be made: %w", err)
+	}
+	return nil
+}
+
+// JSON runs the command and decodes its result. dir is for what is built.
+func (r Run) JSON(ctx context.Context, dir string, progress *harness.Progress, result any) error {
+	root, err := runner.Root(ctx)
+	if err != nil {
+		return err
+	}
+	progress.Begin("guest", "steps", 3+len(r.Programs))
+	progress.Working("its kernel")
+	if err := Prepare(ctx); err != nil {
+		return err
+	}
+	progress.Add(1)
+	library, err := verbsLibrary(ctx)
+	if err != nil {
+		return err
+	}
+	saved := filepath.Join(dir, "result.json")
+	const inside = "/root/result.json"
+	args := []string{
+		"--timeout", strconv.Itoa(int(r.Limit.Seconds())), "--mem", strconv.Itoa(r.MemoryMiB), "--get", inside + ":" + saved, "--file", library,
+	}
+	for _, f := range r.Files {
+		args = append(args, "--file", f)
+	}
+	for _, p := range append([]string{"."}, r.Programs...) {
+		folder, name := root, filepath.Base(p)
+		if p == "." {
+			folder, name = filepath.Join(root, "bench"), "starling-bench"
+		}
+		progress.Working(name)
+		program := filepath.Join(dir, name)
+		if err := build(ctx, folder, p, program); err != nil {
+			return err
+		}
+		progress.Add(1)
+		args = append(args, "--file", program)
+	}
+	progress.Working("it runs")
+	args = append(append(args, "--", "./starling-bench"), r.Args...)
+	if err := command(ctx, scriptIn(root), append(args, "--json", inside)...); err != nil {
+		return fmt.Errorf("in the guest: %w", err)
+	}
+	progress.Add(1)
+	text, err := os.ReadFile(saved)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, result); err != nil {
+		return fmt.Errorf("the guest's result: %w", err)
+	}
+	return nil
+}
+
+// build builds a program with RDMA, which needs cgo.
+func build(ctx context.Context, folder, pkg, out string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "rdma", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", out, pkg)
+	cmd.Dir, cmd.Env = folder, append(os.Environ(), "CGO_ENABLED=1")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build -tags rdma %s: %w\n%s", pkg, err, text)
+	}
+	return nil
+}
+
+// verbsLibrary returns libibverbs, which programs open at run time: the guest has by itself only
+// what programs are linked with.
+func verbsLibrary(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "ldconfig", "-p").Output()
+	if err != nil {
+		return "", fmt.Errorf("ldconfig -p: %w", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if name, path, found := strings.Cut(strings.TrimSpace(line), " => "); found && strings.HasPrefix(name, "libibverbs.so.1 ") {
+			return path, nil
+		}
+	}
+	return "", errors.New("libibverbs.so.1 is not installed (Debian: libibverbs1)")
+}
+
+// lastLines is how much of a failed command's output its error has.
+const lastLines = 20
+
+// command runs the guest's script.
+func command(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	// so that the script ends QEMU
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 20 * time.Second
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return fmt.Errorf("%s: %w:\n%s", filepath.Base(name), err, strings.Join(lines[max(0, len(lines)-lastLines):], "\n"))
+}

@@ -1,0 +1,30 @@
+package joinbench
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/starling-kv/starling/bench/guest"
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// inGuest runs all of it in the guest, whose disk is in its memory: two homes have the chain at a
+// time.
+func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
+	const programs = 2048 // MiB, with all that runs
+	result := new(Result)
+	err := guest.Run{
+		Args: []string{
+			"join", "--device", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--blocks", strconv.Itoa(o.Blocks), "--block-bytes", strconv.Itoa(o.BlockBytes),
+			"--value-bytes", strconv.Itoa(o.ValueBytes), "--rounds", strconv.Itoa(o.Rounds), "--seed", strconv.FormatUint(o.Seed, 10), "--patience", o.Patience.String(),
+		},
+		Programs: []string{"./cmd/starlingd"}, MemoryMiB: programs + 12*(o.Blocks*o.BlockBytes>>20),
+		Limit: time.Duration(ways*o.Rounds+1) * o.Patience,
+	}.JSON(ctx, dir, progress, result)
+	if err != nil {
+		return nil, err
+	}
+	result.Guest = true
+	return result, nil
+}

@@ -1,0 +1,3 @@
+module github.com/starling-kv/starling/bench/ops
+
+go 1.26.0

@@ -1,0 +1,116 @@
+package opsbench
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+
+	"github.com/cosmos/iavl"
+	"github.com/crypto-org-chain/cronos/memiavl"
+
+	"github.com/starling-kv/starling/bench/ops"
+)
+
+// ChildCommand is the hidden command with which this program runs itself for memiavl.
+const ChildCommand = "ops-memiavl"
+
+// Serve is the child of ChildCommand.
+func Serve(in io.Reader, out io.Writer) error { return ops.Serve(open, in, out) }
+
+func open(name, dir string) (ops.Store, error) {
+	switch name {
+	case Memiavl:
+		return openMemiavl(dir, 0)
+	case MemiavlLogged:
+		return openMemiavl(dir, -1)
+	case MemiavlTree:
+		return &memiavlTree{memiavl.New(0)}, nil
+	}
+	return nil, fmt.Errorf("no store of memiavl is called %q", name)
+}
+
+// memiavlStore is memiavl.DB with one store. Its log is never synced; in commits, the write call is
+// waited for, otherwise a goroutine does it, as by default. It begins in memory, where its commits
+// are fastest; settle makes the snapshot that it opens from.
+type memiavlStore struct {
+	db *memiavl.DB
+	memiavlTree
+}
+
+// memiavlTree is memiavl's tree without a log.
+type memiavlTree struct{ tree *memiavl.Tree }
+
+func openMemiavl(dir string, buffer int) (ops.Store, error) {
+	db, err := memiavl.Load(filepath.Join(dir, "memiavl"), memiavl.Options{
+		CreateIfMissing: true, InitialStores: []string{"kv"}, AsyncCommitBuffer: buffer, SnapshotInterval: math.MaxUint32,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &memiavlStore{db, memiavlTree{db.TreeByName("kv")}}, nil
+}
+
+func changeSet(changes []ops.Change) iavl.ChangeSet {
+	array := make([]iavl.KVPair, len(changes))
+	set := iavl.ChangeSet{Pairs: make([]*iavl.KVPair, len(changes))}
+	for i, c := range changes {
+		array[i] = iavl.KVPair{Delete: c.Value == nil, Key: c.Key, Value: c.Value}
+		set.Pairs[i] = &array[i]
+	}
+	return set
+}
+
+func (m *memiavlStore) Change(changes []ops.Change) error {
+	return m.db.ApplyChangeSet("kv", changeSet(changes))
+}
+
+func (m *memiavlStore) Commit() error {
+	_, err := m.db.Commit()
+	return err
+}
+
+func (m *memiavlStore) Settle() error {
+	if err := errors.Join(m.db.WaitAsyncCommit(), m.db.RewriteSnapshot(), m.db.Reload()); err != nil {
+		return err
+	}
+	m.tree = m.db.TreeByName("kv")
+	return nil
+}
+
+func (m *memiavlStore) Close() error { return m.db.Close() }
+
+func (m *memiavlTree) Change(changes []ops.Change) error {
+	m.tree.ApplyChangeSet(changeSet(changes))
+	return nil
+}
+
+func (m *memiavlTree) Commit() error {
+	_, _, err := m.tree.SaveVersion(true)
+	return err
+}
+
+func (m *memiavlTree) Root() []byte          { return m.tree.RootHash() }
+func (m *memiavlTree) Get(key []byte) []byte { return m.tree.Get(key) }
+func (m *memiavlTree) Settle() error         { return nil }
+func (m *memiavlTree) Close() error          { return m.tree.Close() }
+
+func (m *memiavlTree) Iterate(n int) (read int, err error) {
+	it := m.tree.Iterator(nil, nil, true)
+	for ; read < n && it.Valid(); it.Next() {
+		if len(it.Key()) > 0 && len(it.Value()) > 0 {
+			read++
+		}
+	}
+	return read, it.Close()
+}
+
+func (m *memiavlTree) Prove(key []byte) (int, error) {
+	proof, err := m.tree.GetMembershipProof(key)
+	if err != nil {
+		return 0, err
+	}
+	b, err := proof.Marshal()
+	return len(b), err
+}

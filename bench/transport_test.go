@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/bench/transportbench"
+	"github.com/starling-kv/starling/transport/rdma"
+)
+
+func TestTransport(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "transport.json")
+	out, err := run(t.Context(), "transport", "--sizes", "64KiB,1KiB", "--peers", "2,1", "--rounds", "2", "--mib", "1", "--json", file, "--dir", dir)
+	require.NoError(t, err)
+	for _, text := range []string{"answers", "64KiB", "tls", "plain sockets", "2 rounds"} {
+		require.Contains(t, out, text)
+	}
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1, "programs left behind")
+
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var result map[string]any
+	require.NoError(t, json.Unmarshal(b, &result))
+	for _, key := range []string{"device", "kernel", "guest", "load", "runs"} {
+		require.Contains(t, result, key)
+	}
+	require.Equal(t, false, result["guest"])
+	if result["device"] != "" {
+		t.Logf("the device %v was measured, too", result["device"])
+		return
+	}
+	require.NotEmpty(t, result["no_rdma"])
+	require.Contains(t, out, "no rows of rdma")
+	var paths []any
+	runs, is := result["runs"].([]any)
+	require.True(t, is)
+	for _, r := range runs {
+		row, is := r.(map[string]any)
+		require.True(t, is)
+		paths = append(paths, row["path"], row["size"], row["peers"])
+		require.Positive(t, row["mb_s"])
+		for _, key := range []string{"cpu_s_per_gib_server", "cpu_s_per_gib_client", "cpu_s_per_gib_machine"} {
+			require.Contains(t, row, key)
+		}
+		require.Contains(t, row, "events_per_mib")
+		require.Nil(t, row["events_per_mib"])
+	}
+	require.Equal(t, []any{
+		"tcp", 1024.0, 2.0, "tls", 1024.0, 2.0, "tcp", 1024.0, 1.0, "tls", 1024.0, 1.0,
+		"tcp", 65536.0, 2.0, "tls", 65536.0, 2.0, "tcp", 65536.0, 1.0, "tls", 65536.0, 1.0,
+	}, paths)
+}
+
+func TestTransportRefusals(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"size":     {[]string{"--sizes", "64KB"}, []string{`"64KB"`, "64KiB"}},
+		"huge":     {[]string{"--sizes", "8MiB"}, []string{"8MiB", "4MiB"}},
+		"overflow": {[]string{"--sizes", "4194304MiB"}, []string{"4MiB"}},
+		"peers":    {[]string{"--peers", "9"}, []string{"--peers has 9", "8"}},
+		"rounds":   {[]string{"--rounds", "0"}, []string{"--rounds is 0"}},
+		"mib":      {[]string{"--mib", "0"}, []string{"--mib is 0"}},
+		"limit":    {[]string{"--limit", "1ms"}, []string{"--limit is 1ms"}},
+		"three":    {[]string{"--device", "a,b,c"}, []string{`"a,b,c"`}},
+		"guest's":  {[]string{"--guest", "--device", "rxe0"}, []string{"devices of its own"}},
+		"json":     {[]string{"--json", "no/such/folder/x.json"}, []string{"--json", "folder"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := run(t.Context(), append([]string{"transport"}, c.args...)...)
+			require.Error(t, err)
+			for _, text := range c.want {
+				require.ErrorContains(t, err, text)
+			}
+		})
+	}
+}
+
+func TestTransportWithoutTheDevice(t *testing.T) {
+	if rdma.Supported {
+		t.Skip("this build has RDMA")
+	}
+	_, err := run(t.Context(), "transport", "--device", "mlx5_0")
+	require.ErrorContains(t, err, `--device is "mlx5_0"`)
+	require.ErrorContains(t, err, "built without RDMA")
+}
+
+// TestRDMARefusals is of the commands that have RDMA as one way of several.
+func TestRDMARefusals(t *testing.T) {
+	for _, command := range []string{"join", "relay"} {
+		_, err := run(t.Context(), command, "--guest", "--device", "rxe0")
+		require.ErrorContains(t, err, "leave out --device", command)
+		if !rdma.Supported {
+			_, err := run(t.Context(), command, "--device", "mlx5_0", "--dir", t.TempDir())
+			require.ErrorContains(t, err, "built without RDMA", command)
+		}
+	}
+}
+
+// TestTransportSideAlone: the hidden command is of no use to people, and says so.
+func TestTransportSideAlone(t *testing.T) {
+	root := newRoot()
+	c, _, err := root.Find([]string{transportbench.ChildCommand})
+	require.NoError(t, err)
+	require.True(t, c.Hidden)
+}

@@ -1,0 +1,205 @@
+package transportbench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// Goals of paths by RDMA, in the guest. On hardware nothing is measured yet.
+const (
+	goalTimes  = 1.5 // machine CPU time per GiB, over the reference's
+	goalEvents = 6   // per MiB and side
+)
+
+// Result is the outcome of a run.
+type Result struct {
+	Device string  `json:"device"` // "": none
+	Kernel string  `json:"kernel"`
+	Guest  bool    `json:"guest"`
+	Load   float64 `json:"load"` // of the machine, or of the guest's host, in the minute before
+	Runs   []Row   `json:"runs"`
+	// Reference is the raw one.
+	Reference []ReferenceRow `json:"reference,omitempty"`
+	// NoRDMA and NoReference are why there are no such rows.
+	NoRDMA      string `json:"no_rdma,omitempty"`
+	NoReference string `json:"no_reference,omitempty"`
+
+	Rounds  int             `json:"rounds"`
+	MiB     int             `json:"mib"`
+	LimitS  float64         `json:"limit_s"`
+	Machine harness.Machine `json:"machine"`
+}
+
+// Row is of a path, a size and a number of peers. All figures are medians over the rounds.
+type Row struct {
+	Path  string `json:"path"`
+	Size  int    `json:"size"`
+	Peers int    `json:"peers"`
+	// Flight is how many calls of each peer were under way.
+	Flight    int     `json:"flight"`
+	MBPerS    float64 `json:"mb_s"` // 10⁶ bytes
+	CPUServer float64 `json:"cpu_s_per_gib_server"`
+	CPUClient float64 `json:"cpu_s_per_gib_client"`
+	// CPUMachine is null where the system does not report it.
+	CPUMachine *float64 `json:"cpu_s_per_gib_machine"`
+	// Events are those of completion channels, of the side that had more; null without RDMA.
+	Events *float64 `json:"events_per_mib"`
+	// Times is the machine's CPU time over that of the reference's largest writes beside as many
+	// peers, by rounds; null where there is no reference.
+	Times *float64 `json:"times_reference"`
+}
+
+// ReferenceRow is the reference's, with writes of a size, beside turns with several peers. It has
+// one peer itself.
+type ReferenceRow struct {
+	Size        int     `json:"size"`
+	BesidePeers int     `json:"beside_peers"`
+	MBPerS      float64 `json:"mb_s"`
+	CPUMachine  float64 `json:"cpu_s_per_gib_machine"`
+	Events      float64 `json:"events_per_mib"`
+}
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+func newResult(o Options, turns []*turn) *Result {
+	r := &Result{Kernel: kernelRelease(), Rounds: o.Rounds, MiB: o.MiB, LimitS: o.Limit.Seconds(), Machine: harness.ThisMachine()}
+	references := make(map[int][]sample) // by peers
+	for _, t := range turns {
+		if t.path != pathReference {
+			continue
+		}
+		references[t.peers] = t.samples // sizes ascend
+		r.Reference = append(r.Reference, ReferenceRow{
+			Size: min(t.size, maxReference), BesidePeers: t.peers, MBPerS: t.median(sample.mbPerS), CPUMachine: t.median(sample.machinePerGiB), Events: t.median(sample.eventsPerMiB),
+		})
+	}
+	for _, t := range turns {
+		if t.path != pathReference {
+			r.Runs = append(r.Runs, t.row(references[t.peers]))
+		}
+	}
+	return r
+}
+
+func (t *turn) median(of func(sample) float64) float64 {
+	var figures []float64
+	for _, s := range t.samples {
+		figures = append(figures, of(s))
+	}
+	return harness.Median(figures)
+}
+
+func (t *turn) row(beside []sample) Row {
+	row := Row{
+		Path: t.path, Size: t.size, Peers: t.peers, Flight: flightOf(t.size, t.peers), MBPerS: t.median(sample.mbPerS),
+		CPUServer: t.median(func(s sample) float64 { return perGiB(s, s.server) }),
+		CPUClient: t.median(func(s sample) float64 { return perGiB(s, s.client) }),
+	}
+	if machine := t.median(sample.machinePerGiB); machine >= 0 {
+		row.CPUMachine = &machine
+	}
+	if t.path == pathRDMA {
+		events := t.median(sample.eventsPerMiB)
+		row.Events = &events
+	}
+	if t.path == pathRDMA && len(beside) == len(t.samples) {
+		var times []float64
+		for i, s := range t.samples {
+			times = append(times, harness.Ratio(s.machinePerGiB(), beside[i].machinePerGiB()))
+		}
+		median := harness.Median(times)
+		row.Times = &median
+	}
+	return row
+}
+
+func perGiB(s sample, seconds float64) float64 { return seconds * gib / float64(s.bytes) }
+
+func (s sample) mbPerS() float64        { return float64(s.bytes) / 1e6 / s.seconds }
+func (s sample) machinePerGiB() float64 { return perGiB(s, s.machine) }
+func (s sample) eventsPerMiB() float64  { return float64(s.events) * mib / float64(s.bytes) }
+
+// Print writes the table, and how to read it.
+func (r *Result) Print(out io.Writer) {
+	where := "this machine, over loopback"
+	switch {
+	case r.Guest:
+		where = "the emulated guest, " + r.Device
+	case r.Device != "":
+		where = "this machine, " + r.Device
+	}
+	fmt.Fprintf(out, "%s, Linux %s, %s of up to %d MiB or %.4g s a turn, load %.1f\n\n", where, r.Kernel, harness.Count(r.Rounds, "round"), r.MiB, r.LimitS, r.Load)
+	cells := [][]string{{"answers", "peers", "path", "MB/s", "server", "client", "machine", "× raw", "events/MiB"}}
+	for _, w := range r.Runs {
+		cells = append(cells, []string{
+			sizeText(w.Size), fmt.Sprint(w.Peers), w.Path, fmt.Sprintf("%.1f", w.MBPerS), fmt.Sprintf("%.2f", w.CPUServer), fmt.Sprintf("%.2f", w.CPUClient),
+			optional("%.2f", w.CPUMachine), optional("%.2f", w.Times), optional("%.1f", w.Events),
+		})
+	}
+	for _, w := range r.Reference {
+		cells = append(cells, []string{
+			sizeText(w.Size), fmt.Sprintf("(%d)", w.BesidePeers), "raw", fmt.Sprintf("%.1f", w.MBPerS), "", "", fmt.Sprintf("%.2f", w.CPUMachine), "", fmt.Sprintf("%.1f", w.Events),
+		})
+	}
+	harness.PrintAligned(out, cells)
+	fmt.Fprintf(out, `
+server, client  CPU seconds of the processes for a GiB of answers
+machine         the same of all processors, with threads of the kernel: other programs count, too
+tcp             plain sockets; tls: transport/tcp, authenticated and encrypted; rdma: transport/rdma
+`)
+	if len(r.Reference) > 0 {
+		fmt.Fprintln(out, "raw             writes by libibverbs alone, one peer, beside turns with (so many) peers; × raw: of the largest writes")
+	}
+	r.printGoals(out)
+	if r.NoRDMA != "" {
+		fmt.Fprintf(out, "no rows of rdma: %s; --guest runs all of it with Soft-RoCE in an emulated machine\n", r.NoRDMA)
+	}
+	if r.NoReference != "" {
+		fmt.Fprintln(out, r.NoReference)
+	}
+}
+
+// printGoals writes how far paths are from the goals. They are those of the guest.
+func (r *Result) printGoals(out io.Writer) {
+	if !r.Guest {
+		return
+	}
+	fmt.Fprintln(out, "tls             is emulated in the guest, AES too: it is not compared")
+	fmt.Fprintf(out, "goals           rdma at most %.1f× raw: %s\n", goalTimes, r.verdict(goalTimes, "× ", func(w Row) *float64 { return w.Times }))
+	fmt.Fprintf(out, "                and at most %d events a MiB and side: %s\n", goalEvents, r.verdict(goalEvents, " ", func(w Row) *float64 { return w.Events }))
+}
+
+// verdict names the rows of rdma that miss a goal.
+func (r *Result) verdict(limit float64, unit string, of func(Row) *float64) string {
+	var missed []string
+	measured := 0
+	for _, w := range r.Runs {
+		figure := of(w)
+		if w.Path != pathRDMA || figure == nil {
+			continue
+		}
+		if measured++; *figure > limit {
+			missed = append(missed, fmt.Sprintf("%.2f%sby %s to %s", *figure, unit, sizeText(w.Size), harness.Count(w.Peers, "peer")))
+		}
+	}
+	switch {
+	case measured == 0:
+		return "not measured"
+	case len(missed) == 0:
+		return "met"
+	}
+	return "not met: " + strings.Join(missed, ", ")
+}
+
+func optional(format string, v *float64) string {
+	if v == nil {
+		return ""
+	}
+	return fmt.Sprintf(format, *v)
+}

@@ -1,0 +1,254 @@
+package transportbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/transport/rdma"
+)
+
+// Run measures. It reports its progress, and ends its processes in any case.
+func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Result, err error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	err = harness.InFolder(ctx, o.Dir, "programs", progress, func(dir string) error {
+		if o.Guest {
+			result, err = runInGuest(ctx, o, dir, progress)
+		} else {
+			result, err = run(ctx, o, dir, progress)
+		}
+		return err
+	})
+	return result, err
+}
+
+// loopback is the address of both sides where there is no device.
+const loopback = "127.0.0.1"
+
+// ends are the server's address and the client's.
+type ends struct {
+	server, client string
+	device         string // their names, as the result has them
+}
+
+// choose finds devices. absent is why there is none; then both sides are on loopback.
+func choose(device string, ports []rdma.Port, err error) (_ ends, absent, failed error) {
+	none := ends{server: loopback, client: loopback}
+	if err != nil && device == "" {
+		return none, err, nil
+	}
+	if err != nil {
+		return none, nil, fmt.Errorf("--device is %q, but there is no RDMA: %w", device, err)
+	}
+	if device == "" {
+		at := slices.IndexFunc(ports, func(p rdma.Port) bool { return p.Err == nil && len(p.Addrs) > 0 })
+		if at < 0 {
+			return none, fmt.Errorf("none of %d RDMA ports is up and has an address", len(ports)), nil
+		}
+		device = ports[at].Device
+	}
+	first, second, two := strings.Cut(device, ",")
+	if !two {
+		second = first
+	}
+	e := ends{device: device}
+	for _, side := range []struct {
+		name string
+		addr *string
+	}{{first, &e.server}, {second, &e.client}} {
+		if *side.addr, err = addressOf(side.name, ports); err != nil {
+			return none, nil, err
+		}
+	}
+	return e, nil, nil
+}
+
+// addressOf returns that of a device, which is named or has the address.
+func addressOf(device string, ports []rdma.Port) (string, error) {
+	// Ports of InfiniBand do not know theirs.
+	if addr, err := netip.ParseAddr(device); err == nil {
+		return addr.String(), nil
+	}
+	var names []string
+	var why error
+	for _, p := range ports {
+		names = append(names, p.Device)
+		if p.Device != device {
+			continue
+		}
+		if why = p.Err; why == nil && len(p.Addrs) > 0 {
+			return p.Addrs[0].String(), nil
+		}
+	}
+	if why != nil {
+		return "", fmt.Errorf("--device is %q, which cannot be used: %w", device, why)
+	}
+	return "", fmt.Errorf("--device is %q: none of %q has that name and an IP address; on InfiniBand name the address of its interface", device, names)
+}
+
+// Address returns the address of a device that a flag names, or of the first one that can be used.
+func Address(device string) (string, error) {
+	ports, err := rdma.Ports()
+	e, absent, err := choose(device, ports, err)
+	return e.server, errors.Join(absent, err)
+}
+
+// turn is what is measured in turns.
+type turn struct {
+	path        string
+	size, peers int
+	samples     []sample
+}
+
+// sample is the figures of one turn; of the reference those of both processes together.
+type sample struct {
+	bytes                   int64
+	seconds                 float64
+	server, client, machine float64 // CPU seconds; machine is negative where it is unknown
+	events                  uint64  // of the side that had more
+}
+
+type running struct {
+	o              Options
+	ends           ends
+	paths          []string
+	server, client *harness.Process
+	reference      string // program; "": there is none
+	turns          []*turn
+	progress       *harness.Progress
+}
+
+func run(ctx context.Context, o Options, dir string, progress *harness.Progress) (_ *Result, err error) {
+	r := &running{o: o, progress: progress, paths: []string{pathTCP, pathTLS}}
+	load := loadAverage()
+	ports, why := rdma.Ports()
+	r.ends, why, err = choose(o.Device, ports, why)
+	if err != nil {
+		return nil, err
+	}
+	var noReference error
+	if why == nil {
+		r.paths = append(r.paths, pathRDMA)
+		if r.reference, noReference = reference(ctx, o.Reference, dir); noReference == nil {
+			r.paths = append(r.paths, pathReference)
+		}
+	}
+	if err := r.start(ctx); err != nil {
+		return nil, err
+	}
+	defer r.server.End()
+	defer r.client.End()
+	if err := r.measure(ctx); err != nil {
+		return nil, err
+	}
+	result := newResult(o, r.turns)
+	result.Device, result.Load = r.ends.device, load
+	if why != nil {
+		result.NoRDMA = why.Error()
+	}
+	if noReference != nil {
+		result.NoReference = noReference.Error()
+	}
+	return result, nil
+}
+
+// start starts the two sides.
+func (r *running) start(ctx context.Context) (err error) {
+	calls := slices.DeleteFunc(slices.Clone(r.paths), func(p string) bool { return p == pathReference })
+	b := begin{Role: roleServer, Host: r.ends.server, Paths: calls, Largest: slices.Max(r.o.Sizes)}
+	var a answer
+	if r.server, err = harness.StartRunning(ctx, ChildCommand, "the server", b, &a); err != nil {
+		return err
+	}
+	b.Role, b.Host, b.Servers = roleClient, r.ends.client, a.Servers
+	if r.client, err = harness.StartRunning(ctx, ChildCommand, "the client", b, &answer{}); err != nil {
+		r.server.End()
+	}
+	return err
+}
+
+// measure has all turns of all rounds.
+func (r *running) measure(ctx context.Context) error {
+	for _, size := range r.o.Sizes {
+		for _, peers := range r.o.Peers {
+			for _, path := range r.paths {
+				if path != pathReference || besideReference(size, r.o.Sizes) {
+					r.turns = append(r.turns, &turn{path: path, size: size, peers: peers})
+				}
+			}
+		}
+	}
+	r.progress.Begin("answers", "turns", r.o.Rounds*len(r.turns))
+	for round := range r.o.Rounds {
+		for _, peers := range r.o.Peers {
+			r.progress.Working(harness.Count(peers, "peer"))
+			if err := r.client.Ask(request{Op: opConnect, Peers: peers}, &answer{}); err != nil {
+				return err
+			}
+			for i := range r.o.Sizes { // each round begins with another size and another path
+				size := r.o.Sizes[(round+i)%len(r.o.Sizes)]
+				of := slices.DeleteFunc(slices.Clone(r.turns), func(t *turn) bool { return t.peers != peers || t.size != size })
+				for k := range of {
+					t := of[(round+i+k)%len(of)]
+					s, err := r.sample(ctx, t)
+					if err != nil {
+						return fmt.Errorf("%s, answers of %s, %s: %w", t.path, sizeText(t.size), harness.Count(t.peers, "peer"), err)
+					}
+					t.samples = append(t.samples, s)
+					r.progress.Add(1)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// sample is a turn.
+func (r *running) sample(ctx context.Context, t *turn) (s sample, err error) {
+	if t.path == pathReference {
+		return runReference(ctx, r.reference, r.ends, min(t.size, maxReference), r.o.MiB<<20)
+	}
+	fetch := request{Op: opFetch, Path: t.path, Size: t.size, Flight: flightOf(t.size, t.peers), Limit: r.o.Limit}
+	// One answer for each peer beforehand: memory is touched, and windows are open.
+	fetch.Bytes = int64(t.size * t.peers)
+	if err := r.client.Ask(fetch, &answer{}); err != nil {
+		return s, err
+	}
+	var before, after [2]used
+	if before, err = r.used(); err != nil {
+		return s, err
+	}
+	fetch.Bytes = max(fetch.Bytes, int64(r.o.MiB)<<20)
+	var a answer
+	if err := r.client.Ask(fetch, &a); err != nil {
+		return s, err
+	}
+	if after, err = r.used(); err != nil {
+		return s, err
+	}
+	if a.Bytes == 0 {
+		return s, errors.New("nothing came within the limit: raise --limit")
+	}
+	return sample{
+		bytes: a.Bytes, seconds: a.Seconds, machine: a.Machine, server: after[0].CPU - before[0].CPU, client: after[1].CPU - before[1].CPU,
+		events: max(after[0].Events-before[0].Events, after[1].Events-before[1].Events),
+	}, nil
+}
+
+// used asks both sides, the server first.
+func (r *running) used() (both [2]used, err error) {
+	for i, p := range []*harness.Process{r.server, r.client} {
+		var a answer
+		if err := p.Ask(request{Op: opUsed}, &a); err != nil {
+			return both, err
+		}
+		both[i] = a.Used
+	}
+	return both, nil
+}

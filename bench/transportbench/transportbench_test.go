@@ -1,0 +1,104 @@
+package transportbench
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/transport/rdma"
+)
+
+func TestSizes(t *testing.T) {
+	sizes, err := ParseSizes("1MiB,64KiB,1000,1MiB,1024B")
+	require.NoError(t, err)
+	require.Equal(t, []int{1000, 1 << 10, 64 << 10, 1 << 20}, sizes)
+	require.Equal(t, "1000B,1KiB,64KiB,1MiB", sizesText(sizes))
+	for _, text := range []string{"", "0", "-1KiB", "1.5MiB", "1GiB", "9223372036854775807MiB"} {
+		_, err := ParseSizes(text)
+		require.ErrorContains(t, err, "--sizes", text)
+	}
+}
+
+// TestFlight: what a server lends one host of its memory is not exceeded.
+func TestFlight(t *testing.T) {
+	require.Equal(t, 4, flightOf(64<<10, 8))
+	require.Equal(t, 4, flightOf(4<<20, 2))
+	require.Equal(t, 1, flightOf(4<<20, 8))
+}
+
+func TestStat(t *testing.T) {
+	busy, known := parseStat([]byte("cpu  100 20 30 9999 888 4 50 77 6 5\ncpu0 1 2 3 4 5 6 7\n"))
+	require.True(t, known)
+	require.InDelta(t, 2.04, busy, 1e-9)
+	for _, text := range []string{"", "cpu 1 2 3", "cpu 1 2 3 4 5 6 x", "intr 1 2 3 4 5 6 7"} {
+		_, known := parseStat([]byte(text))
+		require.False(t, known, text)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	at := func(s string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(s)} }
+	ports := []rdma.Port{
+		{Device: "rxe0", Err: errors.New("it is down")}, {Device: "ib0"}, {Device: "rxe1", Addrs: at("10.7.0.2")}, {Device: "rxe2", Addrs: at("10.7.0.3")},
+	}
+	for device, want := range map[string]ends{
+		"":               {"10.7.0.2", "10.7.0.2", "rxe1"},
+		"rxe2":           {"10.7.0.3", "10.7.0.3", "rxe2"},
+		"rxe2,rxe1":      {"10.7.0.3", "10.7.0.2", "rxe2,rxe1"},
+		"10.8.0.1,rxe1":  {"10.8.0.1", "10.7.0.2", "10.8.0.1,rxe1"},
+		"fd00::1,ib0":    {},
+		"rxe0":           {},
+		"rxe2,no-device": {},
+	} {
+		e, absent, err := choose(device, ports, nil)
+		require.NoError(t, absent)
+		if want == (ends{}) {
+			require.ErrorContains(t, err, "--device", device)
+			continue
+		}
+		require.NoError(t, err, device)
+		require.Equal(t, want, e)
+	}
+	e, absent, err := choose("", ports[:2], nil)
+	require.NoError(t, err)
+	require.ErrorContains(t, absent, "none of 2 RDMA ports")
+	require.Equal(t, ends{loopback, loopback, ""}, e)
+}
+
+// TestResult has medians of three rounds, and ratios round by round.
+func TestResult(t *testing.T) {
+	const bytesOf = 1 << 30
+	rdmaTurn := &turn{path: pathRDMA, size: 1 << 20, peers: 2, samples: []sample{
+		{bytes: bytesOf, seconds: 1, server: 1, client: 2, machine: 12, events: 3 << 10},
+		{bytes: bytesOf, seconds: 2, server: 3, client: 4, machine: 40, events: 2 << 10},
+		{bytes: bytesOf, seconds: 4, server: 5, client: 6, machine: 20, events: 9 << 10},
+	}}
+	raw := &turn{path: pathReference, size: 1 << 20, peers: 2, samples: []sample{
+		{bytes: bytesOf, seconds: 1, machine: 10, events: 1 << 10}, {bytes: bytesOf, seconds: 1, machine: 20, events: 1 << 10}, {bytes: bytesOf, seconds: 1, machine: 20, events: 1 << 10},
+	}}
+	tls := &turn{path: pathTLS, size: 1 << 20, peers: 2, samples: []sample{{bytes: bytesOf, seconds: 1, machine: -1}}}
+	r := newResult(Options{Rounds: 3}, []*turn{tls, rdmaTurn, raw})
+	require.Len(t, r.Runs, 2)
+	require.Nil(t, r.Runs[0].CPUMachine, "unknown")
+	require.Nil(t, r.Runs[0].Events)
+	row := r.Runs[1]
+	require.InDelta(t, bytesOf/2e6, row.MBPerS, 1e-6)
+	require.InDelta(t, 3, row.CPUServer, 1e-9)
+	require.InDelta(t, 4, row.CPUClient, 1e-9)
+	require.InDelta(t, 20, *row.CPUMachine, 1e-9)
+	require.InDelta(t, 3, *row.Events, 1e-9)
+	require.InDelta(t, 1.2, *row.Times, 1e-9)
+	require.Equal(t, []ReferenceRow{{Size: 1 << 20, BesidePeers: 2, MBPerS: bytesOf / 1e6, CPUMachine: 20, Events: 1}}, r.Reference)
+	r.Guest = true
+	var out bytes.Buffer
+	r.Print(&out)
+	require.Contains(t, out.String(), "at most 1.5× raw: met\n")
+	require.Contains(t, out.String(), "at most 6 events a MiB and side: met\n")
+	*r.Runs[1].Times = 1.6
+	out.Reset()
+	r.Print(&out)
+	require.Contains(t, out.String(), "at most 1.5× raw: not met: 1.60× by 1MiB to 2 peers\n")
+}
