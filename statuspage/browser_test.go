@@ -113,6 +113,14 @@ func TestFirstAnswersInABrowser(t *testing.T) {
 		Time: now, Phase: statuspage.PhaseJoining, Node: idle.Node, Disk: idle.Disk, Caches: []statuspage.Cache{{Zone: "state"}, {Zone: "blocks"}},
 		Join: &statuspage.Join{Phase: "looking", Connected: 3, Peers: []statuspage.Peer{}},
 	}
+	catching := joining
+	catching.Phase, catching.Chain, catching.Join = statuspage.PhaseCatchingUp, statuspage.Chain{Height: 1200, AppHash: strings.Repeat("cd", 32)}, nil
+	catching.CatchUp = &statuspage.CatchUp{
+		State: "catch_up", Height: 1200, Target: 5000, Blocks: 200, Bytes: 64e6, Rate: 12e6, BlockRate: 85.33, Connected: 3, Banned: 1, Seconds: 61, SecondsLeft: 44.6,
+	}
+	caught, over := idle, *catching.CatchUp
+	over.State, over.SecondsLeft = "normal", 0
+	caught.CatchUp = &over
 	// Those of cards that are shown.
 	const titles = `[...document.querySelectorAll("main > .card")].filter((c) => !c.hidden && c.offsetHeight > 0).map((c) => c.querySelector("h2").textContent).join("; ")`
 	for name, c := range map[string]struct {
@@ -122,6 +130,10 @@ func TestFirstAnswersInABrowser(t *testing.T) {
 	}{
 		"idle":    {idle, "This node; Chain; State; Disk; Caches; Program; 2 peers", []string{"yes, power 10", "Signed block 1,199", "Missed of the last 100", "26 hr", "bob", "carol"}},
 		"joining": {joining, "Joining: looking for peers and a snapshot; This node; Disk; Program", nil},
+		"catching up": {catching, "Catching up by blocks; This node; Chain; Disk; Program", []string{
+			"block 1,200 of 5,000 · 85.3 blocks/s · 12.0 MB/s · 45 sec left", "3 peers · 1 banned · 200 blocks executed, 64.0 MB · 61 sec so far", "catch_up",
+		}},
+		"caught up": {caught, "Caught up to block 1,200 in 61 sec; This node; Chain; State; Disk; Caches; Program; 2 peers", []string{"yes, power 10", "200 blocks executed"}},
 	} {
 		s, err := statuspage.Listen(ctx, "127.0.0.1:0", statuspage.Options{Logger: log.NewNopLogger(), Source: fixed(c.status)})
 		require.NoError(t, err)
@@ -136,6 +148,7 @@ func TestFirstAnswersInABrowser(t *testing.T) {
 			for _, words := range c.says {
 				require.Contains(t, text, words)
 			}
+			require.NotContains(t, text, "none yet", "%s: it has blocks, or no card of them", name)
 			var wide bool
 			require.NoError(t, tab.Eval(ctx, "document.documentElement.scrollWidth > window.innerWidth", &wide))
 			require.False(t, wide, "%s at %d: it scrolls sideways", name, width)

@@ -17,7 +17,6 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/node"
-	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statuspage"
 )
 
@@ -43,6 +42,12 @@ type status struct {
 	Validators  []statusValidator `json:"validators"`
 	// Storage is where the storage nodes stand that keep the state; nil: the node has it itself.
 	Storage *statuspage.Sharded `json:"storage,omitempty"`
+	// NoRPC is why RPC did not answer: then the rest is what the node's status page says, Height that
+	// of the state, and the validators are not known. Empty: RPC did, and what follows is not set.
+	NoRPC   string              `json:"no_rpc,omitempty"`
+	Phase   string              `json:"phase,omitempty"` // one of package statuspage's
+	Join    *statuspage.Join    `json:"join,omitempty"`
+	CatchUp *statuspage.CatchUp `json:"catch_up,omitempty"`
 }
 
 type statusValidator struct {
@@ -55,6 +60,10 @@ func newStatusCmd(env *cliEnv) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show height, state and validators of a running node",
+		Long: `Shows what a running node says of itself. RPC does not answer while a node joins, or
+fetches blocks before CometBFT runs; then the status page of this home's node is asked
+([status] laddr of app.toml), which says how far it is. Exit status 0: the node answered,
+there or by RPC; "starlingd health" says whether it is ready.`,
 		Example: `  starlingd status
   starlingd status --node http://127.0.0.1:26657 --output json`,
 		Args: cobra.NoArgs,
@@ -63,7 +72,10 @@ func newStatusCmd(env *cliEnv) *cobra.Command {
 			for _, address := range env.NodeAddrs() {
 				s, err := askStatus(cmd.Context(), address)
 				if err != nil {
-					errs = append(errs, instead(cmd.Context(), env, err))
+					s, err = otherwise(cmd.Context(), env, err)
+				}
+				if err != nil {
+					errs = append(errs, err)
 					continue
 				}
 				if env.JSON() {
@@ -78,25 +90,11 @@ func newStatusCmd(env *cliEnv) *cobra.Command {
 	}
 }
 
-// instead returns err, with what the node of the home does where RPC does not answer yet.
-func instead(ctx context.Context, env *cliEnv, err error) error {
-	conf, bad := config.Load(env.Home, env.V)
-	if env.V.GetString("node") != "" || bad != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
-	defer cancel()
-	if report, asked := askHealth(ctx, conf); asked == nil {
-		return fmt.Errorf("%w\nthe node runs, and RPC does not answer yet: %s", err, report.Line(false))
-	}
-	return err
-}
-
 func askStatus(ctx context.Context, address string) (status, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	failed := func(err error) (status, error) {
-		return status{}, fmt.Errorf("no answer from %s: %w: is the node running there? (--node names another address)", address, err)
+		return status{}, &noAnswerError{address, withoutURL(err)}
 	}
 	rpc, err := client.NewHTTP(address)
 	if err != nil {
@@ -183,6 +181,10 @@ func (s status) write(w io.Writer) error {
 	line("chain", harmless(s.ChainID))
 	line("version", harmless(s.Version))
 	line("app version", s.AppVersion)
+	if s.NoRPC != "" {
+		s.writePage(line)
+		return table.Flush()
+	}
 	line("height", s.Height)
 	if s.Height > 0 {
 		line("block time", s.BlockTime.UTC().Format(time.RFC3339))
@@ -205,6 +207,18 @@ func (s status) write(w io.Writer) error {
 		line(name, fmt.Sprintf("%s  key %s  power %d", v.Address, v.PubKey, v.Power))
 	}
 	return table.Flush()
+}
+
+// writePage shows what comes from the status page.
+func (s status) writePage(line func(name string, value any)) {
+	line("RPC", harmless(s.NoRPC))
+	s.phaseLines(line)
+	if s.AppHeight > 0 {
+		line("state", fmt.Sprintf("height %d, app hash %s", s.AppHeight, harmless(s.AppHash)))
+	}
+	if s.Storage != nil {
+		writeStorage(line, *s.Storage)
+	}
 }
 
 // harmless removes control characters, so that a name chosen by a node cannot control the terminal.

@@ -1,12 +1,8 @@
 package main
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
@@ -37,8 +33,11 @@ ranges" asks all storage nodes, over the transport.`,
 				return config.Invalid(errors.New("status.laddr is not set, where the storage node says how it stands: set it and start the node again, or ask all of them: starlingd storage ranges"))
 			}
 			s, err := askStatusPage(cmd.Context(), address)
+			if err == nil && s.Sharded == nil {
+				err = fmt.Errorf("the node at %s names no ranges: is it another one's address?", address)
+			}
 			if err != nil {
-				return err
+				return fmt.Errorf("no answer from the storage node: %w: is it running?", err)
 			}
 			if env.JSON() {
 				return writeJSON(env.Out, s)
@@ -53,31 +52,6 @@ ranges" asks all storage nodes, over the transport.`,
 			return table.Flush()
 		},
 	}
-}
-
-// askStatusPage returns what a storage node's status page says.
-func askStatusPage(ctx context.Context, address string) (s statuspage.Status, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/status.json", nil)
-	if err != nil {
-		return s, err
-	}
-	// no proxy: it is this machine's node
-	answer, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
-	if err != nil {
-		return s, fmt.Errorf("no answer from the storage node: %w: is it running? (status.laddr names its address)", err)
-	}
-	defer answer.Body.Close()
-	const most = 64 << 20
-	err = json.NewDecoder(io.LimitReader(answer.Body, most)).Decode(&s)
-	if err == nil && s.Sharded == nil {
-		err = errors.New("it names no ranges")
-	}
-	if err != nil {
-		return s, fmt.Errorf("%s answered with status %d: %w: is it another program's address?", request.URL, answer.StatusCode, err)
-	}
-	return s, nil
 }
 
 // writeStorage shows ranges, and the storage nodes that keep them.

@@ -65,8 +65,9 @@ type cliEnv struct {
 // JSON reports whether results are written as JSON.
 func (env *cliEnv) JSON() bool { return env.V.GetString("output") == "json" }
 
-// NodeAddrs returns the RPC addresses to connect to: --node, or that of the home's config.toml, or
-// CometBFT's default.
+// NodeAddrs returns the RPC addresses to connect to: --node, or rpc.laddr of the environment, which
+// is that of a node which was started with it, or that of the home's config.toml, or CometBFT's
+// default.
 func (env *cliEnv) NodeAddrs() []string {
 	if given := splitList(env.V.GetString("node")); len(given) > 0 {
 		for i, address := range given {
@@ -75,6 +76,9 @@ func (env *cliEnv) NodeAddrs() []string {
 			}
 		}
 		return given
+	}
+	if laddr := env.V.GetString("rpc.laddr"); laddr != "" {
+		return []string{config.RPCURL(laddr)}
 	}
 	return []string{config.RPCAddress(env.Home)}
 }

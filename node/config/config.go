@@ -622,7 +622,13 @@ func RPCAddress(home string) string {
 	if err := v.ReadInConfig(); err != nil {
 		v.Set("rpc.laddr", cfg.DefaultRPCConfig().ListenAddress)
 	}
-	first, _, _ := strings.Cut(v.GetString("rpc.laddr"), ",")
+	return RPCURL(v.GetString("rpc.laddr"))
+}
+
+// RPCURL returns the URL at which a client of this machine reaches a node with that rpc.laddr: the
+// first address of it.
+func RPCURL(laddr string) string {
+	first, _, _ := strings.Cut(laddr, ",")
 	host := strings.TrimPrefix(first, "tcp://")
 	for _, every := range []string{"0.0.0.0:", "[::]:", ":"} {
 		if port, ok := strings.CutPrefix(host, every); ok {

@@ -61,7 +61,7 @@ function show(s) {
   const running = s.phase === "running", blocks = s.catch_up && s.catch_up.state === "catch_up", early = s.phase === "joining" || s.phase === "starting" || blocks; // CometBFT does not run yet
   setText(byId("moniker"), s.node.moniker || s.node.id);
   setText(byId("chain-id"), s.node.chain_id);
-  setText(byId("phase"), (phases[s.phase] || s.phase) + (blocks ? `: block ${count.format(s.catch_up.height)} of ${count.format(s.catch_up.target)}` : ""));
+  setText(byId("phase"), phases[s.phase] || s.phase);
   byId("phase").classList.toggle("running", running);
   document.title = (s.node.moniker || "Starling") + " · " + (phases[s.phase] || s.phase);
 
@@ -69,6 +69,7 @@ function show(s) {
   const hasBlock = Date.parse(s.chain.block_time) > 0;
   const chainPeers = s.chain.peer_list || [];
   list("card-now", [...standing(s.chain.validator, early),
+    ["Stage", early && s.catch_up ? s.catch_up.state : undefined],
     ["Peers", early ? undefined : count.format(s.chain.peers), s.chain.peers === 0 ? "bad" : ""],
     ["Up since", Date.parse(s.node.started) > 0 ? dateTime(s.node.started) : undefined],
     ["Up for", Date.parse(s.node.started) > 0 ? duration(Math.max((Date.parse(s.time) - Date.parse(s.node.started)) / 1000, 0)) : undefined],
@@ -84,7 +85,7 @@ function show(s) {
   list("card-chain", [
     ["Height", count.format(s.chain.height)],
     ["Queries answered from", s.chain.oldest_height > 0 ? "height " + count.format(s.chain.oldest_height) : undefined],
-    ["Last block", hasBlock ? duration(Math.max(blockAge, 0)) + " ago" : "none yet"],
+    ["Last block", hasBlock ? duration(Math.max(blockAge, 0)) + " ago" : s.chain.height > 0 ? undefined : "none yet"],
     ["Between blocks", s.chain.block_seconds > 0 ? duration(s.chain.block_seconds) : undefined],
     ["Catching up", early ? undefined : s.chain.catching_up ? "yes" : "no"],
     ["Headers missing for evidence", s.chain.missing_headers > 0 ? count.format(s.chain.missing_headers) : undefined, "bad"],
@@ -116,6 +117,7 @@ function show(s) {
   ]);
   showCaches(s.caches || []);
   showJoin(s.join, s.phase);
+  showCatchUp(s.catch_up);
   showStorage(s.sharded);
   showRDMA(s.rdma);
 }
@@ -271,6 +273,30 @@ function showJoin(join, phase) {
   peers = new Map(join.peers.filter((p) => p.index > 0).map((p) => [p.index, p]));
   byId("peers").replaceChildren(...join.peers.flatMap(peerRows));
   wantMap(join.map_version);
+}
+
+// ---- The blocks that are fetched before CometBFT runs
+
+function showCatchUp(c) {
+  const going = c && c.state === "catch_up", over = c && c.state === "normal" && c.blocks > 0;
+  byId("catch-up").hidden = !going && !over;
+  if (!going && !over) return;
+  byId("catch-up").classList.toggle("over", over);
+  setText(byId("catch-up-title"), going ? "Catching up by blocks"
+    : "Caught up to block " + count.format(c.height) + " in " + duration(c.seconds));
+  const bar = byId("catch-up-bar"), first = c.height - c.blocks;
+  bar.hidden = over;
+  bar.max = Math.max(c.target - first, 1);
+  bar.value = c.blocks;
+  const line = [];
+  if (going) {
+    line.push("block " + count.format(c.height) + " of " + count.format(c.target), Math.round(c.blocks_per_second * 10) / 10 + " blocks/s", bytes(c.rate) + "/s");
+    if (c.seconds_left > 0) line.push(duration(c.seconds_left) + " left");
+  }
+  setText(byId("catch-up-line"), line.join(" · "));
+  const more = [plural(c.connected, "peer"), count.format(c.banned) + " banned", plural(c.blocks, "block") + " executed, " + bytes(c.bytes)];
+  if (going) more.push(duration(c.seconds) + " so far");
+  setText(byId("catch-up-more"), more.join(" · "));
 }
 
 const plural = (n, what) => count.format(n) + " " + what + (n === 1 ? "" : "s");
