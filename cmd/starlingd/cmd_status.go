@@ -42,8 +42,9 @@ type status struct {
 	Validators  []statusValidator `json:"validators"`
 	// Storage is where the storage nodes stand that keep the state; nil: the node has it itself.
 	Storage *statuspage.Sharded `json:"storage,omitempty"`
-	// NoRPC is why RPC did not answer: then the rest is what the node's status page says, Height that
-	// of the state, and the validators are not known. Empty: RPC did, and what follows is not set.
+	// NoRPC is why RPC did not answer: then the rest is what the node's status page says, Height
+	// that of the state, and the validators are not known. Empty: RPC did, and what follows is not
+	// set.
 	NoRPC   string              `json:"no_rpc,omitempty"`
 	Phase   string              `json:"phase,omitempty"` // one of package statuspage's
 	Join    *statuspage.Join    `json:"join,omitempty"`
@@ -63,7 +64,7 @@ func newStatusCmd(env *cliEnv) *cobra.Command {
 		Long: `Shows what a running node says of itself. RPC does not answer while a node joins, or
 fetches blocks before CometBFT runs; then the status page of this home's node is asked
 ([status] laddr of app.toml), which says how far it is. Exit status 0: the node answered,
-there or by RPC; "starlingd health" says whether it is ready.`,
+there or by RPC; "starlingd health" reports whether it is ready.`,
 		Example: `  starlingd status
   starlingd status --node http://127.0.0.1:26657 --output json`,
 		Args: cobra.NoArgs,
