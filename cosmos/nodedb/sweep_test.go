@@ -2,6 +2,7 @@ package nodedb_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"testing"
@@ -186,6 +187,8 @@ func TestSweepOverflows(t *testing.T) {
 	s, err := nodedb.Open(h, versions)
 	require.NoError(t, err)
 	s.LimitProcessors(4)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
 	done := make(chan error, 1)
 	go func() {
 		answer, err := s.Answer(&iavlsync.Request{Height: versions, Store: "bank", Leaves: leaves})
@@ -197,7 +200,7 @@ func TestSweepOverflows(t *testing.T) {
 	select {
 	case err := <-done:
 		require.NoError(t, err)
-	case <-time.After(2 * time.Minute):
+	case <-ctx.Done():
 		t.Fatal("no answer")
 	}
 	made, _ := s.Swept("bank")
