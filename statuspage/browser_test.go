@@ -121,6 +121,9 @@ func TestFirstAnswersInABrowser(t *testing.T) {
 	caught, over := idle, *catching.CatchUp
 	over.State, over.SecondsLeft = "normal", 0
 	caught.CatchUp = &over
+	lacking, quiet := idle, idle
+	lacking.RDMA = &statuspage.RDMA{Lacking: "device: there is none", Mend: "load the device's module", Peers: []statuspage.RDMAPeer{}}
+	quiet.RDMA = &statuspage.RDMA{Peers: []statuspage.RDMAPeer{}}
 	// Those of cards that are shown.
 	const titles = `[...document.querySelectorAll("main > .card")].filter((c) => !c.hidden && c.offsetHeight > 0).map((c) => c.querySelector("h2").textContent).join("; ")`
 	for name, c := range map[string]struct {
@@ -128,8 +131,12 @@ func TestFirstAnswersInABrowser(t *testing.T) {
 		cards  string
 		says   []string
 	}{
-		"idle":    {idle, "This node; Chain; State; Disk; Caches; Program; 2 peers", []string{"yes, power 10", "Signed block 1,199", "Missed of the last 100", "26 hr", "bob", "carol"}},
-		"joining": {joining, "Joining: looking for peers and a snapshot; This node; Disk; Program", nil},
+		"idle": {idle, "This node; Chain; State; Disk; Caches; Program; 2 peers", []string{"yes, power 10", "Signed block 1,199", "Missed of the last 100", "26 hr", "bob", "carol"}},
+		"RDMA lacks": {lacking, "This node; Chain; State; Disk; Caches; Program; RDMA; 2 peers", []string{
+			"not possible when this node started: device: there is none. All answers go over TLS.", "To mend it: load the device's module; then start",
+		}},
+		"RDMA without peers": {quiet, "This node; Chain; State; Disk; Caches; Program; RDMA; 2 peers", []string{"0 paths up", "no peer yet"}},
+		"joining":            {joining, "Joining: looking for peers and a snapshot; This node; Disk; Program", nil},
 		"catching up": {catching, "Catching up by blocks; This node; Chain; Disk; Program", []string{
 			"block 1,200 of 5,000 · 85.3 blocks/s · 12.0 MB/s · 45 sec left", "3 peers · 1 banned · 200 blocks executed, 64.0 MB · 61 sec so far", "catch_up",
 		}},

@@ -27,11 +27,15 @@ type Status struct {
 	Join      *Join     `json:"join"`      // nil: this process has not joined over the transport
 	CatchUp   *CatchUp  `json:"catch_up"`  // nil: no block was fetched over the transport
 	Sharded   *Sharded  `json:"sharded"`   // nil: the state is in the node's own home
-	RDMA      *RDMA     `json:"rdma"`      // nil: it is off, or not possible here
+	RDMA      *RDMA     `json:"rdma"`      // nil: it is off
 }
 
 // RDMA describes the paths by RDMA, which carry what else goes over TLS.
 type RDMA struct {
+	// Lacking is why no path could be made when the node started, and Mend what to do. Empty: paths
+	// are possible, and the rest is set.
+	Lacking     string     `json:"lacking,omitempty"`
+	Mend        string     `json:"mend,omitempty"`
 	PathsUp     int        `json:"paths_up"` // both those that were dialled and those of peers
 	QueuePairs  int        `json:"queue_pairs"`
 	MemoryBytes int64      `json:"memory_bytes"` // registered

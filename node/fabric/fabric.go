@@ -24,9 +24,11 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Paths are a process's paths by RDMA. A nil one makes none.
+// Paths are a process's paths by RDMA. A nil one makes none, and neither does one that lacks
+// something.
 type Paths struct {
 	fabric   *rdma.Fabric
+	lacking  *rdma.LackingError // why none can be made, and the rest is not set; nil: they can
 	log      log.Logger
 	metrics  *metrics
 	registry prometheus.Registerer
@@ -43,9 +45,9 @@ type Paths struct {
 	}
 }
 
-// Open returns the paths that the settings ask for; nil: none, because they are off, or cannot be
-// made here, which is logged. Where they are required the latter is an error. registry nil: nothing
-// is counted.
+// Open returns the paths that the settings ask for; nil: none, because they are off. If they cannot
+// be made here, that is logged, and Status says it; where they are required it is an error.
+// registry nil: nothing is counted.
 func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (*Paths, error) {
 	o := c.App.Transport
 	if o.RDMA == config.RDMAOff {
@@ -56,8 +58,8 @@ func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (
 	if err != nil {
 		return nil, err
 	}
-	if err := rdma.Able(rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})); err != nil {
-		err = fmt.Errorf("RDMA is not possible here: %w", err)
+	if lacking := rdma.FirstLacking(rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})); lacking != nil {
+		err := fmt.Errorf("RDMA is not possible here: %w", lacking)
 		if o.RDMA == config.RDMARequired {
 			err = fmt.Errorf("transport.rdma is %q: %w", o.RDMA, err)
 			if !rdma.Supported {
@@ -66,7 +68,7 @@ func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (
 			return nil, err
 		}
 		logger.Error("All answers come over TLS", "err", err)
-		return nil, nil //nolint:nilnil // no paths
+		return &Paths{lacking: lacking}, nil
 	}
 	return open(o, logger, registry, rdma.New)
 }
@@ -87,7 +89,7 @@ func open(o config.Transport, logger log.Logger, registry prometheus.Registerer,
 
 // Sides returns what dialers and servers are given; nil: there are none.
 func (p *Paths) Sides() tcp.Sides {
-	if p == nil {
+	if p == nil || p.lacking != nil {
 		return nil
 	}
 	return &sides{p.fabric, p}
@@ -95,7 +97,7 @@ func (p *Paths) Sides() tcp.Sides {
 
 // Close ends all paths. Connections stay.
 func (p *Paths) Close() error {
-	if p == nil {
+	if p == nil || p.lacking != nil {
 		return nil
 	}
 	if p.registry != nil {

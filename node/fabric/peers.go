@@ -131,11 +131,14 @@ func (p *Paths) ended(ctx context.Context, id transport.ID) {
 	p.connect(id, -1)
 }
 
-// Status returns what a status page shows of paths; nil: there are none. The peers whose IDs are in
+// Status returns what a status page shows of paths; nil: they are off. The peers whose IDs are in
 // private are left out: a page may be public.
 func (p *Paths) Status(private string) *statuspage.RDMA {
 	if p == nil {
 		return nil
+	}
+	if p.lacking != nil {
+		return &statuspage.RDMA{Lacking: p.lacking.Public(), Mend: p.lacking.Finding.Mend, Peers: []statuspage.RDMAPeer{}}
 	}
 	s := p.fabric.Stats()
 	status := &statuspage.RDMA{PathsUp: s.Up, QueuePairs: s.QueuePairs, MemoryBytes: s.Memory, Peers: []statuspage.RDMAPeer{}}

@@ -127,7 +127,15 @@ function show(s) {
 function showRDMA(rdma) {
   byId("rdma").hidden = !rdma;
   if (!rdma) return;
-  setText(byId("rdma-line"), plural(rdma.paths_up, "path") + " up · " + bytes(rdma.memory_bytes) + " registered");
+  byId("rdma-mend").hidden = byId("rdma-table").hidden = true;
+  if (rdma.lacking) {
+    setText(byId("rdma-line"), "It is on, but was not possible when this node started: " + rdma.lacking + ". All answers go over TLS.");
+    byId("rdma-mend").hidden = false;
+    setText(byId("rdma-mend"), "To mend it: " + rdma.mend + "; then start the node again. “starlingd rdma check” says more.");
+    return;
+  }
+  byId("rdma-table").hidden = rdma.peers.length === 0;
+  setText(byId("rdma-line"), plural(rdma.paths_up, "path") + " up · " + bytes(rdma.memory_bytes) + " registered" + (rdma.peers.length ? "" : " · no peer yet that could have a path"));
   byId("rdma-peers").replaceChildren(...rdma.peers.map(rdmaRow));
 }
 

@@ -62,15 +62,47 @@ func Check(o CheckOptions) []Finding {
 	return c.found
 }
 
-// Able returns nil if a path can be made, else why not, with what to do.
+// Able returns nil if a path can be made, else FirstLacking.
 func Able(found []Finding) error {
+	if e := FirstLacking(found); e != nil {
+		return e
+	}
+	return nil
+}
+
+// FirstLacking returns why no path can be made; nil: it can.
+func FirstLacking(found []Finding) *LackingError {
 	for _, f := range found {
 		if f.Verdict == Lacking {
-			return fmt.Errorf("%s: %s: %s", f.What, f.Text, f.Mend)
+			return &LackingError{f}
 		}
 	}
 	return nil
 }
+
+// LackingError is the first thing that lacks, because of which no path can be made.
+type LackingError struct{ Finding Finding }
+
+func (e *LackingError) Error() string {
+	return fmt.Sprintf("%s: %s: %s", e.Finding.What, e.Finding.Text, e.Finding.Mend)
+}
+
+// Public is the error without what to do, and without addresses of this host.
+func (e *LackingError) Public() string {
+	switch e.Finding.What {
+	case whatAddress:
+		return "address: no device has one of this host, or that device cannot be opened"
+	case whatMemory:
+		return "memory: what a path needs cannot be registered"
+	}
+	return e.Finding.What + ": " + e.Finding.Text
+}
+
+// The Finding.What of texts that can name addresses.
+const (
+	whatAddress = "address"
+	whatMemory  = "memory"
+)
 
 type checker struct {
 	CheckOptions
@@ -152,11 +184,11 @@ func (c *checker) address() bool {
 		}
 		port := d.Port()
 		if err := d.Close(); err != nil {
-			c.add("address", Lacking, mendOpen, "%s: %v", port.Device, err)
+			c.add(whatAddress, Lacking, mendOpen, "%s: %v", port.Device, err)
 			return false
 		}
 		c.addr = a
-		c.add("address", Good, "", "%s is the GID %s of %s", a, port.GID, port.Device)
+		c.add(whatAddress, Good, "", "%s is the GID %s of %s", a, port.GID, port.Device)
 		return true
 	}
 	var gids []string
@@ -166,9 +198,9 @@ func (c *checker) address() bool {
 		}
 	}
 	if why == nil || errors.Is(why, verbs.ErrNoDevice) {
-		c.add("address", Lacking, mendAddress, "no device has an address of the transport: that can be %v, the devices have %v", c.Addrs, gids)
+		c.add(whatAddress, Lacking, mendAddress, "no device has an address of the transport: that can be %v, the devices have %v", c.Addrs, gids)
 	} else {
-		c.add("address", Lacking, mendOpen, "%v", why)
+		c.add(whatAddress, Lacking, mendOpen, "%v", why)
 	}
 	return false
 }
@@ -189,14 +221,14 @@ func (c *checker) memory() {
 	}()
 	limit := c.field("/proc/self/limits", "Max locked memory")
 	if err != nil {
-		c.add("memory", Lacking, mendMemlock, "%d MiB for a path cannot be registered (limit of locked memory: %s): %v", (lent+own)>>20, limit, err)
+		c.add(whatMemory, Lacking, mendMemlock, "%d MiB for a path cannot be registered (limit of locked memory: %s): %v", (lent+own)>>20, limit, err)
 		return
 	}
 	if n, e := strconv.ParseInt(limit, 10, 64); e == nil && n < c.Memory && os.Geteuid() != 0 {
-		c.add("memory", Slower, mendMemlock, "a path can be registered; the limit of locked memory is %d bytes, below the %d of transport.rdma_memory: further peers come over TLS", n, c.Memory)
+		c.add(whatMemory, Slower, mendMemlock, "a path can be registered; the limit of locked memory is %d bytes, below the %d of transport.rdma_memory: further peers come over TLS", n, c.Memory)
 		return
 	}
-	c.add("memory", Good, "", "%d MiB for a path were registered; limit of locked memory: %s", (lent+own)>>20, limit)
+	c.add(whatMemory, Good, "", "%d MiB for a path were registered; limit of locked memory: %s", (lent+own)>>20, limit)
 }
 
 // pages looks for huge pages of 2 MiB.

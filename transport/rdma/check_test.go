@@ -108,6 +108,10 @@ func TestCheck(t *testing.T) {
 			require.Contains(t, last.Text, c.last.Text)
 			require.Contains(t, last.Mend, c.last.Mend)
 			require.Equal(t, c.able, Able(found) == nil, "%+v", found)
+			if e := FirstLacking(found); e != nil {
+				require.NotContains(t, e.Public(), addrs[0].String(), "a page may be public")
+				require.Contains(t, e.Public(), e.Finding.What)
+			}
 			for _, f := range found {
 				require.Equal(t, f.Verdict == Good, f.Mend == "", "%+v", f)
 			}
