@@ -26,6 +26,9 @@ database on disk to a home that the SDK opens; and by the SDK's own snapshots, c
 and restore. Both are in one process, without a network. The SDK's store is a module of
 its own, which is built first and loads a million keys in two minutes.
 
+Then the blocks of a running application (bench/sdknode), beside the states that it serves and
+a joiner: how much longer the 99th percentile of a commit takes is commit_p99_ratio.
+
 Then the operations of one store of a chain: IAVL's and ours (cosmos/store) in the SDK's
 multi-store, and memiavl's. Each has a process, and they take turns.`,
 		Example: `  go run . cosmos --keys 100000
@@ -54,8 +57,10 @@ multi-store, and memiavl's. Each has a process, and they take turns.`,
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the keys and values")
 	flags.StringVar(&file, "json", "", "write the result to this file, too")
 	flags.StringVar(&o.Dir, "dir", "", "folder for databases, which are removed afterwards (default: the system's temporary folder)")
+	flags.IntVar(&o.Commits, "commits", 500, "blocks whose commits are timed, of a node that serves and of one that does not; 0: none")
 	flags.StringVar(&stores, "stores", strings.Join(opsbench.Names, "; "), "stores whose operations are measured, between semicolons; empty: none")
 	flags.StringVar(&o.StoreOps, "storeops", "", "the built program of bench/storeops (default: it is built)")
+	flags.StringVar(&o.Node, "sdknode", "", "the built program of bench/sdknode (default: it is built)")
 	flags.StringVar(&o.SDK, "sdkstore", "", "the built program of bench/sdkstore (default: it is built)")
 	return cmd
 }

@@ -13,9 +13,9 @@ const (
 	maxValue = 1 << 20
 )
 
-// readChanges reads n times uvarint(len key) ‖ key ‖ uvarint(0 to delete it, otherwise 1 + len
+// ReadChanges reads n times uvarint(len key) ‖ key ‖ uvarint(0 to delete it, otherwise 1 + len
 // value) ‖ value.
-func readChanges(in *bufio.Reader, n int) ([]Change, error) {
+func ReadChanges(in *bufio.Reader, n int) ([]Change, error) {
 	var changes []Change
 	for range n {
 		key, err := readBytes(in, maxKey, 0)

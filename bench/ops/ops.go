@@ -29,7 +29,7 @@ import (
 )
 
 // Request is a line from the parent. Commit, get and prove are followed by N changes (see
-// readChanges); of get and prove only the keys count.
+// ReadChanges); of get and prove only the keys count.
 type Request struct {
 	Op string `json:"op"` // open, commit, get, prove, iterate, memory, settle
 	N  int    `json:"n,omitempty"`
@@ -132,7 +132,7 @@ func (s *server) answer(r Request, in *bufio.Reader) (a Answer, err error) {
 	}
 	var changes []Change
 	if slices.Contains([]string{"commit", "get", "prove"}, r.Op) {
-		if changes, err = readChanges(in, r.N); err != nil {
+		if changes, err = ReadChanges(in, r.N); err != nil {
 			return a, err
 		}
 	}

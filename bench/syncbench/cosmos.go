@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 
 	"github.com/starling-kv/starling/bench/harness"
@@ -26,12 +27,18 @@ type CosmosOptions struct {
 
 	Stores   []string // of opsbench.Names; none: their operations are not measured
 	StoreOps string   // the built program of bench/storeops; empty: it is built
+
+	Commits int    // blocks of each node whose commits are timed; 0: none are
+	Node    string // the built program of bench/sdknode; empty: it is built
 }
 
 // Check returns an error if RunCosmos cannot be run so.
 func (o CosmosOptions) Check() error {
 	if o.Keys < 1 || o.Repeat < 1 || len(o.Engines)+len(o.Stores) == 0 {
 		return errors.New("--keys and --repeat are 1 or more, and --engines or --stores names one at least")
+	}
+	if o.Commits < 0 || o.Commits > 0 && o.Keys < workload.MinKeys {
+		return fmt.Errorf("--commits is 0 or more, and needs %d --keys at least", workload.MinKeys)
 	}
 	for _, s := range o.Stores {
 		if !slices.Contains(opsbench.Names, s) {
@@ -78,6 +85,11 @@ type CosmosFigure struct {
 	Overhead    float64 `json:"overhead_bytes_per_leaf"`
 	Bytes       int64   `json:"bytes"`
 	Chunks      int     `json:"chunks"`
+	// CommitP99 is the 99th percentile of a commit, of a node from which a joiner reads chunks all
+	// the time, over that of a node that is not wrapped; ServedP99 without the joiner.
+	CommitP99 float64                 `json:"commit_p99_ratio,omitempty"`
+	ServedP99 float64                 `json:"served_commit_p99_ratio,omitempty"`
+	Commits   map[string]CommitFigure `json:"commits,omitempty"` // plain, served, joined
 }
 
 // RunCosmos measures how a new node of a Cosmos SDK chain gets its state.
@@ -95,6 +107,12 @@ func RunCosmos(ctx context.Context, o CosmosOptions, progress *harness.Progress)
 				return err
 			}
 		}
+		if o.Commits > 0 && len(o.Engines) > 0 {
+			var err error
+			if o.Node, err = r.buildUnless(ctx, o.Node, "sdknode", "the SDK's node"); err != nil {
+				return err
+			}
+		}
 		for _, engine := range o.Engines {
 			f, err := r.cosmos(ctx, o, program, engine)
 			if err != nil {
@@ -105,7 +123,7 @@ func RunCosmos(ctx context.Context, o CosmosOptions, progress *harness.Progress)
 		if len(o.Stores) == 0 {
 			return nil
 		}
-		program, err := r.storeOps(ctx, o.StoreOps)
+		program, err := r.buildUnless(ctx, o.StoreOps, "storeops", "the stores")
 		if err != nil {
 			return err
 		}
@@ -118,13 +136,14 @@ func RunCosmos(ctx context.Context, o CosmosOptions, progress *harness.Progress)
 	return result, nil
 }
 
-func (r *runner) storeOps(ctx context.Context, built string) (program string, err error) {
+// buildUnless builds the program of a module of bench, unless it is built.
+func (r *runner) buildUnless(ctx context.Context, built, module, name string) (program string, err error) {
 	if built != "" {
 		return built, nil
 	}
 	r.progress.Begin("build", "programs", 1)
-	r.progress.Working("the stores")
-	if program, err = harness.BuildBeside(ctx, "storeops", r.dir); err == nil {
+	r.progress.Working(name)
+	if program, err = harness.BuildBeside(ctx, module, r.dir); err == nil {
 		r.progress.Add(1)
 	}
 	return program, err
@@ -140,7 +159,7 @@ func (r *runner) cosmos(ctx context.Context, o CosmosOptions, program, engine st
 		return f, err
 	}
 	defer func() { store.End() }()
-	w, err := workload.New(specOf(o.Keys, o.Seed), 0)
+	w, err := workload.New(specOf(o.Keys, o.Seed), o.Commits+2*commitWarmUp)
 	if err != nil {
 		return f, err
 	}
@@ -183,6 +202,15 @@ func (r *runner) cosmos(ctx context.Context, o CosmosOptions, program, engine st
 	f.AgainS, f.AgainCPUS = harness.Median(again), harness.Median(againCPU)
 	f.SDKCPUS = created.CPUS + harness.Median(restoreCPU)
 	f.Times = harness.Ratio(f.SDKCreateS+f.SDKRestoreS, f.JoinS)
+	if o.Commits == 0 {
+		return f, nil
+	}
+	store.End() // it has the database
+	if f.Commits, err = r.commits(ctx, o, o.Node, engine, filepath.Join(dir, "source"), w); err != nil {
+		return f, err
+	}
+	plain := f.Commits[commitModes[0]].P99MS
+	f.ServedP99, f.CommitP99 = harness.Ratio(f.Commits[commitModes[1]].P99MS, plain), harness.Ratio(f.Commits[commitModes[2]].P99MS, plain)
 	return f, nil
 }
 
@@ -191,6 +219,7 @@ func (r *CosmosResult) Print(out io.Writer) {
 	if len(r.Engines) > 0 {
 		r.printJoins(out)
 	}
+	r.printCommits(out)
 	if len(r.Stores) > 0 {
 		opsbench.Print(out, r.Keys, r.Stores)
 	}

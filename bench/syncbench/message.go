@@ -87,7 +87,8 @@ type answer struct {
 // Failure is the error of the request.
 func (a *answer) Failure() string { return a.Error }
 
-// sdkRequest and sdkAnswer are bench/sdkstore's Request and Answer; what they mean stands there.
+// sdkRequest and sdkAnswer are the Request and Answer of bench/sdkstore and of bench/sdknode; what
+// they mean stands there.
 type sdkRequest struct {
 	Op       string `json:"op"`
 	N        int    `json:"n,omitempty"`
@@ -111,6 +112,11 @@ type sdkAnswer struct {
 	AgainS     float64 `json:"again_s"`
 	AgainCPUS  float64 `json:"again_cpu_s"`
 	Overhead   float64 `json:"overhead_bytes_per_leaf"`
+
+	// Of bench/sdknode.
+	BlockNanos int64  `json:"block_nanos"`
+	Root       []byte `json:"root"`
+	PeakBytes  int64  `json:"peak_bytes"`
 }
 
 // Failure is the error of the request.
