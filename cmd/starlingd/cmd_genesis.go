@@ -92,15 +92,11 @@ coordinator. FILE is never overwritten; - is standard output.`,
 
 // createFile writes a file that is not there yet.
 func createFile(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // it is made to be sent
+	err := writeNewFile(path, content, 0o644) // it is made to be sent
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s exists already: choose another name, or remove it", path)
 	}
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	return errors.Join(err, f.Close())
+	return err
 }
 
 // editGenesis changes the genesis file of a home that was never started.

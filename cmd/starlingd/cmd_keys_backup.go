@@ -209,7 +209,7 @@ func restoreKeys(env *cliEnv, files []backupFile) error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return err
 		}
-		if err := writeNewFile(path, f.content); err != nil {
+		if err := writeNewFile(path, f.content, 0o600); err != nil {
 			return err
 		}
 		fmt.Fprintln(env.Out, f.name)
@@ -217,8 +217,9 @@ func restoreKeys(env *cliEnv, files []backupFile) error {
 	return nil
 }
 
-func writeNewFile(path string, content []byte) (err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+// writeNewFile writes a file that is not there yet, or leaves none.
+func writeNewFile(path string, content []byte, mode os.FileMode) (err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
 		return err
 	}

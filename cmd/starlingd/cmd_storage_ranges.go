@@ -74,15 +74,11 @@ func divide(env *cliEnv, edges [][]byte, at, nodes []string, replicas int, write
 		return err
 	}
 	path := filepath.Join(env.Home, config.DefaultStorageNodesFile)
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	err = writeNewFile(path, text, 0o600)
 	if errors.Is(err, os.ErrExist) {
 		return usagef("%q exists: move it away first, and note that storage nodes then fetch the ranges that are new to them", path)
 	}
 	if err != nil {
-		return err
-	}
-	_, err = file.Write(text)
-	if err := errors.Join(err, file.Close()); err != nil {
 		return err
 	}
 	fmt.Fprintf(env.Out, "Wrote %q: copy it into the home of every node\n", path)

@@ -179,10 +179,16 @@ func suggestions(root *cobra.Command, name string) (near []string) {
 	if len(near) > 0 {
 		return near
 	}
-	for _, similar := range root.SuggestionsFor(name) {
-		return []string{fmt.Sprintf("%q", similar)}
+	similar := root.SuggestionsFor(name)
+	if len(similar) == 0 {
+		return nil
 	}
-	return nil
+	for _, whole := range similar { // whose typing was not finished
+		if strings.HasPrefix(whole, name) {
+			return []string{fmt.Sprintf("%q", whole)}
+		}
+	}
+	return []string{fmt.Sprintf("%q", similar[0])}
 }
 
 // bindFlags binds the flags to v, except `abci --transport`, which is not a setting and would hide

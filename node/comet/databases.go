@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -129,6 +130,9 @@ func (d *Databases) openDB(ctx *cfg.DBContext) (dbm.DB, error) {
 	db, err := cfg.DefaultDBProvider(ctx)
 	if errors.Is(err, syscall.EAGAIN) {
 		return nil, fmt.Errorf("database %s in %q: %w (is another node running on this home?)", ctx.ID, ctx.Config.DBDir(), err)
+	}
+	if err != nil && strings.Contains(err.Error(), "unknown db_backend") { // cometbft-db's db.go
+		return nil, config.Invalid(fmt.Errorf("%w; or %q, which is Starling's own and the default", err, config.BlockZoneBackend))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("database %s in %q: %w", ctx.ID, ctx.Config.DBDir(), err)

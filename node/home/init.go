@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/p2p"
@@ -50,8 +51,9 @@ type InitResult struct {
 }
 
 // Init makes the home folder of a new node: configuration, keys, and a genesis file with this node
-// as its only validator. It refuses to overwrite anything.
-func Init(opts InitOptions) (InitResult, error) {
+// as its only validator. It refuses to overwrite anything. After an error, such as that of a full
+// disk, it has left nothing behind.
+func Init(opts InitOptions) (result InitResult, err error) {
 	conf, appConfig := config.DefaultCometBFT(), config.DefaultApp()
 	conf.SetRoot(opts.Home)
 	conf.Moniker = opts.Moniker
@@ -61,8 +63,7 @@ func Init(opts InitOptions) (InitResult, error) {
 	if opts.Edit != nil {
 		opts.Edit(conf, &appConfig)
 	}
-	for _, path := range []string{config.CometFile(opts.Home), config.AppFile(opts.Home), conf.GenesisFile(), conf.NodeKeyFile(),
-		conf.PrivValidatorKeyFile(), conf.PrivValidatorStateFile()} {
+	for _, path := range initFiles(opts.Home, conf) {
 		if _, err := os.Lstat(path); err == nil {
 			return InitResult{}, fmt.Errorf("%w: %q exists: give --home another folder, or move the old one away (a validator's key and signing state must never run twice)", ErrInitialised, path)
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -76,13 +77,29 @@ func Init(opts InitOptions) (InitResult, error) {
 	if err != nil {
 		return InitResult{}, err // before anything is written
 	}
-	for _, dir := range []string{opts.Home, filepath.Join(opts.Home, "config"), filepath.Join(opts.Home, "data")} {
+	var made []string // folders
+	defer func() {
+		if err != nil {
+			result, err = InitResult{}, errors.Join(err, removeMade(initFiles(opts.Home, conf), made))
+		}
+	}()
+	raw, err := EncodeGenesis(doc) // still without its validator
+	if err != nil {
+		return InitResult{}, err
+	}
+	for _, dir := range initFolders(opts.Home) {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			made = append(made, dir)
+		}
 		if err := os.MkdirAll(dir, cfg.DefaultDirPerm); err != nil {
+			return InitResult{}, err
+		}
+		if err := checkRoom(dir, len(raw)+roomForFiles); err != nil {
 			return InitResult{}, err
 		}
 	}
 	// WriteConfigFile ends the process if it cannot write. Creating the files first gives an error
-	// instead.
+	// instead, as checkRoom did.
 	if err := config.WriteApp(config.AppFile(opts.Home), appConfig); err != nil {
 		return InitResult{}, err
 	}
@@ -95,10 +112,12 @@ func Init(opts InitOptions) (InitResult, error) {
 	if err != nil {
 		return InitResult{}, err
 	}
-	result := InitResult{Home: opts.Home, ChainID: doc.ChainID, Moniker: conf.Moniker, NodeID: string(nodeKey.ID())}
+	result = InitResult{Home: opts.Home, ChainID: doc.ChainID, Moniker: conf.Moniker, NodeID: string(nodeKey.ID())}
 	if !opts.NoValidator {
 		validator := privval.GenFilePV(conf.PrivValidatorKeyFile(), conf.PrivValidatorStateFile())
-		validator.Save()
+		if err := saveValidator(validator); err != nil {
+			return InitResult{}, err
+		}
 		result.ValidatorPubKey = validator.Key.PubKey.Bytes()
 		if opts.GenesisFile == "" {
 			doc.Validators = []cmttypes.GenesisValidator{{
@@ -107,6 +126,60 @@ func Init(opts InitOptions) (InitResult, error) {
 		}
 	}
 	return result, doc.SaveAs(conf.GenesisFile())
+}
+
+// initFiles are the files that Init makes.
+func initFiles(home string, c *cfg.Config) []string {
+	return []string{config.CometFile(home), config.AppFile(home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()}
+}
+
+// initFolders are the folders that Init makes, each before those in it.
+func initFolders(home string) []string {
+	return []string{home, filepath.Join(home, "config"), filepath.Join(home, "data")}
+}
+
+// removeMade removes files of a home that was made just now, and those of its folders that are
+// empty then.
+func removeMade(files, folders []string) error {
+	for _, file := range files {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for _, dir := range slices.Backward(folders) {
+		if info, err := os.Lstat(dir); err == nil && info.IsDir() { // a link to one stays
+			_ = os.Remove(dir) // only if it is empty
+		}
+	}
+	return nil
+}
+
+// roomForFiles is more than the files of a home take beside its genesis file, in bytes.
+const roomForFiles = 256 << 10
+
+// checkRoom returns an error if a file of that many bytes cannot be written to a folder: CometBFT's
+// functions that write settings and keys end the process instead.
+func checkRoom(dir string, size int) error {
+	f, err := os.CreateTemp(dir, "room-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, size))
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+}
+
+// saveValidator writes a validator's key and signing state.
+func saveValidator(v *privval.FilePV) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil { // privval/file.go
+			err = fmt.Errorf("write the validator's key: %v", cause)
+			if wrapped, is := cause.(error); is {
+				err = fmt.Errorf("write the validator's key: %w", wrapped)
+			}
+		}
+	}()
+	v.Save()
+	return nil
 }
 
 // initialGenesis makes the genesis document, still without validator, or reads the given one.

@@ -131,7 +131,9 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 		}
 	}})
 	if err == nil && len(o.StorageNodes) > 0 {
-		made.storageNodes, err = writeStorageNodes(storageNodesFile(o.Home), o.StorageNodes)
+		if made.storageNodes, err = writeStorageNodes(storageNodesFile(o.Home), o.StorageNodes); err != nil {
+			err = errors.Join(err, removeMade(initFiles(o.Home, config.DefaultCometBFT().SetRoot(o.Home)), initFolders(o.Home)))
+		}
 	}
 	return made, err
 }
@@ -179,7 +181,10 @@ func writeStorageNodes(path string, content []byte) (wrote bool, err error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return false, err
 	}
-	return true, os.WriteFile(path, content, 0o600)
+	if err := replaceFile(path, content, 0o600); err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 // storageNodesFile is where InitFrom writes NewcomerOptions.StorageNodes.
@@ -193,19 +198,11 @@ func (n Newcomer) Undo(c *cfg.Config) error {
 	if _, err := Reset(c); err != nil {
 		return err
 	}
-	files := []string{config.CometFile(n.Home), config.AppFile(n.Home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()}
+	files := initFiles(n.Home, c)
 	if n.storageNodes {
 		files = append(files, storageNodesFile(n.Home))
 	}
-	for _, file := range files {
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	for _, dir := range []string{filepath.Join(n.Home, "config"), filepath.Join(n.Home, "data"), n.Home} {
-		_ = os.Remove(dir) // only if it is empty
-	}
-	return nil
+	return removeMade(files, initFolders(n.Home))
 }
 
 // fromTransport asks a node's transport. Its p2p is assumed to listen at PortOffset below: see
