@@ -108,6 +108,7 @@ type receiver struct {
 		received []p2p.Envelope
 	}
 	stuck chan struct{} // Receive waits until it is closed
+	slow  chan struct{} // with a proposal, until this one is; nil: it does not
 }
 
 // newReceiver is at height 5, round 0.
@@ -141,6 +142,9 @@ func newReceiver(peers ...*fakePeer) *receiver {
 		},
 		Receive: func(e p2p.Envelope) {
 			<-r.stuck
+			if _, is := e.Message.(*cmtcons.Proposal); is && r.slow != nil {
+				<-r.slow
+			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.mu.received = append(r.mu.received, e)

@@ -53,6 +53,13 @@ type wanted struct {
 	// parts has those that were handed to consensus through here, and proves each. They are the
 	// ones that consensus keeps, too, so they take no memory of their own for long.
 	parts *types.PartSet
+	// proposed is closed once consensus was handed the proposal, which drops parts that it gets
+	// before, without a word. It stays open if consensus failed to receive it: parts then go by p2p.
+	proposed chan struct{}
+}
+
+func newWanted(a at, header types.PartSetHeader) *wanted {
+	return &wanted{a, header, types.NewPartSetFromHeader(header), make(chan struct{})}
 }
 
 func newInbox(o inboxOptions) *inbox {
@@ -116,12 +123,13 @@ func (in *inbox) proposal(ctx context.Context, peer p2p.Peer, message proto.Mess
 	if err := in.enter(ctx); err != nil {
 		return Busy, err
 	}
-	if !in.want(at{p.Height, p.Round}, p.BlockID.PartSetHeader) {
+	w := in.want(at{p.Height, p.Round}, p.BlockID.PartSetHeader)
+	if w == nil {
 		<-in.handing // another peer was faster
 		noteProposal(peer, p)
 		return Again, nil
 	}
-	return in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message})
+	return in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message}, w.proposed)
 }
 
 // part takes a part of the block whose proposal consensus has, or was handed.
@@ -135,12 +143,17 @@ func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message,
 		}
 	}
 	for w != nil {
+		select {
+		case <-w.proposed:
+		case <-ctx.Done():
+			return Busy, transport.ErrBusy
+		}
 		if err := in.enter(ctx); err != nil {
 			return Busy, err
 		}
 		added, wrong := w.parts.AddPart(m.Part) // which proves it
 		if added {
-			return in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message})
+			return in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message}, nil)
 		}
 		<-in.handing
 		if wrong == nil {
@@ -174,7 +187,8 @@ func (in *inbox) ask(ctx context.Context, a at, now *wanted) (*wanted, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if last := in.mu.last; last == nil || last.at != a || !last.header.Equals(header) {
-		in.mu.last = &wanted{a, header, types.NewPartSetFromHeader(header)}
+		in.mu.last = newWanted(a, header)
+		close(in.mu.last.proposed) // consensus has it
 	}
 	return in.mu.last, nil
 }
@@ -195,15 +209,15 @@ func (in *inbox) has(a at, header types.PartSetHeader) bool {
 }
 
 // want begins to take the parts of a block, unless it has begun already, or with one of a later
-// round. Of a round it takes the first block, as consensus does.
-func (in *inbox) want(a at, header types.PartSetHeader) bool {
+// round: then it returns nil. Of a round it takes the first block, as consensus does.
+func (in *inbox) want(a at, header types.PartSetHeader) *wanted {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if last := in.mu.last; last != nil && (a.height < last.height || a.height == last.height && a.round <= last.round) {
-		return false
+		return nil
 	}
-	in.mu.last = &wanted{a, header, types.NewPartSetFromHeader(header)}
-	return true
+	in.mu.last = newWanted(a, header)
+	return in.mu.last
 }
 
 // round returns the state of consensus, unless ctx ends before.
@@ -234,10 +248,10 @@ func (in *inbox) enter(ctx context.Context) error {
 	}
 }
 
-// hand gives a message to consensus. It does so even if ctx ends before consensus takes it: the
-// peer then sends it by p2p, too. Consensus that has failed takes nothing any more, and keeps at
-// most maxHanding goroutines, as it keeps those of p2p.
-func (in *inbox) hand(ctx context.Context, e p2p.Envelope) (string, error) {
+// hand gives a message to consensus, and then closes handed, if that is not nil. It does so even if
+// ctx ends before consensus takes it: the peer then sends it by p2p, too. Consensus that has failed
+// takes nothing any more, and keeps at most maxHanding goroutines, as it keeps those of p2p.
+func (in *inbox) hand(ctx context.Context, e p2p.Envelope, handed chan<- struct{}) (string, error) {
 	done := make(chan error, 1)
 	go func() {
 		defer func() { <-in.handing }()
@@ -248,6 +262,9 @@ func (in *inbox) hand(ctx context.Context, e p2p.Envelope) (string, error) {
 			}
 		}()
 		in.o.Receive(e)
+		if handed != nil {
+			close(handed)
+		}
 		done <- nil
 	}()
 	select {

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -11,6 +12,7 @@ import (
 	cmtcons "github.com/cometbft/cometbft/proto/tendermint/consensus"
 	"github.com/cometbft/cometbft/types"
 	"github.com/cosmos/gogoproto/proto"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/transport"
@@ -79,6 +81,43 @@ func TestPartsBeforeTheirProposal(t *testing.T) {
 	_, err = r.relay(t, peer.id(), b.partMessage(t, 0))
 	require.NoError(t, err)
 	require.Len(t, r.received(), 2)
+}
+
+// Consensus drops parts that overtake their proposal, and both sides then count them as there. So
+// the parts of a faster peer wait.
+func TestPartsWaitForTheirProposal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := newFakePeer(), newFakePeer()
+		r := newReceiver(first, second)
+		r.slow = make(chan struct{})
+		b := newBlock(t, r.key, 5, 0, 200_000)
+		var wg sync.WaitGroup
+		relay := func(from *fakePeer, m proto.Message) {
+			wg.Go(func() {
+				_, err := r.relay(t, from.id(), m)
+				assert.NoError(t, err)
+			})
+			synctest.Wait()
+		}
+		relay(first, b.proposalMessage())
+		relay(second, b.proposalMessage())
+		relay(second, b.partMessage(t, 0))
+		ctx, cancel := context.WithTimeout(t.Context(), lateAfter)
+		defer cancel()
+		_, outcome, err := r.take(ctx, transport.Request{Peer: second.id(), Body: encode(b.partMessage(t, 1))})
+		require.ErrorIs(t, err, transport.ErrBusy)
+		require.Equal(t, Busy, outcome)
+		require.Empty(t, r.received())
+		close(r.slow)
+		wg.Wait()
+		received := r.received()
+		require.Len(t, received, 2)
+		require.IsType(t, &cmtcons.Proposal{}, received[0].Message)
+		require.IsType(t, &cmtcons.BlockPart{}, received[1].Message)
+		outcome, err = r.relay(t, second.id(), b.partMessage(t, 1)) // it was not taken before
+		require.NoError(t, err)
+		require.Equal(t, Taken, outcome)
+	})
 }
 
 // The proposal came by p2p.
