@@ -178,6 +178,6 @@ func (r *receiver) relay(tb testing.TB, from transport.ID, m proto.Message) (out
 	tb.Helper()
 	body := encode(m)
 	require.NotNil(tb, body)
-	_, outcome, err = r.take(tb.Context(), transport.Request{Peer: from, Method: Method, Body: body})
-	return outcome, err
+	_, v, err := r.take(tb.Context(), transport.Request{Peer: from, Method: Method, Body: body})
+	return v.outcome, err
 }

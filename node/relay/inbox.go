@@ -66,30 +66,42 @@ func newInbox(o inboxOptions) *inbox {
 	return &inbox{o: o, handing: make(chan struct{}, maxHanding)}
 }
 
-// take judges a message and hands it on. err is for the peer, kind and outcome for the metrics.
-func (in *inbox) take(ctx context.Context, q transport.Request) (what, outcome string, err error) {
+// verdict is what becomes of a message, for the metrics, and the block that it is of; nil: not known.
+type verdict struct {
+	kind, outcome string
+	block         *wanted
+}
+
+// take judges a message and hands it on. answer and err are for the peer.
+func (in *inbox) take(ctx context.Context, q transport.Request) (answer []byte, v verdict, err error) {
 	message, content, err := decode(q.Body)
 	if err != nil {
-		return Part, Refused, in.refuse(q, err)
+		return nil, verdict{kind: Part, outcome: Refused}, in.refuse(q, err)
 	}
-	what = kind(message)
+	v.kind = kind(message)
 	peer := in.o.Peer(q.Peer)
 	if peer == nil || !peer.IsRunning() {
-		return what, Refused, in.refuse(q, errStranger)
+		v.outcome = Refused
+		return nil, v, in.refuse(q, errStranger)
 	}
 	if !in.o.Ready() {
-		return what, Unwanted, transport.ErrGone
+		v.outcome = Unwanted
+		return nil, v, transport.ErrGone
 	}
 	switch c := content.(type) {
 	case *consensus.ProposalMessage:
-		outcome, err = in.proposal(ctx, peer, message, c.Proposal)
+		v.outcome, v.block, err = in.proposal(ctx, peer, message, c.Proposal)
 	case *consensus.BlockPartMessage:
-		outcome, err = in.part(ctx, peer, message, c)
+		v.outcome, v.block, err = in.part(ctx, peer, message, c)
 	}
-	if outcome == Refused {
+	switch {
+	case v.outcome == Refused:
 		err = in.refuse(q, err)
+	case err == nil && v.block != nil:
+		// Other peers send parts of the block meanwhile, which this one need not send any more.
+		answer = v.block.parts.BitArray().Bytes()
 	}
-	return what, outcome, err
+	return answer, v, err
 }
 
 var errStranger = errors.New("it is not connected by p2p")
@@ -101,76 +113,78 @@ func (in *inbox) refuse(q transport.Request, why error) error {
 }
 
 // proposal takes a proposal of the round that consensus is in, if the proposer has signed it.
-func (in *inbox) proposal(ctx context.Context, peer p2p.Peer, message proto.Message, p *types.Proposal) (string, error) {
-	if in.has(at{p.Height, p.Round}, p.BlockID.PartSetHeader) {
+func (in *inbox) proposal(ctx context.Context, peer p2p.Peer, message proto.Message, p *types.Proposal) (string, *wanted, error) {
+	if w := in.wanted(at{p.Height, p.Round}); w != nil && w.header.Equals(p.BlockID.PartSetHeader) {
 		noteProposal(peer, p)
-		return Again, nil
+		return Again, w, nil
 	}
 	rs, err := in.round(ctx)
 	if err != nil {
-		return Busy, err
+		return Busy, nil, err
 	}
 	if rs.Height != p.Height || rs.Round != p.Round || rs.Validators == nil || rs.Validators.Proposer == nil {
-		return Unwanted, transport.ErrGone
+		return Unwanted, nil, transport.ErrGone
 	}
 	if !rs.Validators.Proposer.PubKey.VerifySignature(types.ProposalSignBytes(in.o.ChainID, p.ToProto()), p.Signature) {
-		return Refused, fmt.Errorf("%w: a proposal that the proposer has not signed", errMessage)
+		return Refused, nil, fmt.Errorf("%w: a proposal that the proposer has not signed", errMessage)
 	}
 	if rs.Proposal != nil { // it came by p2p, or another one did: consensus keeps the first
 		noteProposal(peer, p)
-		return Again, nil
+		return Again, nil, nil
 	}
 	if err := in.enter(ctx); err != nil {
-		return Busy, err
+		return Busy, nil, err
 	}
 	w := in.want(at{p.Height, p.Round}, p.BlockID.PartSetHeader)
 	if w == nil {
 		<-in.handing // another peer was faster
 		noteProposal(peer, p)
-		return Again, nil
+		return Again, nil, nil
 	}
-	return in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message}, w.proposed)
+	outcome, err := in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message}, w.proposed)
+	return outcome, w, err
 }
 
 // part takes a part of the block whose proposal consensus has, or was handed.
-func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message, m *consensus.BlockPartMessage) (string, error) {
+func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message, m *consensus.BlockPartMessage) (string, *wanted, error) {
 	a := at{m.Height, m.Round}
 	w := in.wanted(a)
 	if w == nil {
 		var err error
 		if w, err = in.ask(ctx, a, nil); err != nil {
-			return Busy, err
+			return Busy, nil, err
 		}
 	}
 	for w != nil {
 		select {
 		case <-w.proposed:
 		case <-ctx.Done():
-			return Busy, transport.ErrBusy
+			return Busy, nil, transport.ErrBusy
 		}
 		if err := in.enter(ctx); err != nil {
-			return Busy, err
+			return Busy, nil, err
 		}
 		added, wrong := w.parts.AddPart(m.Part) // which proves it
 		if added {
-			return in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message}, nil)
+			outcome, err := in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message}, nil)
+			return outcome, w, err
 		}
 		<-in.handing
 		if wrong == nil {
 			notePart(peer, m)
-			return Again, nil
+			return Again, w, nil
 		}
 		// A proposer that signs two blocks may have had consensus take the other one.
 		other, err := in.ask(ctx, a, w)
 		switch {
 		case err != nil:
-			return Busy, err
+			return Busy, nil, err
 		case other == w:
-			return Refused, wrong
+			return Refused, nil, wrong
 		}
 		w = other
 	}
-	return Unwanted, transport.ErrGone
+	return Unwanted, nil, transport.ErrGone
 }
 
 // ask returns the block that consensus takes the parts of, if it is in that round; nil: it takes
@@ -201,11 +215,6 @@ func (in *inbox) wanted(a at) *wanted {
 		return nil
 	}
 	return in.mu.last
-}
-
-func (in *inbox) has(a at, header types.PartSetHeader) bool {
-	w := in.wanted(a)
-	return w != nil && w.header.Equals(header)
 }
 
 // want begins to take the parts of a block, unless it has begun already, or with one of a later

@@ -104,9 +104,9 @@ func TestPartsWaitForTheirProposal(t *testing.T) {
 		relay(second, b.partMessage(t, 0))
 		ctx, cancel := context.WithTimeout(t.Context(), lateAfter)
 		defer cancel()
-		_, outcome, err := r.take(ctx, transport.Request{Peer: second.id(), Body: encode(b.partMessage(t, 1))})
+		_, v, err := r.take(ctx, transport.Request{Peer: second.id(), Body: encode(b.partMessage(t, 1))})
 		require.ErrorIs(t, err, transport.ErrBusy)
-		require.Equal(t, Busy, outcome)
+		require.Equal(t, Busy, v.outcome)
 		require.Empty(t, r.received())
 		close(r.slow)
 		wg.Wait()
@@ -114,7 +114,7 @@ func TestPartsWaitForTheirProposal(t *testing.T) {
 		require.Len(t, received, 2)
 		require.IsType(t, &cmtcons.Proposal{}, received[0].Message)
 		require.IsType(t, &cmtcons.BlockPart{}, received[1].Message)
-		outcome, err = r.relay(t, second.id(), b.partMessage(t, 1)) // it was not taken before
+		outcome, err := r.relay(t, second.id(), b.partMessage(t, 1)) // it was not taken before
 		require.NoError(t, err)
 		require.Equal(t, Taken, outcome)
 	})
@@ -292,6 +292,34 @@ func TestDuplicatesAreKnown(t *testing.T) {
 	require.True(t, s.GetRoundState().ProposalBlockParts.IsFull())
 }
 
+// The answer to whoever has a block is which of its parts are here.
+func TestAnswersNameParts(t *testing.T) {
+	first, second := newFakePeer(), newFakePeer()
+	r := newReceiver(first, second)
+	b := newBlock(t, r.key, 5, 0, 9*int(types.BlockPartSizeBytes))
+	for _, c := range []struct {
+		from    *fakePeer
+		message proto.Message
+		want    []byte
+	}{
+		{first, b.proposalMessage(), []byte{0, 0}},
+		{first, b.partMessage(t, 8), []byte{0, 1}},
+		{first, b.partMessage(t, 1), []byte{2, 1}},
+		{second, b.proposalMessage(), []byte{2, 1}},
+		{second, b.partMessage(t, 1), []byte{2, 1}},
+		{second, b.partMessage(t, 3), []byte{10, 1}},
+	} {
+		answer, _, err := r.take(t.Context(), transport.Request{Peer: c.from.id(), Method: Method, Body: encode(c.message)})
+		require.NoError(t, err)
+		require.Equal(t, c.want, answer)
+	}
+	altered := b.partMessage(t, 2)
+	altered.Part.Bytes[0] ^= 1
+	answer, _, err := r.take(t.Context(), transport.Request{Peer: first.id(), Method: Method, Body: encode(altered)})
+	require.ErrorIs(t, err, transport.ErrRefused)
+	require.Nil(t, answer)
+}
+
 // Consensus that takes nothing any more keeps a bounded number of goroutines, and no peer waiting.
 func TestConsensusThatIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -303,9 +331,9 @@ func TestConsensusThatIsStuck(t *testing.T) {
 		r.stuck = make(chan struct{})
 		for i := range int(b.parts.Total()) {
 			ctx, cancel := context.WithTimeout(t.Context(), lateAfter)
-			_, outcome, err := r.take(ctx, transport.Request{Peer: peer.id(), Body: encode(b.partMessage(t, i))})
+			_, v, err := r.take(ctx, transport.Request{Peer: peer.id(), Body: encode(b.partMessage(t, i))})
 			require.ErrorIs(t, err, transport.ErrBusy)
-			require.Equal(t, Busy, outcome)
+			require.Equal(t, Busy, v.outcome)
 			cancel()
 		}
 		require.Len(t, r.handing, maxHanding)
@@ -351,11 +379,11 @@ func FuzzTake(f *testing.F) {
 		r := newReceiver(peer)
 		require.Equal(t, key, r.key)
 		r.change(func(rs *cstypes.RoundState) { rs.ProposalBlockParts = types.NewPartSetFromHeader(b.parts.Header()) })
-		_, outcome, err := r.take(t.Context(), transport.Request{Peer: peer.id(), Body: body})
+		_, v, err := r.take(t.Context(), transport.Request{Peer: peer.id(), Body: body})
 		received := r.received()
 		if err != nil {
 			require.Empty(t, received)
-			require.NotEqual(t, Taken, outcome)
+			require.NotEqual(t, Taken, v.outcome)
 			return
 		}
 		require.Len(t, received, 1)

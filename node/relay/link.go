@@ -3,12 +3,15 @@ package relay
 import (
 	"context"
 	"errors"
+	"math/bits"
 	"sync"
 	"time"
 
 	"github.com/cometbft/cometbft/consensus"
 	"github.com/cometbft/cometbft/p2p"
 	cmtcons "github.com/cometbft/cometbft/proto/tendermint/consensus"
+	"github.com/cometbft/cometbft/types"
+	"github.com/cosmos/gogoproto/proto"
 
 	"github.com/starling-kv/starling/transport"
 )
@@ -229,6 +232,38 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
+// noteParts has consensus know which parts a peer has of the block of a message, by its answer. A
+// peer that lies about it gets these parts from others, or late.
+func noteParts(peer p2p.Peer, message proto.Message, answer []byte) {
+	state, is := peer.Get(types.PeerStateKey).(*consensus.PeerState)
+	if !is || len(answer) == 0 {
+		return
+	}
+	var a at
+	switch m := message.(type) {
+	case *cmtcons.Proposal:
+		a = at{m.Proposal.Height, m.Proposal.Round}
+		// It makes the set that the parts are noted in. Consensus would do so a moment later.
+		if p, err := types.ProposalFromProto(&m.Proposal); err == nil {
+			state.SetHasProposal(p)
+		}
+	case *cmtcons.BlockPart:
+		a = at{m.Height, m.Round}
+	}
+	var known []byte
+	if set := state.GetRoundState().ProposalBlockParts; set != nil {
+		known = set.Bytes()
+	}
+	for i, b := range answer {
+		if i < len(known) {
+			b &^= known[i]
+		}
+		for ; b != 0; b &= b - 1 {
+			state.SetHasProposalBlockPart(a.height, a.round, 8*i+bits.TrailingZeros8(b))
+		}
+	}
+}
+
 // call sends a message over a connection, and reports whether the peer has taken it.
 func (l *link) call(conn transport.Conn, e p2p.Envelope) bool {
 	body := encode(e.Message)
@@ -238,8 +273,11 @@ func (l *link) call(conn transport.Conn, e p2p.Envelope) bool {
 	ctx, cancel := context.WithTimeout(l.ctx, lateAfter)
 	defer cancel()
 	began := time.Now()
-	_, err := conn.Call(ctx, transport.Call{Method: Method, Body: body, Max: 0})
+	answer, err := conn.Call(ctx, transport.Call{Method: Method, Body: body, Max: maxAnswer})
 	now := time.Now()
+	if err == nil {
+		noteParts(l.peer, e.Message, answer)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	outcome := Taken

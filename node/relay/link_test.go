@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/consensus"
+	cstypes "github.com/cometbft/cometbft/consensus/types"
 	"github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/p2p"
 	cmtcons "github.com/cometbft/cometbft/proto/tendermint/consensus"
+	"github.com/cometbft/cometbft/types"
 	"github.com/cosmos/gogoproto/proto"
 	"github.com/stretchr/testify/require"
 
@@ -173,6 +175,32 @@ func TestABlockTakesTheLink(t *testing.T) {
 		require.Equal(t, maxUnderWay, p.mu.most)
 		require.IsType(t, &cmtcons.Proposal{}, p.mu.calls[0])
 	})
+}
+
+// What a peer answers that it has is not sent to it; what it says of other heights, rounds and of
+// parts that there are not is ignored.
+func TestPartsThatAPeerNames(t *testing.T) {
+	peer := newFakePeer()
+	state := consensus.NewPeerState(peer)
+	peer.Set(types.PeerStateKey, state)
+	state.ApplyNewRoundStepMessage(&consensus.NewRoundStepMessage{Height: 5, Step: cstypes.RoundStepPropose, LastCommitRound: -1})
+	key := ed25519.GenPrivKeyFromSecret([]byte("proposer"))
+	b := newBlock(t, key, 5, 0, 9*int(types.BlockPartSizeBytes))
+	has := func() string { return state.GetRoundState().ProposalBlockParts.String() }
+
+	noteParts(peer, b.partMessage(t, 0), []byte{1, 0}) // its proposal is not there yet
+	require.Equal(t, "nil-BitArray", has())
+	noteParts(peer, b.proposalMessage(), nil)
+	require.False(t, state.GetRoundState().Proposal)
+	noteParts(peer, b.proposalMessage(), []byte{0b1010, 0})
+	require.True(t, state.GetRoundState().Proposal)
+	require.Equal(t, "BA{9:_x_x_____}", has())
+	noteParts(peer, b.partMessage(t, 0), []byte{0b11, 0b11111111, 0xff, 0xff})
+	require.Equal(t, "BA{9:xx_x____x}", has())
+	noteParts(peer, newBlock(t, key, 5, 1, 9*int(types.BlockPartSizeBytes)).partMessage(t, 0), []byte{0xff, 1})
+	noteParts(peer, newBlock(t, key, 6, 0, 9*int(types.BlockPartSizeBytes)).proposalMessage(), []byte{0xff, 1})
+	require.Equal(t, "BA{9:xx_x____x}", has())
+	noteParts(newFakePeer(), b.partMessage(t, 0), []byte{1, 0}) // consensus has not begun with it
 }
 
 // Votes and all else go by p2p, and so do parts of a block whose proposal the peer does not have

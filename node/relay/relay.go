@@ -124,15 +124,15 @@ func (r *Relay) Register(mux *transport.Mux) {
 	mux.Handle(Method, transport.Weighed(transport.HandlerFunc(r.serve), func(q transport.Request) int64 { return int64(len(q.Body)) }))
 }
 
-// serve answers a message: nothing, if it was taken.
+// serve answers a message, if it was taken, with the parts of the block that are here.
 func (r *Relay) serve(ctx context.Context, q transport.Request) ([]byte, error) {
 	in := r.inbox.Load()
 	if in == nil {
 		return nil, transport.ErrGone
 	}
-	kind, outcome, err := in.take(ctx, q)
-	r.o.Hooks.received(kind, outcome)
-	return nil, err
+	answer, v, err := in.take(ctx, q)
+	r.o.Hooks.received(v.kind, v.outcome)
+	return answer, err
 }
 
 // Wrap returns the reactor that takes the place of a node's consensus reactor. The node must not
