@@ -38,10 +38,22 @@ type Row struct {
 	// Relayed is what became of the messages that were relayed; all but those that were taken went
 	// by p2p.
 	Relayed map[string]int `json:"relayed"`
+	// Messages that were relayed, for each full block, and how many of them came to who had them
+	// already, from another peer.
+	RelayedPerBlock float64 `json:"relayed_per_block"`
+	AgainPerBlock   float64 `json:"again_per_block"`
 	// The same by RDMA, where it was measured.
 	RDMACPUMS   *float64       `json:"relay_rdma_cpu_ms,omitempty"`
 	RDMABlocks  int            `json:"relay_rdma_blocks,omitempty"`
 	RDMARelayed map[string]int `json:"relayed_rdma,omitempty"`
+}
+
+// total is the sum of the counts of all outcomes.
+func total(outcomes map[string]int) (sum int) {
+	for _, n := range outcomes {
+		sum += n
+	}
+	return sum
 }
 
 // newResult has a row for each rate. variants are those of a rate after those of another, without
@@ -55,6 +67,8 @@ func newResult(o Options, variants []*variant) *Result {
 			P2P90MS: harness.Percentile(p2p.ms, 90), Relay90MS: harness.Percentile(relay.ms, 90), P2PBlocks: len(p2p.ms), RelayBlocks: len(relay.ms),
 			P2PCPUMS: 1e3 * harness.Median(p2p.cpu), RelayCPUMS: 1e3 * harness.Median(relay.cpu), Relayed: relay.sent,
 		}
+		row.RelayedPerBlock = harness.Ratio(float64(total(relay.sent)), float64(relay.full))
+		row.AgainPerBlock = harness.Ratio(float64(relay.again), float64(relay.full))
 		if len(of) > 2 {
 			ms, cpu := harness.Median(of[2].ms), 1e3*harness.Median(of[2].cpu)
 			row.RelayRDMA, row.RDMACPUMS, row.RDMABlocks, row.RDMARelayed = &ms, &cpu, len(of[2].ms), of[2].sent
@@ -70,12 +84,9 @@ func newResult(o Options, variants []*variant) *Result {
 
 // Print writes the table, and how to read it.
 func (r *Result) Print(out io.Writer) {
-	cells := [][]string{{"p2p, MB/s", "p2p, ms", "p90", "relay, ms", "p90", "×", "CPU p2p, ms", "relay", "blocks", "taken, %", "late, %", "goal"}}
+	cells := [][]string{{"p2p, MB/s", "p2p, ms", "p90", "relay, ms", "p90", "×", "CPU p2p, ms", "relay", "blocks", "messages", "again", "taken, %", "late, %", "goal"}}
 	for i, w := range r.Runs {
-		all := 0
-		for _, n := range w.Relayed {
-			all += n
-		}
+		all := total(w.Relayed)
 		goal := "not met"
 		if r.Met[i] {
 			goal = "met"
@@ -84,6 +95,7 @@ func (r *Result) Print(out io.Writer) {
 			fmt.Sprintf("%.2f", float64(w.P2PRate)/1e6), fmt.Sprintf("%.0f", w.P2PMS), fmt.Sprintf("%.0f", w.P2P90MS),
 			fmt.Sprintf("%.0f", w.RelayTCPMS), fmt.Sprintf("%.0f", w.Relay90MS), fmt.Sprintf("%.2f", harness.Ratio(w.RelayTCPMS, w.P2PMS)),
 			fmt.Sprintf("%.0f", w.P2PCPUMS), fmt.Sprintf("%.0f", w.RelayCPUMS), fmt.Sprintf("%d, %d", w.P2PBlocks, w.RelayBlocks),
+			fmt.Sprintf("%.0f", w.RelayedPerBlock), fmt.Sprintf("%.0f", w.AgainPerBlock),
 			fmt.Sprintf("%.1f", 100*harness.Ratio(float64(w.Relayed["taken"]), float64(all))),
 			fmt.Sprintf("%.1f", 100*harness.Ratio(float64(w.Relayed["late"]), float64(all))), goal,
 		})
@@ -92,6 +104,7 @@ func (r *Result) Print(out io.Writer) {
 	fmt.Fprintf(out, `
 %d validators on this machine, blocks of %s bytes, %s; medians over blocks
 ms     from the proposal until the last validator has the last part, by the nodes' logs
+messages  relayed for a block by all validators; again: of them to who had them already from another one
 taken  part of the relayed messages that the peer took; late: after 100 ms, so that they went by p2p, too
 CPU    of all validators together, for a block: its execution, too, and what is between blocks
 goal   with the relay (over TCP) at most half of p2p's time at the default rate, and not more at the other
@@ -106,10 +119,7 @@ func (r *Result) printRDMA(out io.Writer) {
 			fmt.Fprintln(out, "by RDMA nothing was measured: no device was named (--device), and this is not the guest (--guest)")
 			return
 		}
-		all := 0
-		for _, n := range w.RDMARelayed {
-			all += n
-		}
+		all := total(w.RDMARelayed)
 		fmt.Fprintf(out, "by RDMA, p2p at %.2f MB/s: %.0f ms, CPU %.0f ms, %s; %.1f %% of the messages were taken, %.1f %% late\n",
 			float64(w.P2PRate)/1e6, *w.RelayRDMA, *w.RDMACPUMS, harness.Count(w.RDMABlocks, "block"),
 			100*harness.Ratio(float64(w.RDMARelayed["taken"]), float64(all)), 100*harness.Ratio(float64(w.RDMARelayed["late"]), float64(all)))

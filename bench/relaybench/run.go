@@ -93,6 +93,8 @@ type variant struct {
 	address string // of the device, for relays by RDMA
 	ms, cpu []float64
 	sent    map[string]int // what became of relayed messages, by outcome
+	again   int            // messages that were relayed to who had them already
+	full    int            // full blocks, of which those were, nearly all
 }
 
 // Run measures. It reports its progress, and ends its processes in any case.
@@ -196,7 +198,7 @@ func (n *network) measure(v *variant, blocks int) error {
 	}
 	var logs []map[int64]seen
 	for _, h := range n.homes {
-		if err := countRelayed(ctx, h, v.sent); err != nil {
+		if err := v.countRelayed(ctx, h); err != nil {
 			return err
 		}
 		log, err := readLog(h.Log())
@@ -204,6 +206,11 @@ func (n *network) measure(v *variant, blocks int) error {
 			return err
 		}
 		logs = append(logs, log)
+	}
+	for _, b := range logs[0] {
+		if b.parts >= leastParts {
+			v.full++
+		}
 	}
 	// The block that is being made meanwhile shares the machine with the clients.
 	ms := spreads(logs, status.Height+1, leastParts)
@@ -245,6 +252,9 @@ func (n *network) start(v *variant) error {
 			c.Consensus.TimeoutPropose = time.Minute // at p2p's default rate a block needs seconds
 			c.Mempool.Broadcast, c.Mempool.Recheck = false, false
 			c.TxIndex.Indexer = "null"
+			// It is what limits the time of all answers of the RPC server. A transaction waits while a
+			// block is committed, in the guest for longer than the usual 10 s.
+			c.RPC.TimeoutBroadcastTxCommit = blockPatience
 			c.P2P.SendRate, c.P2P.RecvRate = v.rate, v.rate
 			c.P2P.PersistentPeers = strings.Join(peers, ",")
 			c.P2P.ListenAddress = "tcp://" + p2p
@@ -356,10 +366,10 @@ func (n *network) cpuSeconds(ctx context.Context) (sum float64, err error) {
 	return sum, nil
 }
 
-var relayedMetric = regexp.MustCompile(`(?m)^starling_relay_sent_total\{kind="[a-z]+",outcome="([a-z]+)"\} (\d+)$`)
+var relayedMetric = regexp.MustCompile(`(?m)^starling_relay_(sent|received)_total\{kind="[a-z]+",outcome="([a-z]+)"\} (\d+)$`)
 
-// countRelayed adds to sent what a node has relayed.
-func countRelayed(ctx context.Context, h *runner.Home, sent map[string]int) error {
+// countRelayed adds to v what a node has relayed, and got more than once.
+func (v *variant) countRelayed(ctx context.Context, h *runner.Home) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.Metrics(), nil)
 	if err != nil {
 		return err
@@ -374,7 +384,13 @@ func countRelayed(ctx context.Context, h *runner.Home, sent map[string]int) erro
 		return err
 	}
 	for _, m := range relayedMetric.FindAllSubmatch(text, -1) {
-		sent[string(m[1])] += int(number(string(m[2])))
+		count := int(number(string(m[3])))
+		switch outcome := string(m[2]); {
+		case string(m[1]) == "sent":
+			v.sent[outcome] += count
+		case outcome == "again":
+			v.again += count
+		}
 	}
 	return nil
 }

@@ -53,8 +53,8 @@ type wanted struct {
 	// parts has those that were handed to consensus through here, and proves each. They are the
 	// ones that consensus keeps, too, so they take no memory of their own for long.
 	parts *types.PartSet
-	// proposed is closed once consensus was handed the proposal, which drops parts that it gets
-	// before, without a word. It stays open if consensus failed to receive it: parts then go by p2p.
+	// proposed is closed once consensus was handed the proposal: it drops parts that come before.
+	// It stays open if consensus failed to receive it: parts then go by p2p.
 	proposed chan struct{}
 }
 
@@ -66,7 +66,8 @@ func newInbox(o inboxOptions) *inbox {
 	return &inbox{o: o, handing: make(chan struct{}, maxHanding)}
 }
 
-// verdict is what becomes of a message, for the metrics, and the block that it is of; nil: not known.
+// verdict is what becomes of a message, for the metrics, and the block that it is of; nil: not
+// known.
 type verdict struct {
 	kind, outcome string
 	block         *wanted

@@ -15,9 +15,9 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Method is that of a relayed message. Its body is CometBFT's consensus Message. Its answer is a bit
-// for each part of the block, set if the peer has it: that of part i is 1<<(i%8) of byte i/8. It is
-// empty where the peer does not know the block.
+// Method is that of a relayed message. Its body is CometBFT's consensus Message. Its answer is a
+// bit for each part of the block, set if the peer has it: that of part i is 1<<(i%8) of byte i/8.
+// It is empty where the peer does not know the block.
 const Method transport.Method = 18
 
 // maxAnswer limits an answer, in bytes.
