@@ -252,8 +252,8 @@ func (n *network) start(v *variant) error {
 			c.Consensus.TimeoutPropose = time.Minute // at p2p's default rate a block needs seconds
 			c.Mempool.Broadcast, c.Mempool.Recheck = false, false
 			c.TxIndex.Indexer = "null"
-			// It is what limits the time of all answers of the RPC server. A transaction waits while a
-			// block is committed, in the guest for longer than the usual 10 s.
+			// It limits the time of all answers of the RPC server. In the guest, a transaction that
+			// waits while a block is committed took longer than the usual 10 s.
 			c.RPC.TimeoutBroadcastTxCommit = blockPatience
 			c.P2P.SendRate, c.P2P.RecvRate = v.rate, v.rate
 			c.P2P.PersistentPeers = strings.Join(peers, ",")
