@@ -16,3 +16,13 @@ func (s *State) LimitSweeps(leaves int64) { s.room.leaves.Store(leaves) }
 
 // MostSwept is SweepRoom of a state without sweeps.
 const MostSwept = mostSwept
+
+// Changes returns how many keys a store's fast index is corrected by; ok is false if that is of no
+// use.
+func (s *State) Changes(store string) (n int, ok bool) {
+	x := s.byName[store].index(false)
+	if x == nil {
+		return 0, false
+	}
+	return len(x.changes), true
+}

@@ -15,11 +15,11 @@ import (
 var errScan = errors.New("the fast index is of no use here")
 
 // scanned answers a request with one walk over the inner nodes, and one scan of the fast index if
-// that is of this height; nil if that is not possible. With the index keys and values come from
-// there, and versions from the inner nodes, which name their children by version: the index does
-// not reliably have those of the leaves. The chunk is proved before it is returned. If maySweep, a
-// pass over all records may come first.
-func (s *store) scanned(q *iavlsync.Request, maySweep bool) []byte {
+// there is one of this height (see index); nil if that is not possible. With the index keys and
+// values come from there, and versions from the inner nodes, which name their children by version:
+// the index does not reliably have those of the leaves. The chunk is proved before it is returned.
+// If mayPrepare, a comparison of trees or a pass over all records may come first.
+func (s *store) scanned(q *iavlsync.Request, mayPrepare bool) []byte {
 	if q.Offset > 0 {
 		return nil
 	}
@@ -32,19 +32,19 @@ func (s *store) scanned(q *iavlsync.Request, maySweep bool) []byte {
 	if err != nil || n.Height == 0 {
 		return nil
 	}
-	if b := s.fromSweep(n, image, q, maySweep); b != nil {
-		return b
+	index := s.index(mayPrepare)
+	if index != nil {
+		if b := s.fromSweep(index, n, image, q, mayPrepare); b != nil {
+			return b
+		}
 	}
-	w := s.newScan(n)
+	w := s.newScan(n, index)
 	defer w.close()
 	return s.proved(w, w.run(n), image, q)
 }
 
 // fromSweep answers from the fast index and the sweep of the store; nil: that is not possible.
-func (s *store) fromSweep(n *iavlsync.Node, image *iavlsync.Image, q *iavlsync.Request, maySweep bool) []byte {
-	if !s.fast {
-		return nil
-	}
+func (s *store) fromSweep(x *index, n *iavlsync.Node, image *iavlsync.Image, q *iavlsync.Request, maySweep bool) []byte {
 	size := n.Size
 	if root, err := s.Node(s.root); err == nil {
 		size = root.Size
@@ -53,7 +53,7 @@ func (s *store) fromSweep(n *iavlsync.Node, image *iavlsync.Image, q *iavlsync.R
 	if sw == nil {
 		return nil
 	}
-	w := s.newScan(n)
+	w := s.newScan(n, x)
 	err := w.seek(n)
 	if err == nil {
 		err = errors.Join(w.lookup(sw, q.Leaves), w.it.Close())
@@ -61,8 +61,8 @@ func (s *store) fromSweep(n *iavlsync.Node, image *iavlsync.Image, q *iavlsync.R
 	return s.proved(w, err, image, q)
 }
 
-func (s *store) newScan(n *iavlsync.Node) *scan {
-	return &scan{cursors: newCursors(s), version: n.Version, prefix: s.key(kindFast, nil), b: []byte{byte(iavlsync.AnswerWhole)}, indexRight: true}
+func (s *store) newScan(n *iavlsync.Node, x *index) *scan {
+	return &scan{cursors: newCursors(s), index: x, version: n.Version, prefix: s.key(kindFast, nil), b: []byte{byte(iavlsync.AnswerWhole)}, indexRight: true}
 }
 
 // proved returns what a scan has written, and keeps its shape; nil: it is not the subtree.
@@ -86,6 +86,7 @@ func (s *store) proved(w *scan, err error, image *iavlsync.Image, q *iavlsync.Re
 // scan writes a chunk.
 type scan struct {
 	*cursors
+	index   *index   // nil: it is of no use
 	version int64    // of the chunk's root
 	prefix  []byte   // of the fast index
 	it      Iterator // over the fast index; nil: it is not used
@@ -105,7 +106,7 @@ type inner struct {
 }
 
 func (w *scan) run(n *iavlsync.Node) (err error) {
-	if !w.fast {
+	if w.index == nil {
 		return w.write(n)
 	}
 	if err := w.seek(n); err != nil {
@@ -129,7 +130,7 @@ func (w *scan) seek(n *iavlsync.Node) (err error) {
 		first = below
 	}
 	w.first = bytes.Clone(first.Key)
-	w.it, err = w.db.Iterator(w.key(kindFast, first.Key), w.key(kindFast+1, nil))
+	w.it, err = w.index.from(w.store, first.Key)
 	return err
 }
 

@@ -52,7 +52,11 @@ func (s *shapes) put(first, leaves int64, sh *shape) {
 // shaped answers with a shape that was kept; nil: the database is not what it was.
 func (s *store) shaped(sh *shape, leaves int64) []byte {
 	prefix := s.key(kindFast, nil)
-	it, err := s.db.Iterator(s.key(kindFast, sh.first), s.key(kindFast+1, nil))
+	x := s.index(false)
+	if x == nil { // the shape was made with it, but the state is closed
+		return nil
+	}
+	it, err := x.from(s, sh.first)
 	if err != nil {
 		return nil
 	}

@@ -133,19 +133,20 @@ func (s *State) Manifest(f iavlsync.Format) (*iavlsync.Manifest, error) {
 	return m, nil
 }
 
-// Answer answers a request, now and then after a pass over all records of a store, which takes
-// seconds. iavlsync.ErrNoSubtree: an honest peer would not ask that.
+// Answer answers a request, now and then after a pass over all records of a store, or a comparison
+// with a newer tree, which take seconds. iavlsync.ErrNoSubtree: an honest peer would not ask that.
 func (s *State) Answer(q *iavlsync.Request) ([]byte, error) { return s.answer(q, true) }
 
-// AnswerSoon is Answer without such a pass, for callers that others wait for: it reads what the
+// AnswerSoon is Answer without these, for callers that others wait for: it reads what the
 // chunk needs.
 func (s *State) AnswerSoon(q *iavlsync.Request) ([]byte, error) { return s.answer(q, false) }
 
-// Close gives the memory of sweeps back, of which none is kept afterwards. Requests are answered
-// all the same.
+// Close gives the memory of sweeps and of compared trees back, of which none is kept afterwards.
+// Requests are answered all the same.
 func (s *State) Close() {
 	for _, st := range s.stores {
 		st.sweeping.close()
+		st.indexing.close()
 	}
 }
 
@@ -167,10 +168,11 @@ type store struct {
 	prefix []byte // of all its keys
 	root   []byte // node key; nil: the store is empty
 	height int64
-	fast   bool // the fast index is of this height
 
 	processors int // that a sweep uses at most
 
+	indexed  int64 // the version that the fast index is of; 0: there is none
+	indexing indexing
 	shapes   shapes
 	sweeping sweeping
 }
@@ -185,7 +187,9 @@ func openStore(db DB, name string, height int64) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("storage version: %w", err)
 	}
-	s.fast = DecodeStorageVersion(b) == height
+	if s.indexed = DecodeStorageVersion(b); s.indexed == height {
+		s.indexing.ready.Store(&index{})
+	}
 	return s, nil
 }
 

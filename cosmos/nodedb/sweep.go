@@ -313,7 +313,7 @@ const worthSweep = 32
 // it makes one where that is worth its time; others walk meanwhile.
 func (s *store) swept(size, leaves int64, mayBegin bool) *sweep {
 	w := &s.sweeping
-	ready, begin := w.ask(size, leaves, mayBegin && s.fast && leaves >= leastShape)
+	ready, begin := w.ask(size, leaves, mayBegin && leaves >= leastShape)
 	if !begin {
 		return ready
 	}

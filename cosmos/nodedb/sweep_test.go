@@ -37,12 +37,13 @@ type history struct {
 	root *iavlsynctest.Node
 }
 
-// save writes the nodes that are new in a version: a node ahead of its left and its right subtree.
+// save writes the nodes that are new in a version: a node ahead of its left and its right subtree;
+// of a tree that is what it was, or empty, the record that says so.
 func (h *history) save(t *testing.T, tree *iavlsynctest.Tree) {
 	nonce := uint32(0)
 	var number func(n *iavlsynctest.Node)
 	number = func(n *iavlsynctest.Node) {
-		if n.Version != tree.Version || h.keys[n] != nil {
+		if n == nil || n.Version != tree.Version || h.keys[n] != nil {
 			return
 		}
 		nonce++
@@ -57,6 +58,13 @@ func (h *history) save(t *testing.T, tree *iavlsynctest.Tree) {
 		h.Set(append([]byte("s/k:bank/s"), h.keys[n]...), nodedb.AppendNode(nil, record))
 	}
 	number(tree.Root)
+	at := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte("s/k:bank/s"), uint64(tree.Version)), 1)
+	switch {
+	case tree.Root == nil:
+		h.Set(at, nil)
+	case tree.Root.Version < tree.Version:
+		h.Set(at, append([]byte("s"), h.keys[tree.Root]...))
+	}
 	h.root = tree.Root
 	nodedbtest.WriteCommit(t, h, &nodedb.Commit{Height: tree.Version, Stores: []nodedb.CommitStore{{Name: "bank", Version: tree.Version, Hash: h.root.Hash()}}})
 }

@@ -1,0 +1,177 @@
+package nodedb_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+)
+
+// versions is a history with the trees of all its versions.
+type versions struct {
+	*history
+	tree  *iavlsynctest.Tree
+	roots []*iavlsynctest.Node // by version
+}
+
+func newVersions() *versions {
+	return &versions{history: &history{reads: &reads{Mem: nodedbtest.NewMem()}, keys: map[*iavlsynctest.Node][]byte{}},
+		tree: &iavlsynctest.Tree{}, roots: make([]*iavlsynctest.Node, 1)}
+}
+
+func (v *versions) next(t *testing.T, ops []iavlsynctest.Op) {
+	t.Helper()
+	v.tree.Apply(ops)
+	v.tree.Save()
+	v.save(t, v.tree)
+	v.roots = append(v.roots, v.tree.Root)
+}
+
+// move moves the root of an old version as pruning does: what is written afterwards names the new
+// place, what was written before the old one.
+func (v *versions) move(version int64) {
+	root := v.roots[version]
+	if root == nil || root.Version != version || len(v.keys[root]) != 12 || v.keys[root][11] != 1 {
+		return
+	}
+	place := append([]byte("s/k:bank/s"), v.keys[root]...)
+	record, _ := v.Mem.Get(place)
+	v.Delete(place)
+	v.keys[root] = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, uint64(version)), 0)
+	v.Set(append([]byte("s/k:bank/s"), v.keys[root]...), record)
+}
+
+// answered has all chunks of a height answered twice, from the nodes and from their shapes, and
+// returns how many keys of the fast index were corrected for that; used is false if it was not
+// used.
+func (v *versions) answered(t *testing.T, height, limit int64) (changes int, used bool) {
+	t.Helper()
+	s, err := nodedb.Open(v.history, height)
+	require.NoError(t, err)
+	for _, answer := range []func(*iavlsync.Request) ([]byte, error){s.AnswerSoon, s.Answer, s.Answer, s.AnswerSoon} {
+		first := int64(0)
+		for k, c := range v.roots[height].Chunks(limit) {
+			b, err := answer(&iavlsync.Request{Height: height, Store: "bank", First: first, Leaves: c.Size()})
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(append([]byte{0}, c.Chunk()...), b), "chunk %d at height %d", k, height)
+			first += c.Size()
+		}
+	}
+	changes, used = s.Changes("bank")
+	s.Close()
+	if _, after := s.Changes("bank"); after {
+		require.Zero(t, changes, "they are kept after Close")
+	}
+	return changes, used
+}
+
+// TestEarlierState: of a database whose fast index is of a later version, each earlier state is
+// answered from that and the difference of the trees, whatever has changed between them, and
+// wherever pruning has moved roots.
+func TestEarlierState(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	right := func(v int64) int64 { return v }
+	for round := range 30 {
+		v := newVersions()
+		keys := []int{1, 5, 60, 600}[rnd.IntN(4)]
+		const last = 12
+		for n := int64(1); n <= last; n++ {
+			var ops []iavlsynctest.Op
+			switch rnd.IntN(6) {
+			case 0: // the same tree
+			case 1: // an empty one
+				v.tree.Root.Leaves(func(leaf *iavlsynctest.Node) { ops = append(ops, iavlsynctest.Op{Key: leaf.Key}) })
+			case 2: // all of it
+				ops = iavlsynctest.RandomOps(rnd, keys, 2*keys, 0.1)
+			default:
+				ops = iavlsynctest.RandomOps(rnd, keys, 1+rnd.IntN(1+keys/10), []float64{0, 0.4, 0.9}[rnd.IntN(3)])
+			}
+			v.next(t, ops)
+			if rnd.IntN(2) == 0 && n > 4 {
+				v.move(1 + rnd.Int64N(n-4))
+			}
+		}
+		for range 3 { // the index is of any of the versions
+			indexed := last - rnd.Int64N(2)
+			for _, key := range v.Keys() {
+				if bytes.HasPrefix([]byte(key), []byte("s/k:bank/f")) {
+					v.Delete([]byte(key))
+				}
+			}
+			v.root = v.roots[indexed]
+			v.index(indexed, right)
+			for height := int64(last - 3); height <= last; height++ {
+				changes, used := v.answered(t, height, 2+rnd.Int64N(40))
+				// Else no chunk is of more than a leaf, or the trees may differ too much.
+				if root := v.roots[height]; root != nil && root.Height() > 0 && keys <= 60 {
+					require.Equal(t, height <= indexed, used, "round %d: height %d, indexed %d", round, height, indexed)
+				}
+				if height == indexed {
+					require.Zero(t, changes)
+				}
+			}
+		}
+	}
+}
+
+// TestEarlierStateIsSwept: of a large store the state before the latest costs what the latest does:
+// one pass over all records, and the index.
+func TestEarlierStateIsSwept(t *testing.T) {
+	rnd := iavlsynctest.Rand(t)
+	v := newVersions()
+	const last = 6
+	for n := range last {
+		ops := iavlsynctest.RandomOps(rnd, 20_000, 300, 0.2)
+		if n == 0 {
+			ops = iavlsynctest.RandomOps(rnd, 20_000, 60_000, 0)
+		}
+		v.next(t, ops)
+	}
+	v.index(last, func(version int64) int64 { return version })
+	v.root = v.roots[last-1]
+	require.Greater(t, len(v.root.Chunks(8192)), 1)
+	before := v.gets
+	swept, _ := v.answers(t, last-1)
+	require.True(t, swept)
+	require.Less(t, v.gets-before, 5000, "the nodes that differ")
+	changes, used := v.answered(t, last-1, 8192)
+	require.True(t, used)
+	require.Less(t, changes, 600)
+}
+
+// TestDifferentTrees: where the trees differ too much, or the later one cannot be read, the earlier
+// state is read by itself.
+func TestDifferentTrees(t *testing.T) {
+	const keys = 3000
+	v := newVersions()
+	for n := range 3 {
+		var ops []iavlsynctest.Op
+		for k := range keys {
+			ops = append(ops, iavlsynctest.Op{Key: fmt.Appendf(nil, "%06d", k), Value: []byte{byte(n)}})
+		}
+		v.next(t, ops)
+	}
+	right := func(version int64) int64 { return version }
+	v.index(3, right)
+	_, used := v.answered(t, 2, 8192)
+	require.False(t, used)
+
+	v.next(t, []iavlsynctest.Op{{Key: []byte("000000"), Value: []byte("changed")}})
+	v.index(4, right)
+	changes, used := v.answered(t, 3, 8192)
+	require.True(t, used)
+	require.Equal(t, 1, changes)
+	v.Delete(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte("s/k:bank/s"), 4), 2))
+	_, used = v.answered(t, 3, 8192)
+	require.False(t, used)
+	v.Set([]byte("s/k:bank/mstorage_version"), []byte("1.1.0-5"))
+	_, used = v.answered(t, 3, 8192)
+	require.False(t, used)
+}
