@@ -35,6 +35,8 @@ const (
 	optionChain    = "chain-id"                        // where baseapp has none
 	optionHome     = "home"                            // the SDK's: the node's folder
 	optionKey      = "node_key_file"                   // CometBFT's
+	optionGRPC     = "grpc.enable"                     // the SDK's: it is, unless it is switched off
+	optionAPI      = "api.enable"                      // the SDK's
 )
 
 const defaultKeep = 2
@@ -67,7 +69,6 @@ type App struct {
 	served  []*state         // heights ascend; guarded by mu
 	network *tcp.Server      // nil: it is not started, or not wanted; guarded by mu
 	started bool             // guarded by mu
-	hasNode bool             // headers can be served; guarded by mu
 	closed  bool             // guarded by mu
 }
 
@@ -200,10 +201,17 @@ func (a *App) listen() error {
 		return err
 	}
 	a.logger.Info("serving states to joiners", "address", a.network.Addr().String(), "id", tcp.IDOf(key.Public().(ed25519.PublicKey)))
-	if !a.hasNode {
+	if !a.getsNode() {
 		a.logger.Error("no headers are served, so joiners need --rpc: enable gRPC or the API in app.toml")
 	}
 	return nil
+}
+
+// getsNode reports whether the SDK gives the application a client of its node, sooner or later:
+// while the node starts, it executes blocks without. See RegisterTendermintService.
+func (a *App) getsNode() bool {
+	grpc := a.options.Get(optionGRPC)
+	return grpc == nil || cast.ToBool(grpc) || cast.ToBool(a.options.Get(optionAPI))
 }
 
 // chain returns the chain's id, which baseapp has of the genesis file.

@@ -25,6 +25,7 @@ const maxExtensions = 25
 
 var (
 	errNoSnapshot        = errors.New("the SDK has made no snapshot of this height, from which files beside the database could be taken")
+	errNoFilesInSnapshot = errors.New("the SDK's snapshot of this height has no files, although its module keeps some beside the database: register the module's extension (SnapshotManager().RegisterExtensions)")
 	errLargeExtensions   = fmt.Errorf("its extensions have more than %d MB: joiners need the SDK's snapshots", 10*maxExtensions)
 	errNotExtensions     = errors.New("among its files are items of stores, or of nothing that is known")
 	errSnapshotIsDamaged = errors.New("a chunk of the SDK's snapshot is missing")
@@ -59,8 +60,8 @@ func (e *extensions) outgrow(c *cut) bool {
 // beside the blocks and tells nobody.
 const snapshotPoll = 500 * time.Millisecond
 
-// extensionsOf returns the extensions of a state, once the SDK has made its own snapshot; nil: it
-// has none, or the application takes no such snapshots.
+// extensionsOf returns the extensions of a state, once the SDK has made its own snapshot, which may
+// have none; nil: the application takes no such snapshots.
 func (a *App) extensionsOf(s *state) (*extensions, error) {
 	manager, height := a.SnapshotManager(), uint64(s.Height())
 	if manager == nil || manager.GetInterval() == 0 || height%manager.GetInterval() != 0 {
@@ -92,7 +93,7 @@ func (a *App) extensionsOf(s *state) (*extensions, error) {
 	}
 }
 
-// readExtensions takes the extensions out of a snapshot of the SDK's; nil: it has none.
+// readExtensions takes the extensions out of a snapshot of the SDK's, of which it may have none.
 func readExtensions(manager *snapshots.Manager, s *types.Snapshot) (*extensions, error) {
 	stop := make(chan struct{})
 	defer close(stop)
@@ -146,7 +147,7 @@ func readExtensions(manager *snapshots.Manager, s *types.Snapshot) (*extensions,
 		return nil, fmt.Errorf("extensions of the SDK's snapshot of height %d: %w", s.Height, err)
 	}
 	if !some {
-		return nil, nil
+		return &extensions{}, nil
 	}
 	return e, nil
 }

@@ -60,11 +60,12 @@ func (c *code) RestoreExtension(height uint64, format uint32, read types.Extensi
 }
 
 // contracts returns the creator of an application with a store of contracts, and their code in
-// extensions, in the order of names.
+// extensions, in the order of names; without a snapshot manager if there are none, not even an
+// empty list.
 func contracts(t *testing.T, extensions ...*code) servertypes.AppCreator {
 	return func(logger log.Logger, db dbm.DB, _ io.Writer, o servertypes.AppOptions) servertypes.Application {
 		app := newBase(logger, db, "wasm")
-		if len(extensions) > 0 {
+		if extensions != nil {
 			store, err := snapshots.NewStore(dbm.NewMemDB(), t.TempDir())
 			require.NoError(t, err)
 			every, _ := o.Get("state-sync.snapshot-interval").(int)
@@ -81,16 +82,24 @@ func contracts(t *testing.T, extensions ...*code) servertypes.AppCreator {
 func ours(t *testing.T, app servertypes.Application) (s *abci.Snapshot) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		r, err := app.ListSnapshots(&abci.RequestListSnapshots{})
-		require.NoError(t, err)
-		for _, have := range r.Snapshots {
-			if have.Format != types.CurrentFormat {
-				s = have
-			}
+		for _, s = range listOurs(t, app) {
 		}
 		return s != nil
 	}, time.Minute, 10*time.Millisecond)
 	return s
+}
+
+// listOurs returns the snapshots in verified chunks, of whichever format.
+func listOurs(t *testing.T, app servertypes.Application) (list []*abci.Snapshot) {
+	t.Helper()
+	r, err := app.ListSnapshots(&abci.RequestListSnapshots{})
+	require.NoError(t, err)
+	for _, have := range r.Snapshots {
+		if have.Format != types.CurrentFormat {
+			list = append(list, have)
+		}
+	}
+	return list
 }
 
 // TestExtensions: what the application's extensions have beside the state follows its chunks, and
@@ -178,11 +187,15 @@ func TestExtensions(t *testing.T) {
 	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(killed, same))
 	for k := range s.Chunks - 1 {
 		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(killed, k, load(k)).Result)
+		_, err := killed.Info(&abci.RequestInfo{})
+		require.NoError(t, err, "the join is under way")
 	}
 	again := serve.Creator(contracts(t, &code{name: "wasm"}, &code{name: "zz"}))(log.NewNopLogger(), db, nil, options{})
 	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(again, same))
 	_, err = again.InitChain(&abci.RequestInitChain{ChainId: chainID, InitialHeight: 1, Time: time.Unix(1, 0)})
 	require.ErrorContains(t, err, "whose files have not come")
+	_, err = again.Info(&abci.RequestInfo{})
+	require.ErrorContains(t, err, "whose files have not come", "CometBFT would panic: the state is not of its height 0")
 	has, err := db.Has([]byte("starling-join/files"))
 	require.NoError(t, err)
 	require.True(t, has)
@@ -202,18 +215,26 @@ func TestExtensions(t *testing.T) {
 	require.NoError(t, from.Close())
 }
 
-// TestNoSnapshotOfFiles: a state whose module keeps files is not offered without them.
+// TestNoSnapshotOfFiles: a state whose module keeps files is not offered without them, and the log
+// has what is to be done.
 func TestNoSnapshotOfFiles(t *testing.T) {
-	var lines logged
-	app := serve.Creator(contracts(t))(log.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
-	begin(t, app)
-	for h := int64(1); h <= interval; h++ {
-		block(t, h, app)
+	for _, c := range []struct {
+		extensions []*code
+		says       string
+	}{
+		{nil, "the SDK has made no snapshot of this height"},
+		{[]*code{}, "the SDK's snapshot of this height has no files"},
+	} {
+		var lines logged
+		app := serve.Creator(contracts(t, c.extensions...))(log.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
+		begin(t, app)
+		for h := int64(1); h <= interval; h++ {
+			block(t, h, app)
+		}
+		require.Eventually(t, func() bool { return strings.Contains(lines.String(), c.says) }, time.Minute, 10*time.Millisecond)
+		require.Empty(t, listOurs(t, app))
+		require.NoError(t, app.Close())
 	}
-	require.Eventually(t, func() bool { return strings.Contains(lines.String(), "the SDK has made no snapshot of this height") },
-		time.Minute, 10*time.Millisecond)
-	require.Empty(t, list(t, app))
-	require.NoError(t, app.Close())
 }
 
 // logged is what an application has logged.

@@ -25,9 +25,6 @@ func (a *App) RegisterTendermintService(c client.Context) {
 	}
 	node := node{c.Client}
 	a.headers.SetStores(blocks{node}, states{node}, nil)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.hasNode = true
 }
 
 // node is CometBFT, as it answers its RPC. CometBFT panics when its databases fail or are closed;

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,6 +69,23 @@ func TestKey(t *testing.T) {
 		require.NoError(t, err, "the first time: %t", first)
 		require.NoError(t, conn.Close())
 		require.NoError(t, s.Close())
+	}
+}
+
+// TestSaysThatNoHeadersAreServed: it depends on what app.toml enables, not on whether the node has
+// begun to serve: blocks that it executes while it starts may be of snapshot heights.
+func TestSaysThatNoHeadersAreServed(t *testing.T) {
+	for _, c := range []struct {
+		grpc, api any
+		says      bool
+	}{{nil, nil, false}, {true, false, false}, {"false", "true", false}, {false, false, true}, {"false", nil, true}} {
+		var lines logged
+		o := serving()
+		o["grpc.enable"], o["api.enable"] = c.grpc, c.api
+		s := servedApp{serve.Creator(newApp)(log.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, o).(*serve.App)}
+		s.listening(t, true)
+		require.NoError(t, s.Close())
+		require.Equal(t, c.says, strings.Contains(lines.String(), "no headers are served"), "gRPC %v, API %v", c.grpc, c.api)
 	}
 }
 

@@ -35,7 +35,7 @@ type state struct {
 	mu    sync.Mutex
 	cuts  map[iavlsync.Format]*cut // those that are ready; guarded by mu
 	offer *abci.Snapshot           // nil: it is not ready, or there is none; guarded by mu
-	files *extensions              // set before offer; nil: there are none; guarded by mu
+	files *extensions              // set before offer; nil: the SDK has no snapshot; guarded by mu
 }
 
 // cut is a state in chunks of a format.
@@ -63,6 +63,9 @@ func (s *state) prepare(files *extensions) error {
 			return err
 		}
 		if name := keepsFiles(c.m); name != "" && files.len() == 0 {
+			if files != nil {
+				return fmt.Errorf("store %q: %w", name, errNoFilesInSnapshot)
+			}
 			return fmt.Errorf("store %q: %w", name, errNoSnapshot)
 		}
 		had := offered
