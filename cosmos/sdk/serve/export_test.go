@@ -3,6 +3,7 @@ package serve
 import (
 	dbm "github.com/cosmos/cosmos-db"
 
+	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 )
 
@@ -16,4 +17,28 @@ func Freeze(db dbm.DB) (snapshot nodedb.DB, release func() error, err error) {
 		return nil, nil, err
 	}
 	return f, f.release, nil
+}
+
+// Serve serves a state of a database, as what Commit begins does.
+func (a *App) Serve(db nodedb.DB, height int64) error {
+	return a.add(&frozen{DB: db, free: func() error { return nil }}, height)
+}
+
+// ServeUnread serves a state in-band in all formats, of which nothing but the cuts was read. One
+// of the same height is served no longer.
+func (a *App) ServeUnread(db nodedb.DB, height int64) (*nodedb.State, error) {
+	opened, err := nodedb.Open(db, height)
+	if err != nil {
+		return nil, err
+	}
+	s := &state{State: opened, frozen: &frozen{DB: db, free: func() error { return nil }}, cuts: map[iavlsync.Format]*cut{}}
+	for _, f := range formats {
+		if s.cuts[f], err = newCut(opened, f); err != nil {
+			return nil, err
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.served = []*state{s}
+	return opened, nil
 }
