@@ -35,7 +35,7 @@ const (
 	optionChain    = "chain-id"                        // where baseapp has none
 	optionHome     = "home"                            // the SDK's: the node's folder
 	optionKey      = "node_key_file"                   // CometBFT's
-	optionGRPC     = "grpc.enable"                     // the SDK's: it is, unless it is switched off
+	optionGRPC     = "grpc.enable"                     // the SDK's; unset: it is enabled
 	optionAPI      = "api.enable"                      // the SDK's
 )
 

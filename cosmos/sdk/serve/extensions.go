@@ -60,8 +60,8 @@ func (e *extensions) outgrow(c *cut) bool {
 // beside the blocks and tells nobody.
 const snapshotPoll = 500 * time.Millisecond
 
-// extensionsOf returns the extensions of a state, once the SDK has made its own snapshot, which may
-// have none; nil: the application takes no such snapshots.
+// extensionsOf returns the extensions of a state, once the SDK has made its own snapshot; empty:
+// that has none; nil: the application takes no such snapshots.
 func (a *App) extensionsOf(s *state) (*extensions, error) {
 	manager, height := a.SnapshotManager(), uint64(s.Height())
 	if manager == nil || manager.GetInterval() == 0 || height%manager.GetInterval() != 0 {
@@ -93,7 +93,7 @@ func (a *App) extensionsOf(s *state) (*extensions, error) {
 	}
 }
 
-// readExtensions takes the extensions out of a snapshot of the SDK's, of which it may have none.
+// readExtensions takes the extensions out of a snapshot of the SDK's; empty: it has none.
 func readExtensions(manager *snapshots.Manager, s *types.Snapshot) (*extensions, error) {
 	stop := make(chan struct{})
 	defer close(stop)
