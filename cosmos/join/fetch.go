@@ -67,6 +67,9 @@ func (j *joiner) fetch() error {
 func (j *joiner) loop() error {
 	ticker := time.NewTicker(progressEvery)
 	defer ticker.Stop()
+	report := time.NewTicker(j.o.Report)
+	defer report.Stop()
+	from := time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for !j.done && j.failed == nil {
@@ -84,6 +87,8 @@ func (j *joiner) loop() error {
 			}
 		case <-timer.C:
 			j.step(scheduler.Tick{})
+		case <-report.C:
+			j.say("%s", progress(len(j.state.installer.Missing()), j.result.Chunks, j.result.Fetched, j.arrived(), time.Since(from)))
 		case <-ticker.C:
 			j.tellProgress()
 			if time.Since(j.moved) > j.o.Stall {
@@ -130,6 +135,27 @@ func (j *joiner) tellProgress() {
 			j.step(scheduler.Progress{Request: r.id, Bytes: uint64(n)})
 		}
 	}
+}
+
+// arrived returns the bytes of all right answers of this join, and of those under way.
+func (j *joiner) arrived() int64 {
+	n := j.result.Bytes
+	for _, r := range j.requests {
+		n += r.base.Load() + r.received.Load()
+	}
+	return n
+}
+
+// progress describes a join that has fetched some chunks, and bytes, in a time. How long the rest
+// takes is known once a chunk has come.
+func progress(missing, chunks, fetched int, bytes int64, took time.Duration) string {
+	text := fmt.Sprintf("%d of %d chunks are there, %.1f MB fetched now, %.1f MB/s",
+		chunks-missing, chunks, float64(bytes)/1e6, float64(bytes)/1e6/took.Seconds())
+	if fetched == 0 {
+		return text
+	}
+	left := took / time.Duration(fetched) * time.Duration(missing)
+	return fmt.Sprintf("%s, about %s left", text, max(left.Round(time.Second), time.Second))
 }
 
 // weighed returns how many of the bytes of one answer the scheduler is told of for those that have

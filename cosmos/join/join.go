@@ -60,6 +60,8 @@ type Options struct {
 	// called. They must not block.
 	Up   func(transport.Conn)
 	Down func(transport.ID)
+	// Report is the time between two lines about what has arrived; 0: 5 seconds.
+	Report time.Duration
 	// Log is called with what happens, never concurrently with itself; nil: it is not called.
 	Log func(text string)
 }
@@ -140,6 +142,9 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	}
 	if o.Stall <= 0 {
 		o.Stall = 10 * time.Minute
+	}
+	if o.Report <= 0 {
+		o.Report = 5 * time.Second
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	j := &joiner{

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,25 +26,31 @@ import (
 // databaseOnly is the flag of homes whose CometBFT gets its state in another way.
 const databaseOnly = "database-only"
 
+// cometFolder is in joiningDir: CometBFT's databases until they are complete.
+const cometFolder = "comet"
+
 // comet is CometBFT of a new node. Its records are those that CometBFT's own BootstrapState writes
 // (node/node.go); v0.38, which the SDK has, reads what v0.40 writes: all that is new in them is a
 // field of the consensus parameters, which it skips.
 type comet struct {
 	home    string
+	engine  dbm.BackendType
 	genesis *cmttypes.GenesisDoc // without the state of the application
 }
 
 // openComet reads the settings and the genesis file of a new node.
 func openComet(home, chainID string) (*comet, error) {
-	settings, err := os.ReadFile(filepath.Join(home, "config", "config.toml"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	settings, err := readSettings(home, "config.toml")
+	if err != nil {
 		return nil, err
 	}
-	if engine := topSetting(string(settings), "db_backend"); engine != "" && engine != string(cmtdb.GoLevelDBBackend) {
-		return nil, fmt.Errorf("config.toml has db_backend = %q: CometBFT's state is made with goleveldb only. "+
-			"Join with --%s, and then run the node's own command \"comet bootstrap-state\"", engine, databaseOnly)
+	engine := dbm.BackendType(cmp.Or(topSetting(settings, "db_backend"), string(dbm.GoLevelDBBackend)))
+	if !known(engine) {
+		return nil, fmt.Errorf("config.toml has db_backend = %q: CometBFT's state is made with %s or %s only. "+
+			"Join with --%s, and then run the node's own command \"comet bootstrap-state\"",
+			engine, dbm.GoLevelDBBackend, dbm.PebbleDBBackend, databaseOnly)
 	}
-	if dir := topSetting(string(settings), "db_dir"); dir != "" && filepath.Clean(dir) != "data" {
+	if dir := topSetting(settings, "db_dir"); dir != "" && filepath.Clean(dir) != "data" {
 		return nil, fmt.Errorf("config.toml has db_dir = %q: CometBFT's state is made in data only. "+
 			"Join with --%s, and then run the node's own command \"comet bootstrap-state\"", dir, databaseOnly)
 	}
@@ -59,7 +67,16 @@ func openComet(home, chainID string) (*comet, error) {
 	if genesis.ChainID != chainID {
 		return nil, fmt.Errorf("%s is of chain %q, not %q", path, genesis.ChainID, chainID)
 	}
-	return &comet{home: home, genesis: genesis}, nil
+	return &comet{home: home, engine: engine, genesis: genesis}, nil
+}
+
+// readSettings returns a file of settings of a home; "": there is none.
+func readSettings(home, name string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(home, "config", name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return string(b), err
 }
 
 // topSetting returns a string of config.toml that stands before its sections; "": it is not there.
@@ -109,12 +126,12 @@ func decodeGenesis(b []byte) (*cmttypes.GenesisDoc, error) {
 // state returns the height of CometBFT's state; 0: there is none. It fails if there are blocks.
 func (c *comet) state() (height int64, err error) {
 	for _, name := range []string{"blockstore", "state"} {
-		if _, err := os.Stat(dbDir(c.home, name)); errors.Is(err, fs.ErrNotExist) {
+		db, err := openCometDB(c.home, name)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		db, err := cmtdb.NewGoLevelDB(name, dataDir(c.home))
 		if err != nil {
-			return 0, fmt.Errorf("open %s: %w (does its node run?)", dbDir(c.home, name), err)
+			return 0, fmt.Errorf("%w (does its node run?)", err)
 		}
 		if name == "blockstore" {
 			if blocks := cmtstore.NewBlockStore(db); !blocks.IsEmpty() {
@@ -176,46 +193,54 @@ func (c *comet) document(app dbm.DB) (*cmttypes.GenesisDoc, error) {
 	return &g, nil
 }
 
-// write writes a state and its commit, durably. The state comes last: a home without it is either
-// as it was, or does not start, and its join resumes.
-func (c *comet) write(state sm.State, commit *cmttypes.Commit) (err error) {
-	failed := func(err error) error {
-		return fmt.Errorf("CometBFT's databases in %s: %w", dataDir(c.home), err)
+// write makes CometBFT's databases of a state and its commit. Each gets its name when it is complete
+// and durable, that of the state last: a home without it is either as it was, or does not start, and
+// its join resumes.
+func (c *comet) write(state sm.State, commit *cmttypes.Commit) error {
+	blockDB, stateDB := cmtdb.NewMemDB(), cmtdb.NewMemDB()
+	if err := cmtstore.NewBlockStore(blockDB).SaveSeenCommit(state.LastBlockHeight, commit); err != nil {
+		return err
 	}
-	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(c.home))
-	if err != nil {
-		return failed(err)
-	}
-	defer func() { err = errors.Join(err, blockDB.Close()) }()
-	stateDB, err := cmtdb.NewGoLevelDB("state", dataDir(c.home))
-	if err != nil {
-		return failed(err)
-	}
-	defer func() { err = errors.Join(err, stateDB.Close()) }()
-	defer func() { // CometBFT panics when it cannot write
-		if cause := recover(); cause != nil {
-			if e, is := cause.(error); is {
-				err = failed(e)
-				return
-			}
-			err = failed(fmt.Errorf("%v", cause))
-		}
-	}()
 	states := sm.NewStore(stateDB, sm.StoreOptions{})
-	height := state.LastBlockHeight
-	if err := cmtstore.NewBlockStore(synced{blockDB}).SaveSeenCommit(height, commit); err != nil {
-		return failed(err)
+	if err := errors.Join(states.SetOfflineStateSyncHeight(state.LastBlockHeight), states.Bootstrap(state)); err != nil {
+		return err
 	}
-	if err := states.SetOfflineStateSyncHeight(height); err != nil {
-		return failed(err)
+	err := c.make("blockstore", blockDB)
+	if err == nil {
+		err = c.make("state", stateDB)
 	}
-	if err := states.Bootstrap(state); err != nil {
-		return failed(err)
+	if err != nil {
+		return fmt.Errorf("CometBFT's databases in %s: %w", dataDir(c.home), err)
 	}
 	return nil
 }
 
-// synced is a database whose writes are durable when they return.
-type synced struct{ cmtdb.DB }
-
-func (d synced) Set(key, value []byte) error { return d.SetSync(key, value) }
+// make makes one of CometBFT's databases, in the place of one that has no state.
+func (c *comet) make(name string, records cmtdb.DB) error {
+	making := filepath.Join(joiningDir(c.home), cometFolder, name+dbm.DBFileSuffix)
+	if err := os.MkdirAll(filepath.Dir(making), 0o700); err != nil {
+		return err
+	}
+	db, err := newTables(making, c.engine)
+	if err != nil {
+		return err
+	}
+	it, err := records.Iterator(nil, nil)
+	if err != nil {
+		return err
+	}
+	var all []nodedb.Record
+	for ; it.Valid(); it.Next() {
+		all = append(all, nodedb.Record{Key: bytes.Clone(it.Key()), Value: bytes.Clone(it.Value())})
+	}
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		return err
+	}
+	if err := db.Commit(all); err != nil {
+		return err
+	}
+	if err := errors.Join(os.RemoveAll(dbDir(c.home, name)), os.Rename(making, dbDir(c.home, name))); err != nil {
+		return err
+	}
+	return syncData(c.home)
+}

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	cmtdb "github.com/cometbft/cometbft-db"
 	cmtjson "github.com/cometbft/cometbft/libs/json"
 	sm "github.com/cometbft/cometbft/state"
 	cmtstore "github.com/cometbft/cometbft/store"
@@ -37,6 +36,12 @@ func writeGenesis(t *testing.T, home, chain string) {
 		fmt.Appendf(nil, `{"app_name":"simd","chain_id":%q,"initial_height":1,"app_state":{"bank":{}},"consensus":{"params":%s}}`, chain, params), 0o600))
 }
 
+func writeSettings(t *testing.T, home, name, text string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Join(home, "config"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(home, "config", name), []byte(text), 0o600))
+}
+
 func (s *stopped) join(home, address string, more ...string) []string {
 	return append([]string{"join", "--home", home, "--chain-id", chainID, "--peers", address,
 		"--trust-height", fmt.Sprint(trusted), "--trust-hash", fmt.Sprintf("%X", s.blocks[trusted])}, more...)
@@ -45,10 +50,12 @@ func (s *stopped) join(home, address string, more ...string) []string {
 // checkComet fails unless CometBFT of a home has the chain's state of a height.
 func (s *stopped) checkComet(t *testing.T, home string, height int64) {
 	t.Helper()
-	stateDB, err := cmtdb.NewGoLevelDB("state", dataDir(home))
+	engine, err := backendOf(dbDir(home, "state"))
+	require.NoError(t, err)
+	stateDB, err := stockDB("state", engine, dataDir(home))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, stateDB.Close()) }()
-	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(home))
+	blockDB, err := stockDB("blockstore", engine, dataDir(home))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, blockDB.Close()) }()
 	states := sm.NewStore(stateDB, sm.StoreOptions{})
@@ -73,14 +80,30 @@ func (s *stopped) checkComet(t *testing.T, home string, height int64) {
 // TestCometState: a join makes CometBFT's state, with parameters that the application's store has
 // and the genesis file has not; killed before the database has its name, it resumes without peers.
 func TestCometState(t *testing.T) {
+	for _, engine := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
+		t.Run(string(engine), func(t *testing.T) { testCometState(t, engine) })
+	}
+}
+
+func testCometState(t *testing.T, engine dbm.BackendType) {
 	s := newChain(t, dbm.GoLevelDBBackend, 0, 2, otherParams())
 	address := serving(t, "--home", s.home)
 	home := t.TempDir()
 	writeGenesis(t, home, chainID)
+	writeSettings(t, home, "config.toml", fmt.Sprintf("db_backend = %q\n[rpc]\n", engine))
+	backend := func(name string) {
+		t.Helper()
+		got, err := backendOf(dbDir(home, name))
+		require.NoError(t, err)
+		require.Equal(t, engine, got, name)
+	}
 	var out, progress bytes.Buffer
 	require.NoError(t, run(context.Background(), s.join(home, address), &out, &progress), "%s", &progress)
 	require.Contains(t, out.String(), fmt.Sprintf("joined at height %d,", latest))
 	s.checkComet(t, home, latest)
+	for _, name := range []string{applicationDB, "state", "blockstore"} {
+		backend(name)
+	}
 
 	// As it is after a kill between CometBFT's state and the name of the database; and as it is
 	// between the database and CometBFT's state.
@@ -106,19 +129,22 @@ func TestCometState(t *testing.T) {
 	require.ErrorIs(t, err, errHasState)
 }
 
-// TestCometStateUnknown: without the headers, or with parameters that nobody knows, the database
-// keeps the name that no node opens, and says what to do.
+// TestCometStateUnknown: without the headers nothing is downloaded; with parameters that nobody
+// knows, the database keeps the name that no node opens. Both say what to do.
 func TestCometStateUnknown(t *testing.T) {
 	was := stateTimeout
 	stateTimeout = 5 * time.Second
 	t.Cleanup(func() { stateTimeout = was })
+	choose := chooseTimeout
+	chooseTimeout = 5 * time.Second
+	t.Cleanup(func() { chooseTimeout = choose })
 	other := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
 	other.params = *otherParams()
 	for name, c := range map[string]struct {
 		chain func() *stopped
 		want  string
 	}{
-		"headers": {func() *stopped { return newStopped(t, dbm.GoLevelDBBackend) }, "needs the headers of heights 11 to 13"},
+		"headers": {func() *stopped { return newStopped(t, dbm.GoLevelDBBackend) }, "a header of CometBFT's state is missing"},
 		"parameters": {func() *stopped {
 			require.NoError(t, os.RemoveAll(dbDir(other.home, "state")))
 			require.NoError(t, os.RemoveAll(dbDir(other.home, "blockstore")))
@@ -128,7 +154,8 @@ func TestCometStateUnknown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := c.chain()
-			address := serving(t, "--home", s.home)
+			// The two newest states of a stopped node lack the headers after them.
+			address := serving(t, "--home", s.home, "--heights", "2")
 			home := t.TempDir()
 			writeGenesis(t, home, chainID)
 			err := run(context.Background(), s.join(home, address), io.Discard, io.Discard)
@@ -138,6 +165,51 @@ func TestCometStateUnknown(t *testing.T) {
 			require.NoError(t, run(context.Background(), s.join(home, address, "--database-only"), io.Discard, io.Discard))
 			require.DirExists(t, dbDir(home, applicationDB))
 		})
+	}
+}
+
+// TestStoppedAlone: a stopped node has the headers for its state before the two newest ones, so that
+// nobody else is asked. A running one is not needed.
+func TestStoppedAlone(t *testing.T) {
+	s := newChain(t, dbm.PebbleDBBackend, 0, 0, nil)
+	home := t.TempDir()
+	writeGenesis(t, home, chainID)
+	var out bytes.Buffer
+	require.NoError(t, run(context.Background(), s.join(home, serving(t, "--home", s.home)), &out, io.Discard))
+	require.Contains(t, out.String(), fmt.Sprintf("joined at height %d,", latest-2))
+	s.checkComet(t, home, latest-2)
+}
+
+// TestEngine: the application's database is made with the engine that the node will look for.
+func TestEngine(t *testing.T) {
+	for _, c := range []struct {
+		app, comet, asked string
+		want              dbm.BackendType
+		said              string // a warning, or an error if want is empty
+	}{
+		{"", "", "", dbm.GoLevelDBBackend, ""},
+		{"", "goleveldb", "", dbm.GoLevelDBBackend, ""},
+		{"", "pebbledb", "", dbm.PebbleDBBackend, ""},
+		{"pebbledb", "goleveldb", "", dbm.PebbleDBBackend, ""},
+		{"", "goleveldb", "pebbledb", dbm.PebbleDBBackend, "warning: --db-backend is pebbledb, and "},
+		{"", "rocksdb", "", "", "can be made with goleveldb or pebbledb only"},
+		{"pebbledb", "rocksdb", "", dbm.PebbleDBBackend, ""},
+		{"", "rocksdb", "goleveldb", dbm.GoLevelDBBackend, "warning: "},
+		{"", "", "rocksdb", "", "--db-backend \"rocksdb\": it is goleveldb or pebbledb"},
+	} {
+		home := t.TempDir()
+		writeSettings(t, home, "app.toml", fmt.Sprintf("app-db-backend = %q\n[api]\n", c.app))
+		writeSettings(t, home, "config.toml", fmt.Sprintf("db_backend = %q\n[rpc]\n", c.comet))
+		var warned bytes.Buffer
+		got, err := chooseEngine(home, c.asked, &warned)
+		require.Equal(t, c.want, got, "%+v", c)
+		if c.want == "" {
+			require.ErrorContains(t, err, c.said)
+			continue
+		}
+		require.NoError(t, err)
+		require.Contains(t, warned.String(), c.said)
+		require.Equal(t, c.said == "", warned.Len() == 0)
 	}
 }
 
@@ -157,10 +229,10 @@ func TestCometHome(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, cmt.DefaultConsensusParams(), c.genesis.ConsensusParams)
 	for text, want := range map[string]string{
-		"moniker = \"x\"\ndb_backend = \"pebbledb\"\n[rpc]\n": "goleveldb only",
-		"db_dir = \"/disk\"\n":                                "in data only",
+		"moniker = \"x\"\ndb_backend = \"rocksdb\"\n[rpc]\n": "goleveldb or pebbledb only",
+		"db_dir = \"/disk\"\n":                               "in data only",
 	} {
-		require.NoError(t, os.WriteFile(filepath.Join(home, "config", "config.toml"), []byte(text), 0o600))
+		writeSettings(t, home, "config.toml", text)
 		refused(home, want)
 	}
 	require.Empty(t, topSetting("[rpc]\ndb_backend = \"pebbledb\"\n", "db_backend"))

@@ -37,6 +37,9 @@ func dbDir(home, name string) string { return filepath.Join(dataDir(home), name+
 
 // backendOf returns the engine of a database that is there.
 func backendOf(dir string) (dbm.BackendType, error) {
+	if _, err := os.Stat(dir); err != nil {
+		return "", err
+	}
 	if _, err := os.Stat(filepath.Join(dir, "CURRENT")); err != nil {
 		return "", fmt.Errorf("%s is no database of goleveldb or Pebble: %w", dir, err)
 	}
@@ -53,6 +56,9 @@ func backendOf(dir string) (dbm.BackendType, error) {
 // openApplication opens the application's database of a stopped node.
 func openApplication(home string) (dbm.DB, error) {
 	backend, err := backendOf(dbDir(home, applicationDB))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s is no home of a node with a state (--home is the folder that has data and config)", err, home)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -89,21 +95,46 @@ func (c *chain) Close() (err error) {
 	return err
 }
 
-// openChain opens CometBFT's databases; nil: there are none, or not of goleveldb.
+// openCometDB opens one of CometBFT's databases, with the engine that it has.
+func openCometDB(home, name string) (cmtdb.DB, error) {
+	backend, err := backendOf(dbDir(home, name))
+	if err != nil {
+		return nil, err
+	}
+	db, err := dbm.NewDB(name, backend, dataDir(home))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", dbDir(home, name), err)
+	}
+	return cometDB{db}, nil
+}
+
+// cometDB is a database of cosmos-db as CometBFT wants one. Stock cometbft-db has Pebble behind a
+// build tag only; the formats are equal.
+type cometDB struct{ dbm.DB }
+
+func (d cometDB) Iterator(start, end []byte) (cmtdb.Iterator, error) {
+	return d.DB.Iterator(start, end)
+}
+
+func (d cometDB) ReverseIterator(start, end []byte) (cmtdb.Iterator, error) {
+	return d.DB.ReverseIterator(start, end)
+}
+
+func (d cometDB) NewBatch() cmtdb.Batch { return d.DB.NewBatch() }
+
+func (cometDB) Compact(_, _ []byte) error { return nil }
+
+// openChain opens CometBFT's databases; nil: there are none.
 func openChain(home string) (*chain, error) {
 	c := &chain{}
 	var opened []cmtdb.DB
 	for _, name := range []string{"blockstore", "state"} {
-		backend, err := backendOf(dbDir(home, name))
-		if errors.Is(err, fs.ErrNotExist) || err == nil && backend != dbm.GoLevelDBBackend {
+		db, err := openCometDB(home, name)
+		if errors.Is(err, fs.ErrNotExist) {
 			return nil, c.Close()
 		}
 		if err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
-		db, err := cmtdb.NewGoLevelDB(name, dataDir(home))
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("open %s: %w (is its node stopped?)", dbDir(home, name), err), c.Close())
+			return nil, errors.Join(fmt.Errorf("%w (is its node stopped?)", err), c.Close())
 		}
 		opened = append(opened, db)
 		c.closes = append(c.closes, db.Close)

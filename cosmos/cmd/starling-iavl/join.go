@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"encoding/hex"
@@ -33,6 +34,11 @@ const rpcTimeout = 10 * time.Second
 var filesBeside = map[string]string{"wasm": "the code of its contracts", "08-wasm": "the code of its light clients"}
 
 func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	defer func() {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = fmt.Errorf("%w: the same command resumes", errInterrupted)
+		}
+	}()
 	flags := flag.NewFlagSet("join", flag.ContinueOnError)
 	home := flags.String("home", "", "the folder of the new node")
 	chainID := flags.String("chain-id", "", "the chain")
@@ -41,18 +47,19 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	height := flags.Int64("height", 0, "height of the state (default: the newest that can be proved)")
 	trustHeight := flags.Int64("trust-height", 0, "height of a header that you trust")
 	trustHash := flags.String("trust-hash", "", "its hash, 64 hexadecimal digits")
-	backend := flags.String("db-backend", string(dbm.GoLevelDBBackend), "goleveldb or pebbledb, as in the node's app.toml or config.toml")
+	engine := flags.String("db-backend", "", "goleveldb or pebbledb (default: what the home's app.toml or config.toml says)")
 	alone := flags.Bool(databaseOnly, false, "make the application's database only, for nodes whose CometBFT gets its state in another way")
 	without := flags.Bool("without-files", false, "join although modules of the chain keep files beside the database, which do not come with it")
-	if err := parse(flags, args, stderr, "home", "chain-id", "peers", "trust-height", "trust-hash"); err != nil {
+	if err := parse(flags, args, stdout, stderr, "home", "chain-id", "peers", "trust-height", "trust-hash"); err != nil {
 		return err
 	}
 	hash, err := hex.DecodeString(*trustHash)
 	if err != nil || len(hash) != 32 {
 		return fmt.Errorf("--trust-hash %q: it is 64 hexadecimal digits", *trustHash)
 	}
-	if *backend != string(dbm.GoLevelDBBackend) && *backend != string(dbm.PebbleDBBackend) {
-		return fmt.Errorf("--db-backend %q: it is %s or %s", *backend, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
+	backend, err := chooseEngine(*home, *engine, stderr)
+	if err != nil {
+		return err
 	}
 	proof := trust{ChainID: *chainID, Height: *trustHeight, Hash: hex.EncodeToString(hash)}
 	// A join of this home may be killed before it has tidied up: whether it was is looked for under
@@ -133,11 +140,15 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 			return err
 		}
 	}
+	var provable join.Headers = verifier
+	if consensus != nil {
+		provable = stateHeaders{verifier}
+	}
 	from := time.Now()
 	leaves := int64(0) // of the state
 	r, err := join.Join(ctx, join.Options{
-		Target:  join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), func() (nodedb.Tables, error) { return newTables(*home, *backend) }),
-		Headers: verifier, Dialer: dialer,
+		Target:  join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), func() (nodedb.Tables, error) { return newTables(dbDir(*home, joiningDB), backend) }),
+		Headers: provable, Dialer: dialer, ChooseTimeout: chooseTimeout,
 		Addresses: addresses, Height: *height,
 		Accept: func(m *iavlsync.Manifest) error {
 			leaves, proof.State = leavesOf(m), m.Height
@@ -153,7 +164,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		},
 		Up:   func(c transport.Conn) { verifier.Add(lightblocks.NewProvider(*chainID, c)) },
 		Down: verifier.Remove,
-		Log:  func(text string) { fmt.Fprintln(stderr, text) },
+		Log:  once(stderr),
 	})
 	if err == nil {
 		// One that was found only now: the next run must not take the state for a complete one.
@@ -163,6 +174,9 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	}
 	if errors.Is(err, join.ErrStale) || errors.Is(err, nodedb.ErrOtherJoin) || errors.Is(err, iavlsync.ErrInvalidManifest) {
 		err = fmt.Errorf("%w\nTo begin anew, remove %s", err, joiningDir(*home))
+	}
+	if errors.Is(err, join.ErrNothing) {
+		err = explainNothing(err)
 	}
 	if err != nil {
 		return explainFull(err, *home, leaves)
@@ -174,6 +188,34 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	fmt.Fprintf(stdout, "joined at height %d, app hash %s: %d chunks, %d of them fetched now, %.1f MB in %.1f s\n",
 		r.Height, r.AppHash, r.Chunks, r.Fetched, float64(r.Bytes)/1e6, time.Since(from).Seconds())
 	return nil
+}
+
+// chooseTimeout is how long a state is looked for that can be proved.
+var chooseTimeout = time.Minute
+
+var errInterrupted = errors.New("interrupted")
+
+// once writes each text once: what does not change is tried again and again.
+func once(w io.Writer) func(text string) {
+	said := map[string]bool{}
+	return func(text string) {
+		if !said[text] {
+			said[text] = true
+			fmt.Fprintln(w, text)
+		}
+	}
+}
+
+// explainNothing adds to the error of a join that has found no state what to look at.
+func explainNothing(err error) error {
+	switch {
+	case errors.Is(err, errNoState):
+		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have those headers; "+
+			"or leave CometBFT's state to the node's own command \"comet bootstrap-state\", with --%s", err, databaseOnly)
+	case errors.Is(err, lightblocks.ErrTrustMismatch):
+		return fmt.Errorf("%w\nCompare --trust-height and --trust-hash with another source: either they are wrong, or all these peers are of another chain", err)
+	}
+	return fmt.Errorf("%w\nCheck that --peers are running servers of this chain", err)
 }
 
 // errOtherState is for a home whose application has a state that is not known to be the join's.
@@ -254,12 +296,41 @@ func leavesOf(m *iavlsync.Manifest) (n int64) {
 	return n
 }
 
-// newTables begins the database that is joined.
-func newTables(home, backend string) (nodedb.Tables, error) {
-	if backend == string(dbm.PebbleDBBackend) {
-		return tables.NewPebble(dbDir(home, joiningDB))
+// newTables begins a database in a folder.
+func newTables(dir string, backend dbm.BackendType) (nodedb.Tables, error) {
+	if backend == dbm.PebbleDBBackend {
+		return tables.NewPebble(dir)
 	}
-	return tables.NewGoLevelDB(dbDir(home, joiningDB))
+	return tables.NewGoLevelDB(dir)
+}
+
+func known(engine dbm.BackendType) bool {
+	return engine == dbm.GoLevelDBBackend || engine == dbm.PebbleDBBackend
+}
+
+// chooseEngine returns the engine of the application's database: the one that is asked for, or the
+// one that the SDK's start command will take (server/util.go, GetAppDBBackend).
+func chooseEngine(home, asked string, stderr io.Writer) (dbm.BackendType, error) {
+	app, err := readSettings(home, "app.toml")
+	if err != nil {
+		return "", err
+	}
+	comet, err := readSettings(home, "config.toml")
+	if err != nil {
+		return "", err
+	}
+	set := cmp.Or(topSetting(app, "app-db-backend"), topSetting(comet, "db_backend"))
+	engine := dbm.BackendType(cmp.Or(asked, set, string(dbm.GoLevelDBBackend)))
+	switch {
+	case !known(engine) && asked == "":
+		return "", fmt.Errorf("%s/config has app-db-backend or db_backend %q: a database can be made with %s or %s only",
+			home, set, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
+	case !known(engine):
+		return "", fmt.Errorf("--db-backend %q: it is %s or %s", asked, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
+	case set != "" && set != string(engine):
+		fmt.Fprintf(stderr, "warning: --db-backend is %s, and %s/config says %s: the node needs the same engine to find the state\n", engine, home, set)
+	}
+	return engine, nil
 }
 
 func parsePeers(list string) (addresses []transport.Address, err error) {

@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 )
 
@@ -26,7 +27,7 @@ const usage = `usage:
   starling-iavl join --home DIR --chain-id ID --peers ID@HOST:PORT,… --trust-height N --trust-hash HEX
       makes the databases of a new node from what servers have; a join that was killed resumes
 
-"starling-iavl serve -h" and "starling-iavl join -h" list all flags.
+"starling-iavl serve --help" and "starling-iavl join --help" list all flags.
 
 example:
   starling-iavl join --home ~/.simapp --chain-id demo-1 --peers 10.0.0.1:26666 \
@@ -41,6 +42,7 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	switch {
+	case errors.Is(err, flag.ErrHelp):
 	case errors.Is(err, errUsage):
 		os.Exit(2)
 	case err != nil:
@@ -68,10 +70,31 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errUsage
 }
 
-// parse parses flags, all of which have a name; those that are needed must not be empty.
-func parse(flags *flag.FlagSet, args []string, stderr io.Writer, needed ...string) error {
-	flags.SetOutput(stderr)
-	if err := flags.Parse(args); err != nil {
+// help describes a command's flags as they are documented, with two dashes.
+func help(flags *flag.FlagSet) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "flags of starling-iavl %s:\n", flags.Name())
+	flags.VisitAll(func(f *flag.Flag) {
+		kind, text := flag.UnquoteUsage(f)
+		fmt.Fprintf(&b, "  %s\n      %s", strings.TrimSpace("--"+f.Name+" "+kind), text)
+		if f.DefValue != "" && f.DefValue != "0" && f.DefValue != "false" {
+			fmt.Fprintf(&b, " (default: %s)", f.DefValue)
+		}
+		b.WriteString("\n")
+	})
+	return b.String()
+}
+
+// parse parses flags, all of which have a name; those that are needed must not be empty. With
+// flag.ErrHelp the help is written, and nothing is left to do.
+func parse(flags *flag.FlagSet, args []string, stdout, stderr io.Writer, needed ...string) error {
+	flags.SetOutput(io.Discard)
+	flags.Usage = func() {}
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(stdout, help(flags))
+		return flag.ErrHelp
+	} else if err != nil {
+		fmt.Fprintf(stderr, "starling-iavl %s: %v\n\n%s", flags.Name(), err, help(flags))
 		return errUsage
 	}
 	if flags.NArg() > 0 {
@@ -80,7 +103,7 @@ func parse(flags *flag.FlagSet, args []string, stderr io.Writer, needed ...strin
 	}
 	for _, name := range needed {
 		if v := flags.Lookup(name).Value.String(); v == "" || v == "0" {
-			fmt.Fprintf(stderr, "starling-iavl %s: --%s is needed\n", flags.Name(), name)
+			fmt.Fprintf(stderr, "starling-iavl %s: --%s is needed (\"starling-iavl %s --help\" lists all flags)\n", flags.Name(), name, flags.Name())
 			return errUsage
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -195,7 +196,7 @@ func TestArguments(t *testing.T) {
 		"a short hash":   {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1", "--trust-height", "1", "--trust-hash", "ab"}, false, "64 hexadecimal digits"},
 		"another engine": {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1", "--trust-height", "1", "--trust-hash", strings.Repeat("ab", 32), "--db-backend", "rocksdb"}, false, "goleveldb or pebbledb"},
 		"no port":        {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h", "--trust-height", "1", "--trust-hash", strings.Repeat("ab", 32)}, false, "--peers"},
-		"no database":    {[]string{"serve", "--home", t.TempDir()}, false, "no database"},
+		"no database":    {[]string{"serve", "--home", t.TempDir()}, false, "is no home of a node with a state"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stderr bytes.Buffer
@@ -212,6 +213,12 @@ func TestArguments(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, run(context.Background(), []string{"help"}, &out, io.Discard))
 	require.Equal(t, usage, out.String())
+	for _, command := range []string{"serve", "join"} {
+		out.Reset()
+		require.ErrorIs(t, run(context.Background(), []string{command, "--help"}, &out, io.Discard), flag.ErrHelp)
+		require.Contains(t, out.String(), "  --home string\n      the folder of")
+	}
+	require.Contains(t, out.String(), "  --database-only\n")
 }
 
 // TestExplainFull: only a full disk is explained, whatever is known so far.

@@ -23,6 +23,24 @@ var (
 	statePause   = time.Second
 )
 
+// stateHeaders takes a state for proved only where the headers of CometBFT's state after it are
+// there, too: what cannot be completed is not downloaded.
+type stateHeaders struct{ *lightblocks.Verifier }
+
+var errNoState = errors.New("a header of CometBFT's state is missing")
+
+// AppHash implements join.Headers.
+func (h stateHeaders) AppHash(ctx context.Context, height int64) ([]byte, error) {
+	hash, err := h.Verifier.AppHash(ctx, height)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := h.LightBlock(ctx, height+2); err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoState, err)
+	}
+	return hash, nil
+}
+
 // headers are peers that are asked for headers only.
 type headers struct {
 	chainID   string

@@ -23,9 +23,9 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	home := flags.String("home", "", "the folder of a stopped node, or of a copy of it")
 	laddr := flags.String("laddr", ":26666", "address to listen at")
 	chainID := flags.String("chain-id", "", "the chain (default: that of the home's blocks)")
-	heights := flags.Int("heights", 2, "how many of the newest states are served")
+	heights := flags.Int("heights", 3, "how many of the newest states are served, as far as they are not pruned")
 	rate := flags.Int64("rate", 0, "bytes a second that are sent, over all joiners; 0: no limit")
-	if err := parse(flags, args, stderr, "home", "heights"); err != nil {
+	if err := parse(flags, args, stdout, stderr, "home", "heights"); err != nil {
 		return err
 	}
 	app, err := openApplication(*home)
