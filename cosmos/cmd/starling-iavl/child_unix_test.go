@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -19,7 +20,8 @@ import (
 
 // The test program is starling-iavl where childArgs has its arguments, one a line. It is killed at
 // what childKill names: "bytes N": the data folder, which is childData, has that many; "line TEXT":
-// it says so; "file PATTERN": the data folder has such a file.
+// it says so; "file PATTERN": the data folder has such a file; "step TEXT": madeComet is told so. "fill TEXT":
+// there the disk is filled instead.
 const (
 	childArgs = "STARLING_TEST_ARGS"
 	childKill = "STARLING_TEST_KILL"
@@ -49,6 +51,18 @@ func TestMain(m *testing.M) {
 			found, _ := filepath.Glob(filepath.Join(data, what))
 			return len(found) > 0
 		}, die)
+	case "step":
+		madeComet = func(step string) {
+			if step == what {
+				die()
+			}
+		}
+	case "fill":
+		madeComet = func(step string) {
+			if step == what {
+				fill(filepath.Join(data, filler))
+			}
+		}
 	case "line":
 		stderr = &watched{words: what, found: die}
 	}
@@ -57,6 +71,22 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// filler is a file in the data folder that fills the disk.
+const filler = "filler"
+
+func fill(path string) {
+	f, err := os.Create(path)
+	if err != nil {
+		panic(err)
+	}
+	for b := make([]byte, 4096); err == nil; {
+		_, err = f.Write(b)
+	}
+	if closed := f.Close(); closed != nil || !errors.Is(err, syscall.ENOSPC) {
+		panic(errors.Join(err, closed))
+	}
 }
 
 // dieWhen looks without a pause: what it waits for may last for a moment only.

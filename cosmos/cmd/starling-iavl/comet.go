@@ -215,6 +215,9 @@ func (c *comet) write(state sm.State, commit *cmttypes.Commit) error {
 	return nil
 }
 
+// madeComet is told of the steps of making CometBFT's databases; tests end the process there.
+var madeComet = func(string) {}
+
 // make makes one of CometBFT's databases, in the place of one that has no state.
 func (c *comet) make(name string, records cmtdb.DB) error {
 	making := filepath.Join(joiningDir(c.home), cometFolder, name+dbm.DBFileSuffix)
@@ -225,6 +228,7 @@ func (c *comet) make(name string, records cmtdb.DB) error {
 	if err != nil {
 		return err
 	}
+	madeComet(name + " begun")
 	it, err := records.Iterator(nil, nil)
 	if err != nil {
 		return err
@@ -239,8 +243,14 @@ func (c *comet) make(name string, records cmtdb.DB) error {
 	if err := db.Commit(all); err != nil {
 		return err
 	}
-	if err := errors.Join(os.RemoveAll(dbDir(c.home, name)), os.Rename(making, dbDir(c.home, name))); err != nil {
+	madeComet(name + " filled")
+	if err := os.RemoveAll(dbDir(c.home, name)); err != nil {
 		return err
 	}
+	madeComet(name + " replaced")
+	if err := os.Rename(making, dbDir(c.home, name)); err != nil {
+		return err
+	}
+	madeComet(name + " named")
 	return syncData(c.home)
 }

@@ -183,7 +183,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	}
 	fmt.Fprintln(stderr, "the database is complete")
 	if err := finish(r.Height); err != nil {
-		return explainFull(err, *home, leaves)
+		return err
 	}
 	fmt.Fprintf(stdout, "joined at height %d, app hash %s: %d chunks, %d of them fetched now, %.1f MB in %.1f s\n",
 		r.Height, r.AppHash, r.Chunks, r.Fetched, float64(r.Bytes)/1e6, time.Since(from).Seconds())
@@ -259,6 +259,9 @@ func completeBefore(home string, height int64, proof trust) (int64, error) {
 		return 0, nil
 	}
 	if err != nil {
+		return 0, err
+	}
+	if err := room(home); err != nil {
 		return 0, err
 	}
 	db, err := dbm.NewDB(joiningDB, backend, dataDir(home))

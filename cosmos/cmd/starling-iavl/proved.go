@@ -126,6 +126,9 @@ func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr i
 	if there || err != nil {
 		return err
 	}
+	if err := room(c.home); err != nil {
+		return err
+	}
 	backend, err := backendOf(dbDir(c.home, joiningDB))
 	if err != nil {
 		return err
@@ -149,7 +152,7 @@ func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr i
 			err, height, height+2, databaseOnly)
 	}
 	if err := c.write(state, commit); err != nil {
-		return err
+		return explainFullComet(err, c.home)
 	}
 	fmt.Fprintln(stderr, "CometBFT's state is complete")
 	return nil

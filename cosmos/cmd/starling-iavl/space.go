@@ -67,14 +67,10 @@ func isWhole(path string) bool {
 // explainFull adds to an error of a full disk how much the join of so many leaves needs, and what
 // to do. The unfinished database is removed, since it is made anew in any case.
 func explainFull(err error, home string, leaves int64) error {
-	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+	if !full(err) {
 		return err
 	}
 	err = errors.Join(err, os.RemoveAll(dbDir(home, joiningDB)))
-	free := "what is free there"
-	if usage, diskErr := vfs.Default.GetDiskUsage(dataDir(home)); diskErr == nil {
-		free = fmt.Sprintf("the %s that are free there", megabytes(int64(usage.AvailBytes)))
-	}
 	n, known := estimate(filepath.Join(joiningDir(home), chunksFolder), leaves)
 	how := "How much it needs is known once the first chunk has come"
 	if known {
@@ -82,7 +78,41 @@ func explainFull(err error, home string, leaves int64) error {
 			megabytes(n.chunks+n.database), megabytes(n.chunks), megabytes(n.database))
 	}
 	return fmt.Errorf("%w\nThe disk of %s is full. %s, and it has %s.\nMake space and run the same command again: it resumes",
-		err, dataDir(home), how, free)
+		err, dataDir(home), how, freeSpace(home))
+}
+
+// cometBytes is more than CometBFT's two databases take, of a state of some hundred validators.
+const cometBytes = 16 << 20
+
+// explainFullComet does so where the application's database is complete, which is kept.
+func explainFullComet(err error, home string) error {
+	if !full(err) {
+		return err
+	}
+	err = errors.Join(err, os.RemoveAll(filepath.Join(joiningDir(home), cometFolder)))
+	return fmt.Errorf("%w\nThe disk of %s is full. The application's database is complete; CometBFT's take less than %s, and they have %s.\n"+
+		"Make space and run the same command again: it resumes", err, dataDir(home), megabytes(cometBytes), freeSpace(home))
+}
+
+// room fails unless databases can be opened and CometBFT's be made: engines write when they open a
+// database, too, and Pebble ends the process where it cannot.
+func room(home string) error {
+	usage, err := vfs.Default.GetDiskUsage(dataDir(home))
+	if err != nil || usage.AvailBytes >= cometBytes {
+		return nil //nolint:nilerr // what is free is not known
+	}
+	return fmt.Errorf("the disk of %s is full: %w. To resume takes %s at least, and it has %s.\nMake space and run the same command again: it resumes",
+		dataDir(home), syscall.ENOSPC, megabytes(cometBytes), freeSpace(home))
+}
+
+func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
+
+func freeSpace(home string) string {
+	usage, err := vfs.Default.GetDiskUsage(dataDir(home))
+	if err != nil {
+		return "what is free there"
+	}
+	return fmt.Sprintf("the %s that are free there", megabytes(int64(usage.AvailBytes)))
 }
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }

@@ -29,6 +29,7 @@ func TestFullDisk(t *testing.T) {
 	if os.Getenv(ownMounts) != "" {
 		for _, backend := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
 			t.Run(string(backend), func(t *testing.T) { fullDisk(t, backend) })
+			t.Run("CometBFT on "+string(backend), func(t *testing.T) { fullDiskInComet(t, backend) })
 		}
 		return
 	}
@@ -51,15 +52,56 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-func fullDisk(t *testing.T, backend dbm.BackendType) {
-	disk := t.TempDir()
+// newDisk mounts a disk of some bytes, until the test ends; remount changes how many.
+func newDisk(t *testing.T, bytes int64) (disk string, remount func(bytes int64, flags uintptr) error) {
+	t.Helper()
+	disk = t.TempDir()
 	mount := func(bytes int64, flags uintptr) error {
 		return syscall.Mount("none", disk, "tmpfs", flags, fmt.Sprintf("size=%d", bytes))
 	}
-	if err := errors.Join(syscall.Mount("none", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""), mount(1<<20, 0)); err != nil {
+	if err := errors.Join(syscall.Mount("none", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""), mount(bytes, 0)); err != nil {
 		t.Skipf("%s: %v", notMounted, err)
 	}
-	defer func() { require.NoError(t, syscall.Unmount(disk, syscall.MNT_DETACH)) }()
+	t.Cleanup(func() { require.NoError(t, syscall.Unmount(disk, syscall.MNT_DETACH)) })
+	return disk, mount
+}
+
+// fullDiskInComet: a disk that is full when the application's database is complete, or fills up
+// while CometBFT's are made.
+func fullDiskInComet(t *testing.T, backend dbm.BackendType) {
+	disk, mount := newDisk(t, 256<<20)
+	b := newBefore(t, backend)
+	for _, step := range []string{"blockstore begun", "state begun"} {
+		home := filepath.Join(disk, strings.Fields(step)[0])
+		require.NoError(t, os.CopyFS(home, os.DirFS(b.home)))
+		out, killed, err := child(t, home, "fill "+step, b.join(home, b.address)...)
+		require.Error(t, err, "%s", out)
+		require.False(t, killed)
+		requireInvisible(t, home)
+		require.Contains(t, out, "no space left on device")
+		require.Contains(t, out, "The disk of "+dataDir(home)+" is full. The application's database is complete")
+		require.Contains(t, out, "Make space and run the same command again: it resumes")
+
+		out, killed, err = child(t, home, "", b.join(home, b.address)...)
+		require.Error(t, err, "%s", out)
+		require.False(t, killed)
+		requireInvisible(t, home)
+		require.Contains(t, out, "the disk of "+dataDir(home)+" is full: no space left on device. To resume takes 16.8 MB at least")
+
+		require.NoError(t, os.Remove(filepath.Join(dataDir(home), filler)))
+		b.finish(t, home)
+	}
+	// What it says that it needs is enough.
+	home := filepath.Join(disk, "enough")
+	require.NoError(t, os.CopyFS(home, os.DirFS(b.home)))
+	var fs syscall.Statfs_t
+	require.NoError(t, syscall.Statfs(disk, &fs))
+	require.NoError(t, mount(int64(fs.Blocks-fs.Bfree)*fs.Bsize+cometBytes, syscall.MS_REMOUNT))
+	b.finish(t, home)
+}
+
+func fullDisk(t *testing.T, backend dbm.BackendType) {
+	disk, mount := newDisk(t, 1<<20)
 	l := newLarge(t, backend)
 	home := filepath.Join(disk, "joiner")
 	full := func() (chunks, database int64) {
