@@ -69,7 +69,7 @@ func (j *joiner) loop() error {
 	defer ticker.Stop()
 	report := time.NewTicker(j.o.Report)
 	defer report.Stop()
-	from := time.Now()
+	from, told := time.Now(), int64(0)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for !j.done && j.failed == nil {
@@ -88,7 +88,10 @@ func (j *joiner) loop() error {
 		case <-timer.C:
 			j.step(scheduler.Tick{})
 		case <-report.C:
-			j.say("%s", progress(len(j.state.installer.Missing()), j.result.Chunks, j.result.Fetched, j.arrived(), time.Since(from)))
+			if n := j.arrived(); n > told {
+				told = n
+				j.say("%s", progress(len(j.state.installer.Missing()), j.result.Chunks, j.result.Fetched, n, time.Since(from)))
+			}
 		case <-ticker.C:
 			j.tellProgress()
 			if time.Since(j.moved) > j.o.Stall {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -77,6 +78,7 @@ func (w *world) add(change func(ctx context.Context, honest transport.Handler, r
 func (w *world) options(db nodedb.DB) join.Options {
 	return join.Options{Target: join.InDB(db), Headers: headers{height: w.naive.AppHash()}, Addresses: w.peers,
 		Dialer: w.network.Dialer(transporttest.Config{ID: transporttest.ID(99), ChainID: chainID}),
+		Report: time.Hour, // the last line is another
 		Log:    func(text string) { w.logs = append(w.logs, text) }}
 }
 
