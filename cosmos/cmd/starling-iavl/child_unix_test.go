@@ -20,8 +20,8 @@ import (
 
 // The test program is starling-iavl where childArgs has its arguments, one a line. It is killed at
 // what childKill names: "bytes N": the data folder, which is childData, has that many; "line TEXT":
-// it says so; "file PATTERN": the data folder has such a file; "step TEXT": madeComet is told so. "fill TEXT":
-// there the disk is filled instead.
+// it says so; "file PATTERN": the data folder has such a file; "step TEXT":
+// madeComet is told so. "fill TEXT": there the disk is filled instead.
 const (
 	childArgs = "STARLING_TEST_ARGS"
 	childKill = "STARLING_TEST_KILL"

@@ -193,9 +193,9 @@ func (c *comet) document(app dbm.DB) (*cmttypes.GenesisDoc, error) {
 	return &g, nil
 }
 
-// write makes CometBFT's databases of a state and its commit. Each gets its name when it is complete
-// and durable, that of the state last: a home without it is either as it was, or does not start, and
-// its join resumes.
+// write makes CometBFT's databases of a state and its commit. Each gets its name when it is
+// complete and durable, that of the state last: a home without it is either as it was, or does not
+// start, and its join resumes.
 func (c *comet) write(state sm.State, commit *cmttypes.Commit) error {
 	blockDB, stateDB := cmtdb.NewMemDB(), cmtdb.NewMemDB()
 	if err := cmtstore.NewBlockStore(blockDB).SaveSeenCommit(state.LastBlockHeight, commit); err != nil {

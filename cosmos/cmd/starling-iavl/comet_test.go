@@ -168,8 +168,8 @@ func TestCometStateUnknown(t *testing.T) {
 	}
 }
 
-// TestStoppedAlone: a stopped node has the headers for its state before the two newest ones, so that
-// nobody else is asked. A running one is not needed.
+// TestStoppedAlone: a stopped node has the headers for its state before the two newest ones, so
+// that nobody else is asked. A running one is not needed.
 func TestStoppedAlone(t *testing.T) {
 	s := newChain(t, dbm.PebbleDBBackend, 0, 0, nil)
 	home := t.TempDir()
