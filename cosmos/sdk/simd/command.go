@@ -34,13 +34,13 @@ const envPrefix = "SIMD"
 
 var errNoExport = errors.New("export: this chain is for tests and exports nothing")
 
-// DefaultHome is the folder of a node where --home is not given.
+// DefaultHome is the folder of a node where --home is not given: that of the SDK's simd.
 func DefaultHome() string {
 	user, err := os.UserHomeDir()
 	if err != nil {
 		user = "."
 	}
-	return filepath.Join(user, ".simd")
+	return filepath.Join(user, ".simapp")
 }
 
 // Command returns the command line of a node whose application the creator makes.

@@ -114,10 +114,24 @@ func newNetwork(t *testing.T) *network {
 // init makes a home with free ports.
 func (n *network) init(name string) *node {
 	n.t.Helper()
+	d := n.at(name, filepath.Join(n.dir, name))
+	n.must(n.simd, "init", name, "--chain-id", chainID, "--home", d.home)
+	d.configure()
+	return d
+}
+
+// at returns a node with free ports, whose home is still to be made.
+func (n *network) at(name, home string) *node {
+	n.t.Helper()
 	held, err := ports.Hold(nodePorts)
 	require.NoError(n.t, err)
-	d := &node{n: n, name: name, home: filepath.Join(n.dir, name), program: n.simd, ports: held}
-	n.must(n.simd, "init", name, "--chain-id", chainID, "--home", d.home)
+	return &node{n: n, name: name, home: home, program: n.simd, ports: held}
+}
+
+// configure gives a new home its ports, and what all nodes of this chain have.
+func (d *node) configure() {
+	d.n.t.Helper()
+	held := d.ports
 	d.set("config/config.toml", map[string]string{
 		"rpc.laddr": quoted("tcp://" + held.Address(portRPC)), "rpc.pprof_laddr": `""`, "p2p.laddr": quoted("tcp://" + held.Address(portP2P)),
 		"p2p.addr_book_strict": "false", "p2p.allow_duplicate_ip": "true", "p2p.pex": "false",
@@ -127,7 +141,6 @@ func (n *network) init(name string) *node {
 		"pruning": `"custom"`, "pruning-keep-recent": quoted(keepRecent), "pruning-interval": `"10"`, "grpc.address": `"127.0.0.1:0"`,
 		"state-sync.snapshot-interval": strconv.Itoa(interval), "state-sync.snapshot-keep-recent": strconv.Itoa(keepStates),
 	})
-	return d
 }
 
 func quoted(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) }
