@@ -59,6 +59,9 @@ type App struct {
 	states   *serve.Server
 	headers  *lightblocks.Server // has nothing to serve until there is a node
 
+	gate    *gate      // closed while a block is made
+	reading sync.Mutex // held while a state is read to be offered in-band: one at a time
+
 	joining *joining // what OfferSnapshot has accepted; nil: nothing; ABCI's calls use it
 
 	wg      sync.WaitGroup // states that are being cut
@@ -75,7 +78,7 @@ type App struct {
 // New wraps an application, which has the database.
 func New(app servertypes.Application, logger log.Logger, db dbm.DB, options servertypes.AppOptions) *App {
 	a := &App{Application: app, logger: logger.With("module", "starling"), db: db, options: options, states: serve.New(),
-		cutting: map[*frozen]bool{}, closing: make(chan struct{}), interval: cast.ToInt64(options.Get(optionInterval)), keep: cast.ToInt(options.Get(optionKeep))}
+		cutting: map[*frozen]bool{}, closing: make(chan struct{}), gate: newGate(), interval: cast.ToInt64(options.Get(optionInterval)), keep: cast.ToInt(options.Get(optionKeep))}
 	if a.keep < 1 {
 		a.keep = defaultKeep
 	}
@@ -88,10 +91,17 @@ func New(app servertypes.Application, logger log.Logger, db dbm.DB, options serv
 	return a
 }
 
-// Commit implements servertypes.ABCI. At a snapshot height it takes the database's snapshot, which
-// no pruning changes, before it returns: what it costs the chain is that alone. Failures to serve
-// are none of the chain's.
+// FinalizeBlock implements servertypes.ABCI. Reads of the served states give way to it.
+func (a *App) FinalizeBlock(r *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
+	defer a.gate.close()()
+	return a.Application.FinalizeBlock(r)
+}
+
+// Commit implements servertypes.ABCI. Reads of the served states give way to it. At a snapshot
+// height it takes the database's snapshot, which no pruning changes, before it returns: what it
+// costs the chain is that alone. Failures to serve are none of the chain's.
 func (a *App) Commit() (*abci.ResponseCommit, error) {
+	defer a.gate.close()()
 	r, err := a.Application.Commit()
 	if err != nil || a.interval < 1 {
 		return r, err
@@ -100,7 +110,7 @@ func (a *App) Commit() (*abci.ResponseCommit, error) {
 	if height%a.interval != 0 {
 		return r, nil
 	}
-	f, err := freeze(a.db)
+	f, err := freeze(a.db, a.gate)
 	if err != nil {
 		a.logger.Error("the state is not served", "height", height, "err", err)
 		return r, nil //nolint:nilerr // the block is committed
@@ -131,7 +141,9 @@ func (a *App) add(f *frozen, height int64) error {
 	}
 	files, err := a.extensionsOf(s)
 	if err == nil {
+		a.reading.Lock()
 		err = s.prepare(files)
+		a.reading.Unlock()
 	}
 	if err != nil && !errors.Is(err, errReleased) {
 		a.logger.Info("a state is not offered in-band", "height", height, "reason", err)

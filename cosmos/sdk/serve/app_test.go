@@ -206,6 +206,39 @@ func TestServe(t *testing.T) {
 	})
 }
 
+// hooked calls call before each of ABCI's calls that make a block.
+type hooked struct {
+	servertypes.Application
+	call func()
+}
+
+func (w hooked) FinalizeBlock(r *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
+	w.call()
+	return w.Application.FinalizeBlock(r)
+}
+
+func (w hooked) Commit() (*abci.ResponseCommit, error) {
+	w.call()
+	return w.Application.Commit()
+}
+
+// TestBlocksComeFirst: reads of served states give way to FinalizeBlock and Commit, and to nothing
+// else.
+func TestBlocksComeFirst(t *testing.T) {
+	var app *serve.App
+	var making []bool
+	create := serve.Creator(func(logger log.Logger, db dbm.DB, w io.Writer, o servertypes.AppOptions) servertypes.Application {
+		return hooked{newApp(logger, db, w, o), func() { making = append(making, serve.Making(app)) }}
+	})
+	app = create(log.NewNopLogger(), dbm.NewMemDB(), nil, options{}).(*serve.App)
+	begin(t, app)
+	require.False(t, serve.Making(app))
+	block(t, 1, app)
+	require.Equal(t, []bool{true, true}, making)
+	require.False(t, serve.Making(app))
+	require.NoError(t, app.Close())
+}
+
 // list returns the snapshots of ours.
 func list(t *testing.T, app servertypes.Application) []*abci.Snapshot {
 	t.Helper()

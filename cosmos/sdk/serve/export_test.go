@@ -12,7 +12,7 @@ var ErrReleased = errReleased
 
 // Freeze takes the snapshot of a database.
 func Freeze(db dbm.DB) (snapshot nodedb.DB, release func() error, err error) {
-	f, err := freeze(db)
+	f, err := freeze(db, newGate())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -21,7 +21,7 @@ func Freeze(db dbm.DB) (snapshot nodedb.DB, release func() error, err error) {
 
 // Serve serves a state of a database, as what Commit begins does.
 func (a *App) Serve(db nodedb.DB, height int64) error {
-	return a.add(&frozen{DB: db, free: func() error { return nil }}, height)
+	return a.add(&frozen{DB: db, free: func() error { return nil }, gate: a.gate}, height)
 }
 
 // ServeUnread serves a state in-band in all formats, of which nothing but the cuts was read. One
@@ -31,7 +31,7 @@ func (a *App) ServeUnread(db nodedb.DB, height int64) (*nodedb.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{State: opened, frozen: &frozen{DB: db, free: func() error { return nil }}, cuts: map[iavlsync.Format]*cut{}}
+	s := &state{State: opened, frozen: &frozen{DB: db, free: func() error { return nil }, gate: a.gate}, cuts: map[iavlsync.Format]*cut{}}
 	for _, f := range formats {
 		if s.cuts[f], err = newCut(opened, f); err != nil {
 			return nil, err
@@ -42,3 +42,6 @@ func (a *App) ServeUnread(db nodedb.DB, height int64) (*nodedb.State, error) {
 	a.served = []*state{s}
 	return opened, nil
 }
+
+// Making reports whether reads give way to a block now.
+func Making(a *App) bool { return a.gate.making.Load() != nil }

@@ -3,6 +3,7 @@ package serve
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	dbm "github.com/cosmos/cosmos-db"
 
@@ -20,24 +21,26 @@ var errReleased = errors.New("the state is no longer served")
 type frozen struct {
 	nodedb.DB // of the snapshot
 	free      func() error
+	gate      *gate
+	gets      atomic.Int64 // so far
 
 	mu       sync.Mutex
 	users    int  // reads under way and open iterators; guarded by mu
 	released bool // guarded by mu
 }
 
-// freeze takes the snapshot of a database, in less than a millisecond.
-func freeze(db dbm.DB) (*frozen, error) {
+// freeze takes the snapshot of a database, in less than a millisecond. Reads of it give way at g.
+func freeze(db dbm.DB, g *gate) (*frozen, error) {
 	switch db := db.(type) {
 	case *dbm.GoLevelDB:
 		s, err := db.DB().GetSnapshot()
 		if err != nil {
 			return nil, err
 		}
-		return &frozen{DB: tables.ReadGoLevelDB(s), free: func() error { s.Release(); return nil }}, nil
+		return &frozen{DB: tables.ReadGoLevelDB(s), free: func() error { s.Release(); return nil }, gate: g}, nil
 	case *dbm.PebbleDB:
 		s := db.DB().NewSnapshot()
-		return &frozen{DB: tables.ReadPebble(s), free: s.Close}, nil
+		return &frozen{DB: tables.ReadPebble(s), free: s.Close, gate: g}, nil
 	}
 	return nil, errUnsupported
 }
@@ -85,6 +88,9 @@ func (f *frozen) isReleased() bool {
 
 // Get implements nodedb.DB.
 func (f *frozen) Get(key []byte) ([]byte, error) {
+	if f.gets.Add(1)%giveWayEvery == 0 {
+		f.gate.giveWay()
+	}
 	if err := f.enter(); err != nil {
 		return nil, err
 	}
@@ -116,7 +122,10 @@ type held struct {
 const heldSteps = 1 << 10 // between two looks whether the snapshot was released
 
 func (h *held) Next() {
-	if h.steps++; h.steps%heldSteps == 0 && h.f.isReleased() {
+	if h.steps++; h.steps%giveWayEvery == 0 {
+		h.f.gate.giveWay()
+	}
+	if h.steps%heldSteps == 0 && h.f.isReleased() {
 		h.stopped = true
 		return
 	}

@@ -1,0 +1,41 @@
+package serve
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestGate: who reads a state waits for the block that is made, and for no other, but not forever.
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		took := func() time.Duration {
+			from := time.Now()
+			g.giveWay()
+			return time.Since(from)
+		}
+		require.Zero(t, took(), "no block is made")
+		open := g.close()
+		time.AfterFunc(maxGiveWay/2, open)
+		require.Equal(t, maxGiveWay/2, took())
+		require.Zero(t, took(), "the block was made")
+
+		open = g.close()
+		require.Equal(t, maxGiveWay, took(), "a block that takes long")
+		require.Zero(t, took(), "who has waited reads")
+		<-time.After(maxGiveWay/4 - 1)
+		require.Zero(t, took())
+		<-time.After(1)
+		require.Equal(t, maxGiveWay, took(), "and waits again")
+		open()
+
+		first, second := g.close(), g.close()
+		first()
+		time.AfterFunc(1, second)
+		<-time.After(maxGiveWay)
+		require.Zero(t, took(), "two calls that overlap leave it open")
+	})
+}
