@@ -12,8 +12,10 @@ type sideQueue struct {
 	lost   chan struct{} // closed when the path is lost
 
 	// Guarded by queue.mu.
-	open []*request // in the order of their answers
-	turn int        // of pick
+	open  []*request // in the order of their answers
+	turn  int        // of pick
+	under int        // pieces that nextSide has returned and that have not arrived
+	held  int        // endings that wait for one that goes with them; see tellWritten
 }
 
 // onSide is a request's part in a sideQueue. Guarded by queue.mu.
@@ -95,6 +97,7 @@ func (q *queue) nextSide(f *sideQueue) (sidePiece, bool) {
 	p.bytes = best.answer[best.sent:min(len(best.answer), best.sent+MaxSidePiece)]
 	best.sent += len(p.bytes)
 	best.side.under++
+	f.under++
 	p.last = left(best) == 0
 	return p, true
 }
@@ -108,6 +111,7 @@ func (q *queue) arrived(f *sideQueue, p sidePiece) {
 	}
 	r := p.request
 	r.side.under--
+	f.under--
 	r.side.arrived += len(p.bytes)
 	q.sent(len(p.bytes))
 	switch {
@@ -116,13 +120,38 @@ func (q *queue) arrived(f *sideQueue, p sidePiece) {
 		q.leaveSide(r)
 	case left(r) == 0:
 		r.side.written = len(r.answer)
-		q.leaveSide(r)
+		q.endSide(r)
+		q.tellWritten(f)
 	}
 }
 
-// leaveSide queues the ending of a request of which nothing more will be written. The caller holds
-// q.mu.
+// heldEndings is the share of a connection's calls whose endings can wait at once: the dialer can
+// have so many fewer under way meanwhile.
+const heldEndings = 4
+
+// tellWritten has the endings of answers that were written past TLS sent, several in one record:
+// they wait for the arrival of another piece, as long as one is under way. Nobody waits for them,
+// as the caller has its answer when the last piece lands, but each record costs both sides more CPU
+// time than the writing of a short answer. The caller holds q.mu.
+func (q *queue) tellWritten(f *sideQueue) {
+	if f.under > 0 && f.held < q.server.o.maxCalls/heldEndings {
+		f.held++
+		return
+	}
+	f.held = 0
+	q.poke()
+}
+
+// leaveSide queues the ending of a request of which nothing more will be written, and has it sent.
+// The caller holds q.mu.
 func (q *queue) leaveSide(r *request) {
+	q.endSide(r)
+	q.poke()
+}
+
+// endSide queues the ending of a request of which nothing more will be written. The caller holds
+// q.mu.
+func (q *queue) endSide(r *request) {
 	q.sent(len(r.answer) - r.side.arrived)
 	if r.answer, r.sent = nil, 0; r.cancelled {
 		r.side.written, r.code = 0, codeCancelled
@@ -130,7 +159,6 @@ func (q *queue) leaveSide(r *request) {
 	r.side.listed = false
 	q.mu.side.open = slices.DeleteFunc(q.mu.side.open, func(o *request) bool { return o == r })
 	q.mu.ready = append(q.mu.ready, r)
-	q.poke()
 }
 
 // lost cancels all requests with slots: the peer asks for them again. tell: it does not know yet.

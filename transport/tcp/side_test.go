@@ -224,6 +224,63 @@ func TestSideOfAServer(t *testing.T) {
 	}
 }
 
+// TestEndingsTogether: an ending waits for those of answers that are under way, but a few at most,
+// and not if the path is lost.
+func TestEndingsTogether(t *testing.T) {
+	newPath := func(maxCalls int) (q *queue, f *sideQueue, told func() []uint64) {
+		q = newQueue(prepare(Options{bounds: bounds{maxCalls: maxCalls}}), newGuest("host"))
+		f = q.follow(new(testWriter))
+		return q, f, func() (ids []uint64) {
+			select {
+			case <-q.wake:
+			default:
+				return nil
+			}
+			for p, ok := q.next(); ok; p, ok = q.next() {
+				ids = append(ids, binary.BigEndian.Uint64(p.head[1:]))
+			}
+			return ids
+		}
+	}
+	write := func(q *queue, f *sideQueue, id uint64) sidePiece {
+		require.NoError(t, q.open(id, func() {}))
+		q.lent(id, uint32(id), leastLent)
+		q.answer(id, make([]byte, leastLent), 0)
+		p, ok := q.nextSide(f)
+		require.True(t, ok)
+		return p
+	}
+	q, f, told := newPath(16)
+	var under []sidePiece
+	for id := range uint64(3) {
+		under = append(under, write(q, f, id+1))
+	}
+	q.arrived(f, under[0])
+	require.Empty(t, told(), "others are under way")
+	q.arrived(f, under[1])
+	require.Empty(t, told())
+	q.arrived(f, under[2])
+	require.ElementsMatch(t, []uint64{1, 2, 3}, told())
+
+	forever := write(q, f, 4)
+	for id := uint64(5); id < 9; id++ {
+		q.arrived(f, write(q, f, id))
+		require.Empty(t, told())
+	}
+	q.arrived(f, write(q, f, 9))
+	require.ElementsMatch(t, []uint64{5, 6, 7, 8, 9}, told(), "a quarter of the calls at most waits")
+	q.arrived(f, write(q, f, 10))
+	require.Empty(t, told())
+	q.lost(false)
+	require.ElementsMatch(t, []uint64{4, 10}, told())
+	q.arrived(f, forever)
+
+	q, f, told = newPath(2)
+	write(q, f, 1)
+	q.arrived(f, write(q, f, 2))
+	require.Equal(t, []uint64{2}, told(), "a dialer with a small window needs it")
+}
+
 // TestSideIsLost: requests with slots get error 5, and the dialer is told unless it knows.
 func TestSideIsLost(t *testing.T) {
 	for name, test := range map[string]struct {
