@@ -343,15 +343,39 @@ func TestWriter(t *testing.T) {
 		require.False(t, w.Takes(slot, 1), "%x", slot)
 	}
 	require.False(t, w.Takes(slotNumber(3, units-1), unit+1))
-	arrived := make(chan struct{}, 100)
-	for i := range 20 { // more than the window
-		err := w.Write(context.Background(), slotNumber(1, 2), i*10, []byte("0123456789"), i == 19, func() { arrived <- struct{}{} })
-		require.NoError(t, err)
+	arrived := make(chan int, 100)
+	for i := range 20 { // more than the window; posted by four, and what is left
+		p := tcp.Piece{Slot: slotNumber(1, 2), At: i * 10, Bytes: []byte("0123456789"), Last: i == 19, Arrived: func() { arrived <- i }}
+		require.NoError(t, w.Write(context.Background(), p, i < 18))
 	}
-	for range 20 {
-		<-arrived
+	for i := range 20 {
+		require.Equal(t, i, <-arrived, "in the order of posting")
 	}
 	require.Equal(t, bytes.Repeat([]byte("0123456789"), 20), lent[2*unit:2*unit+200])
+}
+
+// TestGather: pieces that are followed by others are posted together, half of the window at most,
+// and before anything is waited for. What comes late of a posting does not stall.
+func TestGather(t *testing.T) {
+	w, c, _ := newTestWriter(t)
+	c.greet(t)
+	<-c.path.up
+	under := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.mu.under)
+	}
+	c.memory.Fail(verbstest.Faults{Delay: patience}) // nothing arrives
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	half := c.fabric.o.window / 2
+	for i, posted := range []int{0, 0, 0, half, half, half + 2, half + 2, half + 2} {
+		require.NoError(t, w.Write(ctx, tcp.Piece{Bytes: []byte("x"), Arrived: func() {}}, i != 5))
+		require.Equal(t, posted, under(), "piece %d", i)
+	}
+	cancel() // the window is full: the next piece has to wait
+	require.ErrorIs(t, w.Write(ctx, tcp.Piece{Bytes: []byte("x")}, true), context.Canceled)
+	require.Equal(t, c.fabric.o.window, under())
 }
 
 func TestWritesToAServer(t *testing.T) {
@@ -388,7 +412,7 @@ func TestWriterBreaks(t *testing.T) {
 			fail(c)
 			var err error
 			for err == nil {
-				err = w.Write(context.Background(), 0, 0, []byte("x"), false, func() {})
+				err = w.Write(context.Background(), tcp.Piece{Bytes: []byte("x"), Arrived: func() {}}, true)
 			}
 			require.Error(t, <-lost)
 			require.False(t, w.Takes(0, 1))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,12 +20,14 @@ type writer struct {
 	link tcp.Link
 	free chan uint32 // places of own memory
 	inbox
+	// gathered are writes that have not been posted; used by the caller of Write.
+	gathered []verbs.Write
 
 	mu struct {
 		sync.Mutex
-		arrived []func() // by place; nil: nothing is under way
+		arrived []func() // by place
 		bytes   []int
-		under   int
+		under   []uint32    // places of what was posted, in that order
 		stall   *time.Timer // runs while something is under way
 	}
 }
@@ -82,7 +85,7 @@ func (w *writer) join(p *path) {
 // stalled is called when nothing has arrived for too long.
 func (w *writer) stalled() {
 	w.mu.Lock()
-	due := w.mu.under > 0 || !w.path.isUp()
+	due := len(w.mu.under) > 0 || !w.path.isUp()
 	w.mu.Unlock()
 	if due {
 		w.path.end(ErrStalled)
@@ -98,54 +101,101 @@ func (w *writer) Takes(slot uint32, n int) bool {
 }
 
 // Write implements tcp.Writer.
-func (w *writer) Write(ctx context.Context, slot uint32, at int, b []byte, last bool, arrived func()) error {
-	var place uint32
-	select {
-	case place = <-w.free:
-	case <-w.path.ended:
-		return w.path.why()
-	case <-ctx.Done():
-		return ctx.Err()
+func (w *writer) Write(ctx context.Context, p tcp.Piece, more bool) error {
+	place, err := w.place(ctx)
+	if err != nil {
+		return err
 	}
 	region := w.path.peers()
 	from := int(place) * unit
-	if err := w.path.fill(from, b); err != nil {
+	if err := w.path.fill(from, p.Bytes); err != nil {
 		return err
 	}
-	immediate := slot
-	if last {
+	immediate := p.Slot
+	if p.Last {
 		immediate |= immediateLast
 	}
 	w.mu.Lock()
-	w.mu.arrived[place], w.mu.bytes[place] = arrived, len(b)
-	if w.mu.under++; w.mu.under == 1 {
+	w.mu.arrived[place], w.mu.bytes[place] = p.Arrived, len(p.Bytes)
+	w.mu.Unlock()
+	w.gathered = append(w.gathered, verbs.Write{
+		From: from, Length: len(p.Bytes), To: region.address + uint64(firstUnit(p.Slot))*unit + uint64(p.At), Key: region.key, Immediate: immediate, Tag: place,
+	})
+	// With half of the window one half is on its way while the other one is filled.
+	if more && len(w.gathered) < w.path.fabric.o.window/2 {
+		return nil
+	}
+	return w.post()
+}
+
+// place waits for one that is free. What was gathered does not wait.
+func (w *writer) place(ctx context.Context) (uint32, error) {
+	select {
+	case place := <-w.free:
+		return place, nil
+	default:
+	}
+	if err := w.post(); err != nil {
+		return 0, err
+	}
+	select {
+	case place := <-w.free:
+		return place, nil
+	case <-w.path.ended:
+		return 0, w.path.why()
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// post posts what was gathered: only the last one wakes this side when it has arrived.
+func (w *writer) post() error {
+	all := w.gathered
+	if len(all) == 0 {
+		return nil
+	}
+	w.gathered = all[:0]
+	w.mu.Lock()
+	if len(w.mu.under) == 0 {
 		w.mu.stall.Reset(w.path.fabric.o.stall)
 	}
+	for i := range all {
+		all[i].Quiet = i < len(all)-1
+		w.mu.under = append(w.mu.under, all[i].Tag)
+	}
 	w.mu.Unlock()
-	to := region.address + uint64(firstUnit(slot))*unit + uint64(at)
-	err := w.path.queue.Write([]verbs.Write{{From: from, Length: len(b), To: to, Key: region.key, Immediate: immediate, Tag: place}})
+	err := w.path.queue.Write(all)
 	if err != nil {
 		w.path.end(err)
 	}
 	return err
 }
 
-// arrived implements side.
+// arrived implements side. What was posted before has arrived, too.
 func (w *writer) arrived(place uint32) {
+	var then []func()
+	n := 0
 	w.mu.Lock()
-	then, n := w.mu.arrived[place], w.mu.bytes[place]
-	w.mu.arrived[place] = nil
-	if w.mu.under--; w.mu.under > 0 {
+	arrived := w.mu.under[:slices.Index(w.mu.under, place)+1]
+	for _, at := range arrived {
+		then = append(then, w.mu.arrived[at])
+		n += w.mu.bytes[at]
+		w.mu.arrived[at] = nil
+		w.free <- at // it has room for all of them
+	}
+	w.mu.under = slices.Delete(w.mu.under, 0, len(arrived))
+	if len(w.mu.under) > 0 {
 		w.mu.stall.Reset(w.path.fabric.o.stall)
 	} else {
 		w.mu.stall.Stop()
 	}
 	w.mu.Unlock()
-	w.free <- place
 	if hook := w.path.fabric.o.Hooks.Sent; hook != nil {
 		hook(w.path.peer, n)
 	}
-	then()
+	for _, f := range then {
+		f()
+	}
 }
 
 // lost implements side.

@@ -87,12 +87,23 @@ type Slot interface {
 type Writer interface {
 	// Takes reports whether n bytes can be written to a slot now.
 	Takes(slot uint32, n int) bool
-	// Write posts a piece of an answer. It waits until there is room, and has copied b when it
-	// returns. arrived is called when the peer's device has the piece, unless the path is lost.
-	Write(ctx context.Context, slot uint32, at int, b []byte, last bool, arrived func()) error
+	// Write posts a piece of an answer. It waits until there is room, and has copied its bytes when
+	// it returns. more: another call follows, whatever happens, and without anything that it waits
+	// for: both may be posted together. One goroutine calls it.
+	Write(ctx context.Context, p Piece, more bool) error
 	// Expect notes that a body of n bytes is carried to a place, and does not wait for it.
 	Expect(place uint32, n int) Body
 	Close()
+}
+
+// Piece is one of an answer that is written past TLS.
+type Piece struct {
+	Slot  uint32
+	At    int // in the answer
+	Bytes []byte
+	Last  bool
+	// Arrived is called when the peer's device has the piece, unless the path is lost.
+	Arrived func()
 }
 
 // Body is one that a dialer carries past TLS. What is read proves nothing about who has written it.
@@ -275,11 +286,13 @@ func (n *session) dropSide() {
 // writeSide writes the answers that have slots, until the path is lost.
 func (n *session) writeSide(f *sideQueue) {
 	var none []byte
+	capped := n.guest.sent != nil || n.server.rate != nil
+	p, ok := n.queue.nextSide(f)
 	for {
-		p, ok := n.queue.nextSide(f)
 		if !ok {
 			select {
 			case <-f.wake:
+				p, ok = n.queue.nextSide(f)
 				continue
 			case <-f.lost:
 				return
@@ -292,7 +305,10 @@ func (n *session) writeSide(f *sideQueue) {
 				return
 			}
 		}
-		err := f.writer.Write(n.ctx, p.slot, p.at, p.bytes, p.last, func() { n.queue.arrived(f, p) })
+		now := p
+		p, ok = n.queue.nextSide(f)
+		piece := Piece{now.slot, now.at, now.bytes, now.last, func() { n.queue.arrived(f, now) }}
+		err := f.writer.Write(n.ctx, piece, ok && !capped)
 		if err != nil { // it is lost, and Link.Lost is called
 			select {
 			case <-f.lost:

@@ -64,9 +64,9 @@ func (*testWriter) Expect(uint32, int) Body { return nil }
 
 func (*testWriter) Takes(slot uint32, n int) bool { return slot < 100 }
 
-func (w *testWriter) Write(ctx context.Context, slot uint32, at int, b []byte, last bool, arrived func()) error {
+func (w *testWriter) Write(ctx context.Context, p Piece, _ bool) error {
 	select {
-	case w.pieces <- testPiece{slot, at, b, last, arrived}:
+	case w.pieces <- testPiece{p.Slot, p.At, p.Bytes, p.Last, p.Arrived}:
 		return nil
 	case <-w.closed:
 		return errors.New("closed")

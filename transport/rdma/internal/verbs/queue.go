@@ -281,6 +281,9 @@ func (q *queue) Write(batch []Write) error {
 			from: C.uint64_t(own.address() + uint64(w.From)), to: C.uint64_t(w.To), wr_id: q.number(flagSend | w.Tag&tagMask),
 			length: C.uint32_t(w.Length), key: C.uint32_t(w.Key), immediate: C.uint32_t(w.Immediate),
 		}
+		if w.Quiet {
+			raw[i].quiet = 1
+		}
 	}
 	return failed("ibv_post_send", C.sv_writes(q.handle, own.lkey, &raw[0], C.int(len(batch))))
 }

@@ -347,7 +347,7 @@ int sv_writes(uint32_t queue, uint32_t lkey, const sv_write *w, int n) {
 	for (int i = 0; i < n; i++) {
 		sge[i] = (struct ibv_sge){w[i].from, w[i].length, lkey};
 		wr[i] = (struct ibv_send_wr){.wr_id = w[i].wr_id, .next = i + 1 < n ? &wr[i + 1] : NULL, .sg_list = &sge[i], .num_sge = 1,
-			.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(w[i].immediate),
+			.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = w[i].quiet ? 0 : IBV_SEND_SIGNALED, .imm_data = htonl(w[i].immediate),
 			.wr.rdma = {w[i].to, w[i].key}};
 	}
 	return ibv_post_send(q->qp, wr, &bad);

@@ -26,7 +26,7 @@ typedef struct {
 
 typedef struct {
 	uint64_t from, to, wr_id;
-	uint32_t length, key, immediate;
+	uint32_t length, key, immediate, quiet;
 } sv_write;
 
 typedef struct {

@@ -113,6 +113,9 @@ type Write struct {
 	Key          uint32 // of the peer's region
 	Immediate    uint32
 	Tag          uint32 // below 1 << MaxTagBits
+	// Quiet: if it arrives it has no completion here; that of the next write or message that is not
+	// quiet stands for both.
+	Quiet bool
 }
 
 // MaxTagBits is the number of bits of a tag.
@@ -149,7 +152,8 @@ type Queue interface {
 	// Receive allows n more messages or writes to come. The caller keeps to Sizes.Receives.
 	Receive(n int) error
 	// Send and Write post, and return. Each message and write has one completion, of success in the
-	// order of posting. A failed one breaks the queue pair; those after it fail, too.
+	// order of posting, unless it is quiet: such a one is under way until the next that is not has
+	// its completion. A failed one breaks the queue pair; those after it fail, too.
 	Send(message []byte, tag uint32) error
 	Write(batch []Write) error
 	// Break ends the queue pair. When it has returned, the peer writes no more to what was lent.

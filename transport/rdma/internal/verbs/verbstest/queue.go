@@ -150,14 +150,20 @@ func (q *queue) post(all ...work) error {
 // run does what was posted, until the queue is closed.
 func (q *queue) run() {
 	defer close(q.done)
+	quiet := 0 // that have arrived, and nobody knows yet
 	for w := range q.posted {
 		err := q.do(w)
 		if err != nil {
 			q.fail()
 		}
+		if err == nil && w.Quiet {
+			quiet++
+			continue
+		}
 		q.mu.Lock()
-		q.mu.under--
+		q.mu.under -= 1 + quiet
 		q.mu.Unlock()
+		quiet = 0
 		q.device.complete(verbs.Completion{Queue: q.id, Kind: verbs.Sent, Tag: w.Tag, Err: err})
 	}
 }

@@ -26,6 +26,7 @@ func Run(t *testing.T, open Open) {
 	}{
 		{"messages", testMessages},
 		{"writes", testWrites},
+		{"quiet writes", testQuietWrites},
 		{"many queues", testManyQueues},
 		{"wrong key", testWrongKey},
 		{"past the end", testPastTheEnd},
@@ -142,6 +143,38 @@ func testWrites(t *testing.T, open Open) {
 		}
 		require.NoError(t, right.queue.Receive(len(batch)))
 	}
+}
+
+// testQuietWrites: what is quiet lands as everything does, and has no completion of its own; its
+// place is taken until the next one has its completion. A quiet write that fails has one.
+func testQuietWrites(t *testing.T, open Open) {
+	left, right := pair(t, open)
+	copy(left.queue.Own(), "quiet")
+	for round := range 4 { // more than Sizes.Writes, all together
+		var batch []verbs.Write
+		for i := range 7 {
+			w := write(right.queue, i*5, 5, uint32(round*7+i))
+			w.Quiet = i < 6
+			batch = append(batch, w)
+		}
+		require.NoError(t, left.queue.Write(batch))
+		for _, w := range batch {
+			c := right.next()
+			require.NoError(t, c.Err)
+			require.Equal(t, w.Immediate, c.Immediate)
+			require.NoError(t, right.queue.Receive(1))
+		}
+		c := left.next()
+		require.NoError(t, c.Err)
+		require.Equal(t, batch[6].Tag, c.Tag)
+	}
+	lent, _, _ := right.queue.Lent()
+	require.Equal(t, string(bytes.Repeat([]byte("quiet"), 7)), string(lent[:35]))
+
+	w := write(right.queue, 0, 5, 1)
+	w.Quiet, w.Key = true, w.Key+1
+	require.NoError(t, left.queue.Write([]verbs.Write{w}))
+	require.Error(t, left.next().Err)
 }
 
 // testManyQueues has queues of one pair of devices write at once.
