@@ -15,7 +15,8 @@ type sideQueue struct {
 	open  []*request // in the order of their answers
 	turn  int        // of pick
 	under int        // pieces that nextSide has returned and that have not arrived
-	held  int        // endings that wait for one that goes with them; see tellWritten
+	// held are endings that wait for others, and heldBytes are their slots'; see tellWritten.
+	held, heldBytes int
 }
 
 // onSide is a request's part in a sideQueue. Guarded by queue.mu.
@@ -121,24 +122,28 @@ func (q *queue) arrived(f *sideQueue, p sidePiece) {
 	case left(r) == 0:
 		r.side.written = len(r.answer)
 		q.endSide(r)
-		q.tellWritten(f)
+		q.tellWritten(f, r)
 	}
 }
 
-// heldEndings is the share of a connection's calls whose endings can wait at once: the dialer can
-// have so many fewer under way meanwhile.
-const heldEndings = 4
+// Limits of endings that wait at once: a share of the connection's calls, of which the dialer can
+// have so many fewer under way meanwhile, and the bytes of their slots, which it cannot lend again.
+const (
+	heldEndings  = 4
+	maxHeldBytes = 2 << 20
+)
 
 // tellWritten has the endings of answers that were written past TLS sent, several in one record:
 // they wait for the arrival of another piece, as long as one is under way. Nobody waits for them,
 // as the caller has its answer when the last piece lands, but each record costs both sides more CPU
 // time than the writing of a short answer. The caller holds q.mu.
-func (q *queue) tellWritten(f *sideQueue) {
-	if f.under > 0 && f.held < q.server.o.maxCalls/heldEndings {
+func (q *queue) tellWritten(f *sideQueue, r *request) {
+	if f.under > 0 && f.held < q.server.o.maxCalls/heldEndings && f.heldBytes+r.side.lent <= maxHeldBytes {
 		f.held++
+		f.heldBytes += r.side.lent
 		return
 	}
-	f.held = 0
+	f.held, f.heldBytes = 0, 0
 	q.poke()
 }
 

@@ -242,9 +242,10 @@ func TestEndingsTogether(t *testing.T) {
 			return ids
 		}
 	}
+	lent := leastLent
 	write := func(q *queue, f *sideQueue, id uint64) sidePiece {
 		require.NoError(t, q.open(id, func() {}))
-		q.lent(id, uint32(id), leastLent)
+		q.lent(id, uint32(id), lent)
 		q.answer(id, make([]byte, leastLent), 0)
 		p, ok := q.nextSide(f)
 		require.True(t, ok)
@@ -271,8 +272,14 @@ func TestEndingsTogether(t *testing.T) {
 	require.ElementsMatch(t, []uint64{5, 6, 7, 8, 9}, told(), "a quarter of the calls at most waits")
 	q.arrived(f, write(q, f, 10))
 	require.Empty(t, told())
+	lent = maxHeldBytes
+	q.arrived(f, write(q, f, 11))
+	require.ElementsMatch(t, []uint64{10, 11}, told(), "a long slot is not kept from the dialer")
+	lent = leastLent
+	q.arrived(f, write(q, f, 12))
+	require.Empty(t, told())
 	q.lost(false)
-	require.ElementsMatch(t, []uint64{4, 10}, told())
+	require.ElementsMatch(t, []uint64{4, 12}, told())
 	q.arrived(f, forever)
 
 	q, f, told = newPath(2)
