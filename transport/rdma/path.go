@@ -40,8 +40,8 @@ type path struct {
 type side interface {
 	// join is called first, once, before anything of the path can happen.
 	join(p *path)
-	// landed handles a write of the peer; arrived that one of ours has, and with it those quiet ones
-	// that were posted before it.
+	// landed handles a write of the peer; arrived that one of ours has, and with it the quiet
+	// ones that were posted before it.
 	landed(immediate uint32, length int) error
 	arrived(tag uint32)
 	// lost is called once, when the path has ended.

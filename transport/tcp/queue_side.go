@@ -134,7 +134,7 @@ const (
 )
 
 // tellWritten has the endings of answers that were written past TLS sent, several in one record:
-// they wait for the arrival of another piece, as long as one is under way. Nobody waits for them,
+// they wait for the arrival of another piece, as long as one is under way. Nothing depends on them,
 // as the caller has its answer when the last piece lands, but each record costs both sides more CPU
 // time than the writing of a short answer. The caller holds q.mu.
 func (q *queue) tellWritten(f *sideQueue, r *request) {
