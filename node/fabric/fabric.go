@@ -89,7 +89,7 @@ func open(o config.Transport, logger log.Logger, registry prometheus.Registerer,
 
 // Sides returns what dialers and servers are given; nil: there are none.
 func (p *Paths) Sides() tcp.Sides {
-	if p == nil || p.lacking != nil {
+	if p == nil || p.fabric == nil {
 		return nil
 	}
 	return &sides{p.fabric, p}
@@ -97,7 +97,7 @@ func (p *Paths) Sides() tcp.Sides {
 
 // Close ends all paths. Connections stay.
 func (p *Paths) Close() error {
-	if p == nil || p.lacking != nil {
+	if p == nil || p.fabric == nil {
 		return nil
 	}
 	if p.registry != nil {
