@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -322,12 +323,16 @@ func newTestWriter(t *testing.T) (*writer, *couple, chan error) {
 	t.Helper()
 	c := newCouple(t)
 	lost := make(chan error, 1)
-	w, err := c.fabric.newWriter(tcp.Link{Peer: transporttest.ID(1), Local: addr(addrs[0]), Lost: func(why error) { lost <- why }},
-		proposal{c.peer.Local(), c.nonce})
+	return c.newWriter(t, func(why error) { lost <- why }), c, lost
+}
+
+func (c *couple) newWriter(t *testing.T, lost func(error)) *writer {
+	t.Helper()
+	w, err := c.fabric.newWriter(tcp.Link{Peer: transporttest.ID(1), Local: addr(addrs[0]), Lost: lost}, proposal{c.peer.Local(), c.nonce})
 	require.NoError(t, err)
 	c.path = w.path
 	require.NoError(t, c.peer.Connect(w.path.queue.Local()))
-	return w, c, lost
+	return w
 }
 
 func TestWriter(t *testing.T) {
@@ -352,6 +357,45 @@ func TestWriter(t *testing.T) {
 		require.Equal(t, i, <-arrived, "in the order of posting")
 	}
 	require.Equal(t, bytes.Repeat([]byte("0123456789"), 20), lent[2*unit:2*unit+200])
+}
+
+// deafDevice never learns that greetings have arrived.
+type deafDevice struct{ verbs.Device }
+
+func (d deafDevice) Wait(batch []verbs.Completion) (int, error) {
+	for {
+		n, err := d.Device.Wait(batch)
+		kept := slices.DeleteFunc(batch[:n], func(c verbs.Completion) bool { return c.Kind == verbs.Sent && c.Tag == greetingTag })
+		if err != nil || len(kept) > 0 {
+			return len(kept), err
+		}
+	}
+}
+
+// TestEarlyRequest: a dialer that has the server's greeting may send a request before the server
+// learns that its greeting has arrived. The answer goes past TLS all the same.
+func TestEarlyRequest(t *testing.T) {
+	c := newCouple(t)
+	open := c.fabric.o.open
+	c.fabric.o.open = func(a netip.Addr, completions int) (verbs.Device, error) {
+		d, err := open(a, completions)
+		return deafDevice{d}, err
+	}
+	w := c.newWriter(t, func(error) {})
+	c.greet(t)
+	var batch [1]verbs.Completion
+	next := func(kind verbs.Kind) {
+		for batch[0].Kind = verbs.Sent; batch[0].Kind == verbs.Sent; { // our own greeting's is one
+			_, err := c.device.Wait(batch[:])
+			require.NoError(t, err)
+		}
+		require.Equal(t, kind, batch[0].Kind)
+	}
+	next(verbs.Received)
+	require.True(t, w.Takes(slotNumber(1, 0), 1))
+	require.NoError(t, w.Write(t.Context(), tcp.Piece{Slot: slotNumber(1, 0), Bytes: []byte("x"), Arrived: func() {}}, false))
+	next(verbs.Landed)
+	require.False(t, w.path.isUp())
 }
 
 // TestGather: pieces that are followed by others are posted together, half of the window at most,

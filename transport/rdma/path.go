@@ -25,6 +25,8 @@ type path struct {
 	ended, told, released chan struct{}
 	// use is held for reading by who uses the queue's memory, for writing while it is released.
 	use sync.RWMutex
+	// order is held while a greeting is answered. Taken before use and mu.
+	order sync.Mutex
 
 	mu struct {
 		sync.Mutex
@@ -165,6 +167,8 @@ func (p *path) greeted(message []byte) error {
 	case g.nonce != theirs:
 		return fmt.Errorf("%w: a greeting with another nonce", ErrBreach)
 	}
+	p.order.Lock()
+	defer p.order.Unlock()
 	if !dialler {
 		if err := p.greet(); err != nil {
 			return err
@@ -195,6 +199,15 @@ func (p *path) hasHeard() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.heard
+}
+
+// mayWrite reports whether both have greeted. Unlike isUp it does not wait for the word that our
+// greeting has arrived, since writes cannot overtake it, but the peer's first request can overtake
+// that word.
+func (p *path) mayWrite() bool {
+	p.order.Lock()
+	defer p.order.Unlock()
+	return p.hasHeard()
 }
 
 func (p *path) isUp() bool {

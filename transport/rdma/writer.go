@@ -94,7 +94,7 @@ func (w *writer) stalled() {
 
 // Takes implements tcp.Writer.
 func (w *writer) Takes(slot uint32, n int) bool {
-	if !w.path.isUp() || w.path.why() != nil || slot >= immediateLast {
+	if !w.path.mayWrite() || w.path.why() != nil || slot >= immediateLast {
 		return false
 	}
 	return firstUnit(slot)+unitsOf(n) <= w.path.peers().units
