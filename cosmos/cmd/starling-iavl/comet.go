@@ -131,7 +131,7 @@ func (c *comet) state() (height int64, err error) {
 			continue
 		}
 		if err != nil {
-			return 0, fmt.Errorf("%w (does its node run?)", err)
+			return 0, fmt.Errorf("%w (does its node run? If it is damaged, or of another engine, a join would replace it: %w)", err, errHasState)
 		}
 		if name == "blockstore" {
 			if blocks := cmtstore.NewBlockStore(db); !blocks.IsEmpty() {
@@ -155,8 +155,12 @@ var errHasState = errors.New("a join needs a home without a state: remove data/s
 // killed join has left. there reports the latter.
 func (c *comet) empty(height int64) (there bool, err error) {
 	h, err := c.state()
-	if err == nil && h != 0 && h != height {
+	switch {
+	case err != nil || h == 0:
+	case h != height:
 		err = fmt.Errorf("CometBFT in %s has the state of height %d: %w", dataDir(c.home), h, errHasState)
+	default:
+		err = sameEngine(dbDir(c.home, "state"), c.engine)
 	}
 	return h != 0, err
 }
@@ -244,7 +248,13 @@ func (c *comet) make(name string, records cmtdb.DB) error {
 		return err
 	}
 	madeComet(name + " filled")
-	if err := os.RemoveAll(dbDir(c.home, name)); err != nil {
+	// What is in its place goes at once, by its name: a folder of which a part was removed could not
+	// be opened any more.
+	old := making + ".old"
+	if err := os.RemoveAll(old); err != nil {
+		return err
+	}
+	if err := os.Rename(dbDir(c.home, name), old); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	madeComet(name + " replaced")

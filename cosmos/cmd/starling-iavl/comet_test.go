@@ -16,6 +16,8 @@ import (
 	cmt "github.com/cometbft/cometbft/types"
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/lightblocks"
 )
 
 // otherParams are not those of any genesis file here, in what headers bind and in what they do not.
@@ -132,11 +134,8 @@ func testCometState(t *testing.T, engine dbm.BackendType) {
 // TestCometStateUnknown: without the headers nothing is downloaded; with parameters that nobody
 // knows, the database keeps the name that no node opens. Both say what to do.
 func TestCometStateUnknown(t *testing.T) {
-	was := stateTimeout
-	stateTimeout = 5 * time.Second
-	t.Cleanup(func() { stateTimeout = was })
 	choose := chooseTimeout
-	chooseTimeout = 5 * time.Second
+	chooseTimeout = 20 * time.Second // without the headers it passes
 	t.Cleanup(func() { chooseTimeout = choose })
 	other := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
 	other.params = *otherParams()
@@ -241,4 +240,66 @@ func TestCometHome(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 7, g.InitialHeight)
 	require.EqualValues(t, 5, g.ConsensusParams.Block.MaxBytes)
+}
+
+// TestNothingIsReplaced: a database that cannot be opened, since it is damaged or another engine's,
+// is none that a join may make anew.
+func TestNothingIsReplaced(t *testing.T) {
+	for name, file := range map[string]string{"goleveldb": "000001.log", "Pebble": "MANIFEST-000001", "badger": "000001.vlog"} {
+		for _, lost := range []string{"state", "blockstore"} {
+			t.Run(name+"/"+lost, func(t *testing.T) {
+				home := t.TempDir()
+				path := filepath.Join(dbDir(home, lost), file)
+				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+				require.NoError(t, os.WriteFile(path, []byte("blocks"), 0o600))
+				c := &comet{home: home, engine: dbm.GoLevelDBBackend}
+				_, err := c.empty(0)
+				require.ErrorIs(t, err, errHasState)
+				require.ErrorIs(t, err, errNoDatabase)
+				require.FileExists(t, path)
+			})
+		}
+	}
+	// An engine that was ended before it wrote anything leaves nothing that could be lost.
+	home := t.TempDir()
+	require.NoError(t, os.MkdirAll(dbDir(home, "state"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dbDir(home, "state"), "LOCK"), nil, 0o600))
+	there, err := (&comet{home: home, engine: dbm.GoLevelDBBackend}).empty(0)
+	require.NoError(t, err)
+	require.False(t, there)
+}
+
+// TestEngineIsChanged: a join that was killed does not go on with another engine.
+func TestEngineIsChanged(t *testing.T) {
+	s := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
+	home := t.TempDir()
+	writeGenesis(t, home, chainID)
+	address := serving(t, "--home", s.home)
+	require.NoError(t, run(t.Context(), s.join(home, address), io.Discard, io.Discard))
+	require.NoError(t, os.Rename(dbDir(home, applicationDB), dbDir(home, joiningDB)))
+	require.NoError(t, trust{ChainID: chainID, Height: trusted, Hash: fmt.Sprintf("%x", s.blocks[trusted]), State: latest}.write(home))
+	settings := filepath.Join(home, "config", "config.toml")
+	require.NoError(t, os.WriteFile(settings, []byte(`db_backend = "pebbledb"`), 0o600))
+	again := func() error { return run(t.Context(), s.join(home, address), io.Discard, io.Discard) }
+	require.ErrorContains(t, again(), "is of goleveldb, and pebbledb is wanted now")
+	require.NoError(t, os.Rename(dbDir(home, joiningDB), dbDir(home, applicationDB)))
+	require.ErrorContains(t, again(), "is of goleveldb, and pebbledb is wanted now")
+	require.NoError(t, os.Remove(settings))
+	require.NoError(t, again())
+	s.checkComet(t, home, latest)
+}
+
+// TestAdvice: what is said of headers that are missing is not said of false ones.
+func TestAdvice(t *testing.T) {
+	unavailable := fmt.Errorf("light block 5: %w", lightblocks.ErrUnavailable)
+	for want, err := range map[string]error{
+		"--rpc":                lackingHeader(unavailable),
+		"ask the chain's":      lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrConflict)),
+		"a newer header":       lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrTrustExpired)),
+		"this machine's clock": lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrFuture)),
+		"with another source":  lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrTrustMismatch)),
+		"running servers of":   lackingHeader(lightblocks.ErrNoPeers),
+	} {
+		require.ErrorContains(t, explainNothing(err), want)
+	}
 }

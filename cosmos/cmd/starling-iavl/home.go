@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	cmtdb "github.com/cometbft/cometbft-db"
 	"github.com/cometbft/cometbft/p2p"
@@ -35,13 +36,21 @@ func dataDir(home string) string { return filepath.Join(home, "data") }
 
 func dbDir(home, name string) string { return filepath.Join(dataDir(home), name+dbm.DBFileSuffix) }
 
-// backendOf returns the engine of a database that is there.
+var errNoDatabase = errors.New("no whole database of goleveldb or Pebble")
+
+// backendOf returns the engine of a database. It fails with fs.ErrNotExist only if there is nothing
+// that could be lost: no folder, or one in which an engine had not begun to write. What has files
+// that it does not know is damaged, or another engine's: errNoDatabase.
 func backendOf(dir string) (dbm.BackendType, error) {
-	if _, err := os.Stat(dir); err != nil {
+	files, err := os.ReadDir(dir)
+	if err != nil {
 		return "", err
 	}
+	if bare(files) {
+		return "", fmt.Errorf("%s has no database: %w", dir, fs.ErrNotExist)
+	}
 	if _, err := os.Stat(filepath.Join(dir, "CURRENT")); err != nil {
-		return "", fmt.Errorf("%s is no database of goleveldb or Pebble: %w", dir, err)
+		return "", fmt.Errorf("%s: %w: %w", dir, errNoDatabase, noNotExist(err))
 	}
 	options, err := filepath.Glob(filepath.Join(dir, "OPTIONS-*")) // goleveldb has none
 	if err != nil {
@@ -51,6 +60,31 @@ func backendOf(dir string) (dbm.BackendType, error) {
 		return dbm.PebbleDBBackend, nil
 	}
 	return dbm.GoLevelDBBackend, nil
+}
+
+// sameEngine fails unless a database that is there is of the engine that the home's settings want.
+func sameEngine(dir string, want dbm.BackendType) error {
+	is, err := backendOf(dir)
+	if err == nil && is != want {
+		err = fmt.Errorf("%s is of %s, and %s is wanted now\nSet the engine back; or, to begin anew, remove it", dir, is, want)
+	}
+	return err
+}
+
+// bare reports whether a folder has nothing but locks and logs of what an engine does.
+func bare(files []fs.DirEntry) bool {
+	return !slices.ContainsFunc(files, func(f fs.DirEntry) bool {
+		return f.IsDir() || f.Name() != "LOCK" && f.Name() != "LOG" && f.Name() != "LOG.old"
+	})
+}
+
+// noNotExist hides that an error is fs.ErrNotExist: that a file of a database is missing does not
+// mean that there is no database.
+func noNotExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New(err.Error())
+	}
+	return err
 }
 
 // openApplication opens the application's database of a stopped node.
@@ -103,7 +137,7 @@ func openCometDB(home, name string) (cmtdb.DB, error) {
 	}
 	db, err := dbm.NewDB(name, backend, dataDir(home))
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", dbDir(home, name), err)
+		return nil, fmt.Errorf("open %s: %w", dbDir(home, name), noNotExist(err))
 	}
 	return cometDB{db}, nil
 }
@@ -124,13 +158,13 @@ func (d cometDB) NewBatch() cmtdb.Batch { return d.DB.NewBatch() }
 
 func (cometDB) Compact(_, _ []byte) error { return nil }
 
-// openChain opens CometBFT's databases; nil: there are none.
+// openChain opens CometBFT's databases; nil: there are none of an engine that is known.
 func openChain(home string) (*chain, error) {
 	c := &chain{}
 	var opened []cmtdb.DB
 	for _, name := range []string{"blockstore", "state"} {
 		db, err := openCometDB(home, name)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoDatabase) {
 			return nil, c.Close()
 		}
 		if err != nil {

@@ -104,7 +104,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil {
-		joined, err := joinedBefore(*home, *height, proof)
+		joined, err := joinedBefore(*home, *height, backend, proof)
 		if err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		}
 		return rename(*home)
 	}
-	before, err := completeBefore(*home, *height, proof)
+	before, err := completeBefore(*home, *height, backend, proof, consensus != nil)
 	if err != nil {
 		return err
 	}
@@ -209,11 +209,19 @@ func once(w io.Writer) func(text string) {
 // explainNothing adds to the error of a join that has found no state what to look at.
 func explainNothing(err error) error {
 	switch {
+	case errors.Is(err, lightblocks.ErrConflict):
+		return fmt.Errorf("%w\nTwo chains are proved by validators' signatures: do not join, and ask the chain's operators", err)
+	case errors.Is(err, lightblocks.ErrTrustExpired):
+		return fmt.Errorf("%w\nTake --trust-height and --trust-hash of a newer header, from a source that you trust", err)
+	case errors.Is(err, lightblocks.ErrFuture):
+		return fmt.Errorf("%w\nCompare this machine's clock", err)
 	case errors.Is(err, errNoState):
 		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have those headers; "+
 			"or leave CometBFT's state to the node's own command \"comet bootstrap-state\", with --%s", err, databaseOnly)
 	case errors.Is(err, lightblocks.ErrTrustMismatch):
 		return fmt.Errorf("%w\nCompare --trust-height and --trust-hash with another source: either they are wrong, or all these peers are of another chain", err)
+	case errors.Is(err, lightblocks.ErrUnavailable):
+		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have those headers; and check that --peers are servers of this chain", err)
 	}
 	return fmt.Errorf("%w\nCheck that --peers are running servers of this chain", err)
 }
@@ -226,13 +234,16 @@ func errOtherState(home string) error {
 // joinedBefore tidies up after a join that was killed when its database had its name, and returns
 // the height. It fails, and removes nothing, unless the application's database is just as that join
 // made it: a node may have made it otherwise, when the join was given up.
-func joinedBefore(home string, height int64, proof trust) (int64, error) {
+func joinedBefore(home string, height int64, wanted dbm.BackendType, proof trust) (int64, error) {
 	was, err := readTrust(home)
 	if err == nil {
 		err = proof.same(home)
 	}
 	if _, statErr := os.Stat(dbDir(home, joiningDB)); err != nil || !errors.Is(statErr, fs.ErrNotExist) {
 		return 0, errors.Join(errOtherState(home), err, statErr)
+	}
+	if err := sameEngine(dbDir(home, applicationDB), wanted); err != nil {
+		return 0, err
 	}
 	db, err := openApplication(home)
 	if err != nil {
@@ -252,16 +263,20 @@ func joinedBefore(home string, height int64, proof trust) (int64, error) {
 }
 
 // completeBefore returns the height of the database of a join that was killed between its last two
-// steps; 0: there is none.
-func completeBefore(home string, height int64, proof trust) (int64, error) {
+// steps; 0: there is none. comets: CometBFT's databases are to follow.
+func completeBefore(home string, height int64, wanted dbm.BackendType, proof trust, comets bool) (int64, error) {
 	backend, err := backendOf(dbDir(home, joiningDB))
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoDatabase) { // it was just begun, by a join
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
-	if err := room(home); err != nil {
+	bytes := int64(openBytes)
+	if _, err := os.Stat(dbDir(home, "state")); comets && errors.Is(err, fs.ErrNotExist) {
+		bytes = cometBytes
+	}
+	if err := room(home, bytes); err != nil {
 		return 0, err
 	}
 	db, err := dbm.NewDB(joiningDB, backend, dataDir(home))
@@ -282,6 +297,9 @@ func completeBefore(home string, height int64, proof trust) (int64, error) {
 		return 0, errors.Join(err, closed)
 	}
 	if err := proof.same(home); err != nil {
+		return 0, err
+	}
+	if err := sameEngine(dbDir(home, joiningDB), wanted); err != nil {
 		return 0, err
 	}
 	if height != 0 && height != h {
@@ -326,8 +344,9 @@ func chooseEngine(home, asked string, stderr io.Writer) (dbm.BackendType, error)
 	engine := dbm.BackendType(cmp.Or(asked, set, string(dbm.GoLevelDBBackend)))
 	switch {
 	case !known(engine) && asked == "":
-		return "", fmt.Errorf("%s/config has app-db-backend or db_backend %q: a database can be made with %s or %s only",
-			home, set, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
+		return "", fmt.Errorf("%s/config has app-db-backend or db_backend %q: a database can be made with %s or %s only. "+
+			"Set app-db-backend in app.toml, or give --db-backend; another engine of CometBFT's needs --%s, too",
+			home, set, dbm.GoLevelDBBackend, dbm.PebbleDBBackend, databaseOnly)
 	case !known(engine):
 		return "", fmt.Errorf("--db-backend %q: it is %s or %s", asked, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
 	case set != "" && set != string(engine):

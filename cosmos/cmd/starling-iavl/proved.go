@@ -33,12 +33,29 @@ var errNoState = errors.New("a header of CometBFT's state is missing")
 func (h stateHeaders) AppHash(ctx context.Context, height int64) ([]byte, error) {
 	hash, err := h.Verifier.AppHash(ctx, height)
 	if err != nil {
-		return nil, err
+		return nil, lackingHeader(err)
 	}
-	if _, err := h.LightBlock(ctx, height+2); err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoState, err)
+	// That of height+1 has the hash.
+	for _, at := range []int64{height, height + 2} {
+		if _, err := h.LightBlock(ctx, at); err != nil {
+			return nil, lackingHeader(err)
+		}
 	}
 	return hash, nil
+}
+
+// lackingHeader has an error say that a header is missing, if it is that, and not a header that was
+// found to be false or too old.
+func lackingHeader(err error) error {
+	for _, other := range []error{lightblocks.ErrConflict, lightblocks.ErrTrustExpired, lightblocks.ErrFuture, lightblocks.ErrTrustMismatch} {
+		if errors.Is(err, other) {
+			return err
+		}
+	}
+	if errors.Is(err, lightblocks.ErrUnavailable) {
+		return fmt.Errorf("%w: %w", errNoState, err)
+	}
+	return err
 }
 
 // headers are peers that are asked for headers only.
@@ -122,11 +139,14 @@ var errParams = errors.New("the chain's consensus parameters are not known: they
 // complete makes CometBFT's state for a complete database of an application at a height, unless it
 // is there.
 func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr io.Writer) error {
+	if err := room(c.home, openBytes); err != nil {
+		return err
+	}
 	there, err := c.empty(height)
 	if there || err != nil {
 		return err
 	}
-	if err := room(c.home); err != nil {
+	if err := room(c.home, cometBytes); err != nil {
 		return err
 	}
 	backend, err := backendOf(dbDir(c.home, joiningDB))

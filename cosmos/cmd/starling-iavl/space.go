@@ -94,15 +94,18 @@ func explainFullComet(err error, home string) error {
 		"Make space and run the same command again: it resumes", err, dataDir(home), megabytes(cometBytes), freeSpace(home))
 }
 
-// room fails unless databases can be opened and CometBFT's be made: engines write when they open a
+// openBytes is enough to open a database and to name it.
+const openBytes = 1 << 20
+
+// room fails unless so much is free, to open databases or to make CometBFT's: engines write when they open a
 // database, too, and Pebble ends the process where it cannot.
-func room(home string) error {
+func room(home string, bytes int64) error {
 	usage, err := vfs.Default.GetDiskUsage(dataDir(home))
-	if err != nil || usage.AvailBytes >= cometBytes {
+	if err != nil || usage.AvailBytes >= uint64(bytes) {
 		return nil //nolint:nilerr // what is free is not known
 	}
-	return fmt.Errorf("the disk of %s is full: %w. To resume takes %s at least, and it has %s.\nMake space and run the same command again: it resumes",
-		dataDir(home), syscall.ENOSPC, megabytes(cometBytes), freeSpace(home))
+	return fmt.Errorf("the disk of %s has too little space: %w. To resume takes %s at least, and it has %s.\nMake space and run the same command again: it resumes",
+		dataDir(home), syscall.ENOSPC, megabytes(bytes), freeSpace(home))
 }
 
 func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
