@@ -57,7 +57,7 @@ func (r *runner) commits(ctx context.Context, o CosmosOptions, program, engine, 
 		n.Pause()
 		nodes = append(nodes, n)
 	}
-	turns := (o.Commits + commitWarmUp) / commitInterval
+	turns := (o.Commits+commitInterval-1)/commitInterval + commitWarmUp/commitInterval
 	r.progress.Begin("commits", "turns", turns*len(nodes))
 	for turn := range turns {
 		var blocks [][]workload.Change
@@ -128,6 +128,9 @@ func (n *commitNode) figure() (f CommitFigure, err error) {
 	var a sdkAnswer
 	if err := n.Ask(sdkRequest{Op: "end"}, &a); err != nil {
 		return f, err
+	}
+	if n.mode == commitModes[len(commitModes)-1] && a.Bytes == 0 {
+		return f, errors.New("the joiner got nothing, so it slowed nothing")
 	}
 	return CommitFigure{
 		P50MS: harness.Percentile(n.commit, 50), P99MS: harness.Percentile(n.commit, 99),

@@ -142,13 +142,25 @@ func (a *App) add(f *frozen, height int64) error {
 	files, err := a.extensionsOf(s)
 	if err == nil {
 		a.reading.Lock()
-		err = s.prepare(files)
+		// Where states take longer to read than they are apart, those that waited are given up: else
+		// each would be dropped while it is read.
+		if err = errNewer; a.isNewest(s) {
+			err = s.prepare(files)
+		}
 		a.reading.Unlock()
 	}
 	if err != nil && !errors.Is(err, errReleased) {
 		a.logger.Info("a state is not offered in-band", "height", height, "reason", err)
 	}
 	return nil
+}
+
+var errNewer = errors.New("a newer one is to be offered")
+
+func (a *App) isNewest(s *state) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.served) > 0 && a.served[len(a.served)-1] == s
 }
 
 func (a *App) offer(f *frozen, height int64) (*state, error) {

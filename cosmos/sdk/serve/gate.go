@@ -16,15 +16,16 @@ import (
 type gate struct {
 	// making is closed when the call under way ends; nil: there is none.
 	making atomic.Pointer[chan struct{}]
-	// free is until when no reader waits, since the process's start.
-	free  atomic.Int64
-	began time.Time
+	// waited is how long readers have waited since they were last let through, free until when they
+	// are, since began.
+	waited, free atomic.Int64
+	began        time.Time
 }
 
 const (
 	giveWayEvery = 64 // records, of about 0.5 µs each, between two looks
-	// maxGiveWay is the longest wait. A quarter of it is then free, so that states are read however
-	// closely blocks follow each other.
+	// maxGiveWay is the longest wait. After so much, in one wait or in several, a quarter of it is
+	// free, so that states are read however closely blocks follow each other.
 	maxGiveWay = 100 * time.Millisecond
 )
 
@@ -49,9 +50,13 @@ func (g *gate) giveWay() {
 	}
 	timeout := time.NewTimer(maxGiveWay)
 	defer timeout.Stop()
+	from := time.Now()
 	select {
 	case <-*made:
 	case <-timeout.C:
+	}
+	if g.waited.Add(int64(time.Since(from))) >= int64(maxGiveWay) {
+		g.waited.Store(0)
 		g.free.Store(int64(time.Since(g.began) + maxGiveWay/4))
 	}
 }

@@ -39,3 +39,30 @@ func TestGate(t *testing.T) {
 		require.Zero(t, took(), "two calls that overlap leave it open")
 	})
 }
+
+// TestGateOfShortCalls: calls that are shorter than the longest wait leave readers a share, too,
+// where they follow each other without a pause.
+func TestGateOfShortCalls(t *testing.T) {
+	for _, call := range []time.Duration{10 * time.Millisecond, 90 * time.Millisecond, 400 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			const all, look = 20 * time.Second, 32 * time.Microsecond
+			g, end := newGate(), time.Now().Add(all)
+			go func() {
+				for time.Now().Before(end) {
+					open := g.close()
+					<-time.After(call)
+					open()
+					<-time.After(100 * time.Microsecond)
+				}
+			}()
+			var read time.Duration
+			for time.Now().Before(end) {
+				g.giveWay()
+				<-time.After(look)
+				read += look
+			}
+			require.Greater(t, read, all/10, "calls of %v", call)
+			<-time.After(call + time.Second)
+		})
+	}
+}
