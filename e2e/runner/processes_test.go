@@ -144,7 +144,8 @@ func TestAPausedProcess(t *testing.T) {
 	if state(pid) == "" {
 		t.Skip("NOT RUN: whether a process is paused is read from /proc")
 	}
-	// A shell that has just called vfork is not stopped itself: it waits (D) for its child, which is.
+	// A shell that has just called vfork is not stopped itself: it waits (D) for its child, which
+	// is.
 	paused := func() bool {
 		children, _ := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
 		return state(pid) == "T" || state(pid) == "D" && state(strings.TrimSpace(string(children))) == "T"

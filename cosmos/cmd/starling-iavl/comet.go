@@ -248,8 +248,8 @@ func (c *comet) make(name string, records cmtdb.DB) error {
 		return err
 	}
 	madeComet(name + " filled")
-	// What is in its place goes at once, by its name: a folder of which a part was removed could not
-	// be opened any more.
+	// What is in its place goes at once, by its name: a folder of which a part was removed could
+	// not be opened any more.
 	old := making + ".old"
 	if err := os.RemoveAll(old); err != nil {
 		return err

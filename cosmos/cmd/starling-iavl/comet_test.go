@@ -269,7 +269,7 @@ func TestNothingIsReplaced(t *testing.T) {
 	require.False(t, there)
 }
 
-// TestEngineIsChanged: a join that was killed does not go on with another engine.
+// TestEngineIsChanged: a join that was killed does not continue with another engine.
 func TestEngineIsChanged(t *testing.T) {
 	s := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
 	home := t.TempDir()

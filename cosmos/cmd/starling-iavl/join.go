@@ -266,7 +266,7 @@ func joinedBefore(home string, height int64, wanted dbm.BackendType, proof trust
 // steps; 0: there is none. comets: CometBFT's databases are to follow.
 func completeBefore(home string, height int64, wanted dbm.BackendType, proof trust, comets bool) (int64, error) {
 	backend, err := backendOf(dbDir(home, joiningDB))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoDatabase) { // it was just begun, by a join
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoDatabase) { // a join had just begun it
 		return 0, nil
 	}
 	if err != nil {

@@ -97,8 +97,8 @@ func explainFullComet(err error, home string) error {
 // openBytes is enough to open a database and to name it.
 const openBytes = 1 << 20
 
-// room fails unless so much is free, to open databases or to make CometBFT's: engines write when they open a
-// database, too, and Pebble ends the process where it cannot.
+// room fails unless so much is free, to open databases or to make CometBFT's: engines write when
+// they open a database, too, and Pebble ends the process where it cannot.
 func room(home string, bytes int64) error {
 	usage, err := vfs.Default.GetDiskUsage(dataDir(home))
 	if err != nil || usage.AvailBytes >= uint64(bytes) {

@@ -142,8 +142,8 @@ func (a *App) add(f *frozen, height int64) error {
 	files, err := a.extensionsOf(s)
 	if err == nil {
 		a.reading.Lock()
-		// Where states take longer to read than they are apart, those that waited are given up: else
-		// each would be dropped while it is read.
+		// Where states take longer to read than they are apart, those that waited are given up:
+		// else each would be dropped while it is read.
 		if err = errNewer; a.isNewest(s) {
 			err = s.prepare(files)
 		}
