@@ -77,10 +77,10 @@ func Init(opts InitOptions) (result InitResult, err error) {
 	if err != nil {
 		return InitResult{}, err // before anything is written
 	}
-	var made []string // folders
+	var files, made []string // made has folders
 	defer func() {
 		if err != nil {
-			result, err = InitResult{}, errors.Join(err, removeMade(initFiles(opts.Home, conf), made))
+			result, err = InitResult{}, errors.Join(err, removeMade(files, made))
 		}
 	}()
 	raw, err := EncodeGenesis(doc) // still without its validator
@@ -100,7 +100,16 @@ func Init(opts InitOptions) (result InitResult, err error) {
 	}
 	// WriteConfigFile ends the process if it cannot write. Creating the files first gives an error
 	// instead, as checkRoom did.
-	if err := config.WriteApp(config.AppFile(opts.Home), appConfig); err != nil {
+	err = config.WriteApp(config.AppFile(opts.Home), appConfig)
+	switch {
+	case err == nil:
+		files = initFiles(opts.Home, conf)
+	case errors.Is(err, fs.ErrExist): // another Init makes this home: nothing of it is removed
+		made = nil
+	default:
+		files = []string{config.AppFile(opts.Home)}
+	}
+	if err != nil {
 		return InitResult{}, err
 	}
 	if err := os.WriteFile(config.CometFile(opts.Home), nil, 0o600); err != nil {

@@ -3,6 +3,8 @@ package home_test
 import (
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -28,6 +30,27 @@ func TestInitOverwritesNothing(t *testing.T) {
 		after, err := os.ReadFile(filepath.Join(other, name))
 		require.NoError(t, err)
 		require.Equal(t, raw, after)
+	}
+}
+
+// TestInitAtOnce: of several Inits of one home one succeeds, and the others remove nothing of it.
+func TestInitAtOnce(t *testing.T) {
+	for range 5 {
+		dir := filepath.Join(t.TempDir(), "home")
+		var done sync.WaitGroup
+		var made atomic.Int64
+		for range 4 {
+			done.Go(func() {
+				if _, err := home.Init(home.InitOptions{Home: dir}); err == nil {
+					made.Add(1)
+				}
+			})
+		}
+		done.Wait()
+		require.EqualValues(t, 1, made.Load())
+		for _, file := range []string{"config/app.toml", "config/config.toml", "config/genesis.json", "config/node_key.json", "config/priv_validator_key.json", "data/priv_validator_state.json"} {
+			require.FileExists(t, filepath.Join(dir, file))
+		}
 	}
 }
 

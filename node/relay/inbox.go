@@ -171,6 +171,11 @@ func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message,
 			return outcome, w, err
 		}
 		<-in.handing
+		// Where that part is there, AddPart has not looked at this one: it may be of another block,
+		// which consensus still lacks.
+		if wrong == nil && !isOf(m.Part, w.header) {
+			wrong = types.ErrPartSetInvalidProof
+		}
 		if wrong == nil {
 			notePart(peer, m)
 			return Again, w, nil
@@ -186,6 +191,10 @@ func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message,
 		w = other
 	}
 	return Unwanted, nil, transport.ErrGone
+}
+
+func isOf(p *types.Part, header types.PartSetHeader) bool {
+	return p.Proof.Total == int64(header.Total) && p.Proof.Verify(header.Hash, p.Bytes) == nil
 }
 
 // ask returns the block that consensus takes the parts of, if it is in that round; nil: it takes

@@ -234,7 +234,9 @@ func later(a, b time.Time) time.Time {
 
 // noteParts has consensus know which parts a peer has of the block of a message, by its answer. A
 // peer that lies about it gets these parts from others, or late.
-func noteParts(peer p2p.Peer, message proto.Message, answer []byte) {
+// header is that of the block, by what was known of the peer when the message was sent: if it has
+// turned to another block since, the answer says nothing of that one.
+func noteParts(peer p2p.Peer, message proto.Message, header types.PartSetHeader, answer []byte) {
 	state, is := peer.Get(types.PeerStateKey).(*consensus.PeerState)
 	if !is || len(answer) == 0 {
 		return
@@ -251,7 +253,11 @@ func noteParts(peer p2p.Peer, message proto.Message, answer []byte) {
 		a = at{m.Height, m.Round}
 	}
 	var known []byte
-	if set := state.GetRoundState().ProposalBlockParts; set != nil {
+	rs := state.GetRoundState()
+	if !rs.ProposalBlockPartSetHeader.Equals(header) {
+		return
+	}
+	if set := rs.ProposalBlockParts; set != nil {
 		known = set.Bytes()
 	}
 	for i, b := range answer {
@@ -264,6 +270,18 @@ func noteParts(peer p2p.Peer, message proto.Message, answer []byte) {
 	}
 }
 
+// headerOf returns that of the block that a message is of.
+func headerOf(peer p2p.Peer, message proto.Message) types.PartSetHeader {
+	if m, is := message.(*cmtcons.Proposal); is {
+		h := m.Proposal.BlockID.PartSetHeader
+		return types.PartSetHeader{Total: h.Total, Hash: h.Hash}
+	}
+	if state, is := peer.Get(types.PeerStateKey).(*consensus.PeerState); is {
+		return state.GetRoundState().ProposalBlockPartSetHeader
+	}
+	return types.PartSetHeader{}
+}
+
 // call sends a message over a connection, and reports whether the peer has taken it.
 func (l *link) call(conn transport.Conn, e p2p.Envelope) bool {
 	body := encode(e.Message)
@@ -272,11 +290,11 @@ func (l *link) call(conn transport.Conn, e p2p.Envelope) bool {
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, lateAfter)
 	defer cancel()
-	began := time.Now()
+	began, header := time.Now(), headerOf(l.peer, e.Message)
 	answer, err := conn.Call(ctx, transport.Call{Method: Method, Body: body, Max: maxAnswer})
 	now := time.Now()
 	if err == nil {
-		noteParts(l.peer, e.Message, answer)
+		noteParts(l.peer, e.Message, header, answer)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -188,19 +188,23 @@ func TestPartsThatAPeerNames(t *testing.T) {
 	b := newBlock(t, key, 5, 0, 9*int(types.BlockPartSizeBytes))
 	has := func() string { return state.GetRoundState().ProposalBlockParts.String() }
 
-	noteParts(peer, b.partMessage(t, 0), []byte{1, 0}) // its proposal is not there yet
+	note := func(peer *fakePeer, m proto.Message, answer ...byte) { noteParts(peer, m, headerOf(peer, m), answer) }
+	note(peer, b.partMessage(t, 0), 1, 0) // its proposal is not there yet
 	require.Equal(t, "nil-BitArray", has())
-	noteParts(peer, b.proposalMessage(), nil)
+	note(peer, b.proposalMessage())
 	require.False(t, state.GetRoundState().Proposal)
-	noteParts(peer, b.proposalMessage(), []byte{0b1010, 0})
+	note(peer, b.proposalMessage(), 0b1010, 0)
 	require.True(t, state.GetRoundState().Proposal)
 	require.Equal(t, "BA{9:_x_x_____}", has())
-	noteParts(peer, b.partMessage(t, 0), []byte{0b11, 0b11111111, 0xff, 0xff})
+	note(peer, b.partMessage(t, 0), 0b11, 0b11111111, 0xff, 0xff)
 	require.Equal(t, "BA{9:xx_x____x}", has())
-	noteParts(peer, newBlock(t, key, 5, 1, 9*int(types.BlockPartSizeBytes)).partMessage(t, 0), []byte{0xff, 1})
-	noteParts(peer, newBlock(t, key, 6, 0, 9*int(types.BlockPartSizeBytes)).proposalMessage(), []byte{0xff, 1})
+	note(peer, newBlock(t, key, 5, 1, 9*int(types.BlockPartSizeBytes)).partMessage(t, 0), 0xff, 1)
+	note(peer, newBlock(t, key, 6, 0, 9*int(types.BlockPartSizeBytes)).proposalMessage(), 0xff, 1)
 	require.Equal(t, "BA{9:xx_x____x}", has())
-	noteParts(newFakePeer(), b.partMessage(t, 0), []byte{1, 0}) // consensus has not begun with it
+	stale := newBlock(t, key, 5, 0, 9).parts.Header() // of before it turned to b
+	noteParts(peer, b.partMessage(t, 0), stale, []byte{0xff, 1})
+	require.Equal(t, "BA{9:xx_x____x}", has())
+	note(newFakePeer(), b.partMessage(t, 0), 1, 0) // consensus has not begun with it
 }
 
 // Votes and all else go by p2p, and so do parts of a block whose proposal the peer does not have
