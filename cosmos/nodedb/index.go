@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,10 +34,14 @@ type indexing struct {
 
 // Bounds of the difference of two trees. Beyond these our tree is read by itself.
 const (
-	worthDifference = 4        // leaves for each node that is read at most
+	worthDifference = 4        // leaves for each node, of either tree, that is read at most
 	leastDifference = 1 << 10  // nodes that may be read in any case
-	mostDifference  = 64 << 20 // bytes that are kept
+	mostDifference  = 64 << 20 // bytes of memory
+	mapEntryBytes   = 128      // of these: an entry of a map beside its key and its value
 )
+
+// anyHeight is above that of every node, which is an int8 in IAVL.
+const anyHeight = math.MaxUint8
 
 var errDifference = errors.New("the trees differ too much")
 
@@ -47,7 +52,7 @@ func (s *store) index(mayCompare bool) *index {
 	if mayCompare && s.indexed > s.height {
 		w.once.Do(func() {
 			// What cannot be read now is read, and reported, by the walk.
-			if changes, err := s.difference(); err == nil {
+			if changes, err := s.difference(mostDifference); err == nil {
 				w.ready.Store(&index{changes})
 			}
 		})
@@ -64,13 +69,14 @@ func (w *indexing) close() {
 	}
 }
 
-// difference compares the tree that the fast index is of with that of s.
-func (s *store) difference() ([]Record, error) {
+// difference compares the tree that the fast index is of with that of s, in so many bytes of memory
+// at most.
+func (s *store) difference(most int) ([]Record, error) {
 	root, err := s.rootOf(s.indexed)
 	if err != nil {
 		return nil, err
 	}
-	d := difference{cursors: newCursors(s), shared: map[string]bool{}, changes: map[string][]byte{}, nodes: leastDifference}
+	d := difference{cursors: newCursors(s), shared: map[string]bool{}, changes: map[string][]byte{}, nodes: leastDifference, room: most}
 	defer d.close()
 	if s.root != nil {
 		n, err := s.Node(s.root)
@@ -79,7 +85,10 @@ func (s *store) difference() ([]Record, error) {
 		}
 		d.nodes += n.Size / worthDifference
 	}
-	if err := errors.Join(d.latest(root), d.ours(s.root)); err != nil {
+	if err := d.latest(root, anyHeight); err != nil {
+		return nil, err
+	}
+	if err := d.ours(s.root, anyHeight); err != nil {
 		return nil, err
 	}
 	changes := make([]Record, 0, len(d.changes))
@@ -95,18 +104,18 @@ type difference struct {
 	shared  map[string]bool   // by node key: the roots of what the trees share
 	changes map[string][]byte // by key of the database
 	nodes   int64             // that may still be read
-	bytes   int               // of changes
+	room    int               // bytes of memory that are left
 }
 
-// latest walks over the nodes of the latest tree that are newer than the height.
-func (d *difference) latest(key []byte) error {
+// latest walks over the nodes of the latest tree that are newer than the height, from a node on
+// that is lower than above: a damaged record may name its own ancestor.
+func (d *difference) latest(key []byte, above uint8) error {
 	if key == nil {
 		return nil
 	}
 	if len(key) == nodeKeyBytes {
 		if version, _ := splitNodeKey(key); version <= d.height {
-			d.shared[sharedKey(key)] = true
-			return nil
+			return d.share(key)
 		}
 	}
 	if d.nodes--; d.nodes < 0 {
@@ -117,19 +126,20 @@ func (d *difference) latest(key []byte) error {
 	case err != nil:
 		return err
 	case n.Version <= d.height: // of iavl before v1, whose node keys do not have the version
-		d.shared[sharedKey(key)] = true
-		return nil
+		return d.share(key)
+	case n.Height >= above:
+		return errScan
 	case n.Height == 0:
 		return d.change(n.Key, nil)
 	}
-	if err := d.latest(n.Left); err != nil {
+	if err := d.latest(n.Left, n.Height); err != nil {
 		return err
 	}
-	return d.latest(n.Right)
+	return d.latest(n.Right, n.Height)
 }
 
-// ours walks over the nodes of our tree that the latest does not have.
-func (d *difference) ours(key []byte) error {
+// ours walks over the nodes of our tree that the latest does not have, as latest does.
+func (d *difference) ours(key []byte, above uint8) error {
 	if key == nil || d.shared[sharedKey(key)] {
 		return nil
 	}
@@ -140,20 +150,37 @@ func (d *difference) ours(key []byte) error {
 	switch {
 	case err != nil:
 		return err
+	case n.Height >= above:
+		return errScan
 	case n.Height == 0:
 		return d.change(n.Key, AppendFast(nil, n.Version, n.Value))
 	}
-	if err := d.ours(n.Left); err != nil {
+	if err := d.ours(n.Left, n.Height); err != nil {
 		return err
 	}
-	return d.ours(n.Right)
+	return d.ours(n.Right, n.Height)
 }
 
 func (d *difference) change(key, value []byte) error {
-	if d.bytes += len(key) + len(value); d.bytes > mostDifference {
+	k := string(d.key(kindFast, key))
+	_, had := d.changes[k] // of the other tree
+	d.changes[k] = value
+	if had {
+		return d.keeps(len(value))
+	}
+	return d.keeps(mapEntryBytes + len(k) + len(value))
+}
+
+func (d *difference) share(key []byte) error {
+	d.shared[sharedKey(key)] = true
+	return d.keeps(mapEntryBytes + len(key))
+}
+
+// keeps counts bytes of memory.
+func (d *difference) keeps(n int) error {
+	if d.room -= n; d.room < 0 {
 		return errDifference
 	}
-	d.changes[string(d.key(kindFast, key))] = value
 	return nil
 }
 

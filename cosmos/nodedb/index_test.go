@@ -175,3 +175,63 @@ func TestDifferentTrees(t *testing.T) {
 	_, used = v.answered(t, 3, 8192)
 	require.False(t, used)
 }
+
+// TestTreeWithALoop: a damaged record of either tree that names its own ancestor ends the
+// comparison at once, not at its limit: that is a quarter of a store's leaves, each a frame deep.
+func TestTreeWithALoop(t *testing.T) {
+	const keys = 60
+	for _, damaged := range []int64{1, 2} {
+		v := newVersions()
+		for n := range 2 {
+			var ops []iavlsynctest.Op
+			for k := range keys {
+				ops = append(ops, iavlsynctest.Op{Key: fmt.Appendf(nil, "%06d", k), Value: []byte{byte(n)}})
+			}
+			v.next(t, ops)
+		}
+		v.index(2, func(version int64) int64 { return version })
+		root := v.roots[damaged]
+		require.Greater(t, root.Height(), 3)
+		below := root.Left.Left
+		v.Set(append([]byte("s/k:bank/s"), v.keys[below]...), nodedb.AppendNode(nil, &iavlsync.Node{Height: uint8(below.Height()), Size: below.Size(),
+			Key: below.Right.Least(), Hash: iavlsync.Hash(below.Hash()), Left: v.keys[root], Right: v.keys[below.Right]}))
+		s, err := nodedb.Open(v.history, 1)
+		require.NoError(t, err)
+		before := v.gets
+		b, err := s.Answer(&iavlsync.Request{Height: 1, Store: "bank", Leaves: keys})
+		if damaged == 1 {
+			require.ErrorIs(t, err, iavlsync.ErrDamagedStore)
+		} else {
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(append([]byte{0}, v.roots[1].Chunk()...), b))
+		}
+		require.Less(t, v.gets-before, 4*keys, "version %d is damaged", damaged)
+	}
+}
+
+// TestMemoryOfAComparison: all that a comparison keeps counts, small changes and the roots of what
+// the trees share, too.
+func TestMemoryOfAComparison(t *testing.T) {
+	const keys, entry = 4000, 128
+	v := newVersions()
+	var all, some []iavlsynctest.Op
+	for k := range keys {
+		op := iavlsynctest.Op{Key: fmt.Appendf(nil, "%06d", k), Value: []byte{1}}
+		if all = append(all, op); k%40 == 0 {
+			some = append(some, iavlsynctest.Op{Key: op.Key, Value: []byte{2}})
+		}
+	}
+	v.next(t, all)
+	v.next(t, some)
+	v.index(2, func(version int64) int64 { return version })
+	s, err := nodedb.Open(v.history, 1)
+	require.NoError(t, err)
+	require.NoError(t, s.Compare("bank", 1<<20))
+	require.Error(t, s.Compare("bank", 4*len(some)*entry), "each of these leaves differs, and shares its siblings and its uncles")
+	v.next(t, nil)
+	v.index(3, func(version int64) int64 { return version })
+	s, err = nodedb.Open(v.history, 2)
+	require.NoError(t, err)
+	require.Error(t, s.Compare("bank", entry), "the root that the trees share")
+	require.NoError(t, s.Compare("bank", 2*entry))
+}
