@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -131,40 +132,48 @@ func testCometState(t *testing.T, engine dbm.BackendType) {
 	require.ErrorIs(t, err, errHasState)
 }
 
-// TestCometStateUnknown: without the headers nothing is downloaded; with parameters that nobody
-// knows, the database keeps the name that no node opens. Both say what to do.
-func TestCometStateUnknown(t *testing.T) {
-	choose := chooseTimeout
-	chooseTimeout = 20 * time.Second // without the headers it passes
-	t.Cleanup(func() { chooseTimeout = choose })
-	other := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
-	other.params = *otherParams()
-	for name, c := range map[string]struct {
-		chain func() *stopped
-		want  string
-	}{
-		"headers": {func() *stopped { return newStopped(t, dbm.GoLevelDBBackend) }, "a header of CometBFT's state is missing"},
-		"parameters": {func() *stopped {
-			require.NoError(t, os.RemoveAll(dbDir(other.home, "state")))
-			require.NoError(t, os.RemoveAll(dbDir(other.home, "blockstore")))
-			other.consensus(t, latest+2)
-			return other
-		}, "parameters are not known"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := c.chain()
+// TestHeadersMissing: without the headers nothing is downloaded. Without the one that has the app
+// hash, CometBFT's state is not what is missing: a join of the database alone needs it, too.
+func TestHeadersMissing(t *testing.T) {
+	s := newStopped(t, dbm.GoLevelDBBackend)
+	for heights, lacks := range map[string]string{"1": "light block 13", "2": errNoState.Error()} {
+		t.Run(heights, func(t *testing.T) {
 			// The two newest states of a stopped node lack the headers after them.
-			address := serving(t, "--home", s.home, "--heights", "2")
+			address := serving(t, "--home", s.home, "--heights", heights)
 			home := t.TempDir()
 			writeGenesis(t, home, chainID)
-			err := run(context.Background(), s.join(home, address), io.Discard, io.Discard)
-			require.ErrorContains(t, err, c.want)
-			require.ErrorContains(t, err, "bootstrap-state")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			log := watched{words: lacks, found: cancel}
+			require.ErrorIs(t, run(ctx, s.join(home, address), io.Discard, &log), errInterrupted)
+			require.Equal(t, lacks == errNoState.Error(), strings.Contains(log.String(), errNoState.Error()), "%s", &log)
+			require.NoDirExists(t, filepath.Join(joiningDir(home), chunksFolder))
 			require.NoDirExists(t, dbDir(home, applicationDB))
-			require.NoError(t, run(context.Background(), s.join(home, address, "--database-only"), io.Discard, io.Discard))
-			require.DirExists(t, dbDir(home, applicationDB))
+			if heights == "2" {
+				require.NoError(t, run(t.Context(), s.join(home, address, "--database-only"), io.Discard, io.Discard))
+				require.DirExists(t, dbDir(home, applicationDB))
+			}
 		})
 	}
+}
+
+// TestCometStateUnknown: with parameters that nobody knows, the database keeps the name that no
+// node opens, and what to do is said.
+func TestCometStateUnknown(t *testing.T) {
+	s := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
+	s.params = *otherParams()
+	require.NoError(t, os.RemoveAll(dbDir(s.home, "state")))
+	require.NoError(t, os.RemoveAll(dbDir(s.home, "blockstore")))
+	s.consensus(t, latest+2)
+	address := serving(t, "--home", s.home)
+	home := t.TempDir()
+	writeGenesis(t, home, chainID)
+	err := run(t.Context(), s.join(home, address), io.Discard, io.Discard)
+	require.ErrorContains(t, err, "parameters are not known")
+	require.ErrorContains(t, err, "bootstrap-state")
+	require.NoDirExists(t, dbDir(home, applicationDB))
+	require.NoError(t, run(t.Context(), s.join(home, address, "--database-only"), io.Discard, io.Discard))
+	require.DirExists(t, dbDir(home, applicationDB))
 }
 
 // TestStoppedAlone: a stopped node has the headers for its state before the two newest ones, so
@@ -260,8 +269,17 @@ func TestNothingIsReplaced(t *testing.T) {
 			})
 		}
 	}
-	// An engine that was ended before it wrote anything leaves nothing that could be lost.
+	// RocksDB's files have the names of Pebble's, which writes when it opens a database.
 	home := t.TempDir()
+	for file, text := range map[string]string{"CURRENT": "MANIFEST-000004\n", "OPTIONS-000007": "[Version]\n  rocksdb_version=8.9.1\n"} {
+		require.NoError(t, os.MkdirAll(dbDir(home, "blockstore"), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dbDir(home, "blockstore"), file), []byte(text), 0o600))
+	}
+	_, err := (&comet{home: home, engine: dbm.PebbleDBBackend}).empty(0)
+	require.ErrorIs(t, err, errHasState)
+	require.ErrorContains(t, err, "is of RocksDB")
+	// An engine that was ended before it wrote anything leaves nothing that could be lost.
+	home = t.TempDir()
 	require.NoError(t, os.MkdirAll(dbDir(home, "state"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dbDir(home, "state"), "LOCK"), nil, 0o600))
 	there, err := (&comet{home: home, engine: dbm.GoLevelDBBackend}).empty(0)
@@ -302,4 +320,8 @@ func TestAdvice(t *testing.T) {
 	} {
 		require.ErrorContains(t, explainNothing(err), want)
 	}
+	// Without the app hash, a join of the application's database alone is no way out.
+	err := explainNothing(unavailable)
+	require.ErrorContains(t, err, "--rpc")
+	require.NotContains(t, err.Error(), databaseOnly)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"encoding/json"
 	"errors"
@@ -56,10 +57,19 @@ func backendOf(dir string) (dbm.BackendType, error) {
 	if err != nil {
 		return "", err
 	}
-	if len(options) > 0 {
-		return dbm.PebbleDBBackend, nil
+	if len(options) == 0 {
+		return dbm.GoLevelDBBackend, nil
 	}
-	return dbm.GoLevelDBBackend, nil
+	// RocksDB's files have the same names. The numbers of options have six digits, the newest comes
+	// last.
+	newest, err := os.ReadFile(options[len(options)-1])
+	if err != nil {
+		return "", noNotExist(err)
+	}
+	if bytes.Contains(newest, []byte("rocksdb_version=")) {
+		return "", fmt.Errorf("%s is of RocksDB: %w", dir, errNoDatabase)
+	}
+	return dbm.PebbleDBBackend, nil
 }
 
 // sameEngine fails unless a database that is there is of the engine that the home's settings want.

@@ -191,7 +191,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 }
 
 // chooseTimeout is how long a state is looked for that can be proved.
-var chooseTimeout = time.Minute
+const chooseTimeout = time.Minute
 
 var errInterrupted = errors.New("interrupted")
 

@@ -18,7 +18,7 @@ import (
 
 // How long headers are asked for, after the application's database is complete, and the pause
 // between two attempts to get them or to connect.
-var (
+const (
 	stateTimeout = 2 * time.Minute
 	statePause   = time.Second
 )
@@ -33,9 +33,8 @@ var errNoState = errors.New("a header of CometBFT's state is missing")
 func (h stateHeaders) AppHash(ctx context.Context, height int64) ([]byte, error) {
 	hash, err := h.Verifier.AppHash(ctx, height)
 	if err != nil {
-		return nil, lackingHeader(err)
+		return nil, err // the header of height+1, which has the hash, is needed in any case
 	}
-	// That of height+1 has the hash.
 	for _, at := range []int64{height, height + 2} {
 		if _, err := h.LightBlock(ctx, at); err != nil {
 			return nil, lackingHeader(err)
