@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -219,6 +220,16 @@ func TestArguments(t *testing.T) {
 		require.Contains(t, out.String(), "  --home string\n      the folder of")
 	}
 	require.Contains(t, out.String(), "  --database-only\n")
+}
+
+// TestRoom: too little space is no full disk, but is treated as one.
+func TestRoom(t *testing.T) {
+	home := t.TempDir()
+	require.NoError(t, os.Mkdir(dataDir(home), 0o700))
+	require.NoError(t, room(home, 1))
+	err := room(home, math.MaxInt64)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.ErrorContains(t, err, "has too little space. To resume takes ")
 }
 
 // TestExplainFull: only a full disk is explained, whatever is known so far.

@@ -104,9 +104,15 @@ func room(home string, bytes int64) error {
 	if err != nil || usage.AvailBytes >= uint64(bytes) {
 		return nil //nolint:nilerr // what is free is not known
 	}
-	return fmt.Errorf("the disk of %s has too little space: %w. To resume takes %s at least, and it has %s.\nMake space and run the same command again: it resumes",
-		dataDir(home), syscall.ENOSPC, megabytes(bytes), freeSpace(home))
+	return tooLittle(fmt.Sprintf("the disk of %s has too little space. To resume takes %s at least, and it has %s.\nMake space and run the same command again: it resumes",
+		dataDir(home), megabytes(bytes), freeSpace(home)))
 }
+
+// tooLittle is an error that matches syscall.ENOSPC, and does not say that nothing is free.
+type tooLittle string
+
+func (e tooLittle) Error() string { return string(e) }
+func (tooLittle) Unwrap() error   { return syscall.ENOSPC }
 
 func full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 

@@ -86,7 +86,7 @@ func fullDiskInComet(t *testing.T, backend dbm.BackendType) {
 		require.Error(t, err, "%s", out)
 		require.False(t, killed)
 		requireInvisible(t, home)
-		require.Contains(t, out, "the disk of "+dataDir(home)+" has too little space: no space left on device. To resume takes 16.8 MB at least")
+		require.Contains(t, out, "the disk of "+dataDir(home)+" has too little space. To resume takes 16.8 MB at least")
 
 		require.NoError(t, os.Remove(filepath.Join(dataDir(home), filler)))
 		b.finish(t, home)
