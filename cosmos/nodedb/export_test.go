@@ -27,7 +27,7 @@ func (s *State) Changes(store string) (n int, ok bool) {
 	return len(x.changes), true
 }
 
-// Compare compares the trees of a store in so many bytes of memory at most.
+// Compare compares the trees of a store; it keeps most bytes of memory, or fewer.
 func (s *State) Compare(store string, most int) error {
 	_, err := s.byName[store].difference(most)
 	return err

@@ -69,8 +69,8 @@ func (w *indexing) close() {
 	}
 }
 
-// difference compares the tree that the fast index is of with that of s, in so many bytes of memory
-// at most.
+// difference compares the tree that the fast index is of with that of s. It fails where it would
+// keep more than most bytes of memory.
 func (s *store) difference(most int) ([]Record, error) {
 	root, err := s.rootOf(s.indexed)
 	if err != nil {
