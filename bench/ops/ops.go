@@ -16,7 +16,6 @@ package ops
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -39,6 +38,9 @@ type Request struct {
 	Store string `json:"store,omitempty"`
 	Dir   string `json:"dir,omitempty"`
 }
+
+// Name is for Answers.
+func (r Request) Name() string { return r.Op }
 
 // Answer is the line for a request: Error, or the fields of its op.
 type Answer struct {
@@ -94,27 +96,7 @@ func Serve(open Open, stdin io.Reader, stdout io.Writer) (err error) {
 			err = errors.Join(err, s.c.Close())
 		}
 	}()
-	in, out := bufio.NewReaderSize(stdin, 1<<20), json.NewEncoder(stdout)
-	for {
-		line, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		var r Request
-		if err := json.Unmarshal(line, &r); err != nil {
-			return fmt.Errorf("an unreadable request: %w", err)
-		}
-		a, err := s.answer(r, in)
-		if err != nil {
-			err = fmt.Errorf("%s: %w", r.Op, err)
-			return errors.Join(err, out.Encode(Answer{Error: err.Error()}))
-		}
-		if err := out.Encode(a); err != nil {
-			return err
-		}
-	}
+	return Answers(stdin, stdout, s.answer)
 }
 
 func (s *server) answer(r Request, in *bufio.Reader) (a Answer, err error) {

@@ -7,7 +7,6 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -32,10 +31,11 @@ type Request struct {
 	N  int    `json:"n,omitempty"`
 }
 
-// Answer is the line for a request: Error, or the fields of its op.
-type Answer struct {
-	Error string `json:"error,omitempty"`
+// Name is for ops.Answers.
+func (r Request) Name() string { return r.Op }
 
+// Answer is the line for a request that has not failed: the fields of its op.
+type Answer struct {
 	Nanos      int64  `json:"nanos,omitempty"`       // of Commit
 	BlockNanos int64  `json:"block_nanos,omitempty"` // of FinalizeBlock and Commit
 	Root       []byte `json:"root,omitempty"`
@@ -71,27 +71,7 @@ func run(dir string, backend dbm.BackendType, mode string, interval int64, stdin
 		return err
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	in, out := bufio.NewReaderSize(stdin, 1<<20), json.NewEncoder(stdout)
-	for {
-		line, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		var r Request
-		if err := json.Unmarshal(line, &r); err != nil {
-			return fmt.Errorf("an unreadable request: %w", err)
-		}
-		a, err := n.answer(r, in)
-		if err != nil {
-			err = fmt.Errorf("%s: %w", r.Op, err)
-			return errors.Join(err, out.Encode(Answer{Error: err.Error()}))
-		}
-		if err := out.Encode(a); err != nil {
-			return err
-		}
-	}
+	return ops.Answers(stdin, stdout, n.answer)
 }
 
 func (n *node) answer(r Request, in *bufio.Reader) (Answer, error) {

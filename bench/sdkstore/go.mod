@@ -6,6 +6,7 @@ require (
 	cosmossdk.io/log v1.6.0
 	cosmossdk.io/store v1.1.2
 	github.com/cosmos/cosmos-db v1.1.3
+	github.com/starling-kv/starling/bench/ops v0.0.0
 	github.com/starling-kv/starling/cosmos v0.0.0
 	github.com/starling-kv/starling/cosmos/tables v0.0.0
 )
@@ -79,6 +80,7 @@ require (
 replace github.com/syndtr/goleveldb => github.com/syndtr/goleveldb v1.0.1-0.20210819022825-2ae1ddf74ef7
 
 replace (
+	github.com/starling-kv/starling/bench/ops => ../ops
 	github.com/starling-kv/starling/cosmos => ../../cosmos
 	github.com/starling-kv/starling/cosmos/tables => ../../cosmos/tables
 )

@@ -16,7 +16,6 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -24,9 +23,11 @@ import (
 	"os"
 
 	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/bench/ops"
 )
 
-// Request is a line from the parent. Commit is followed by N changes (see readChanges).
+// Request is a line from the parent. Commit is followed by N changes (ops.ReadChanges).
 type Request struct {
 	Op string `json:"op"` // commit, create, restore, join
 	N  int    `json:"n,omitempty"`
@@ -35,10 +36,11 @@ type Request struct {
 	Snapshot bool `json:"snapshot,omitempty"`
 }
 
-// Answer is the line for a request: Error, or the fields of its op.
-type Answer struct {
-	Error string `json:"error,omitempty"`
+// Name is for ops.Answers.
+func (r Request) Name() string { return r.Op }
 
+// Answer is the line for a request that has not failed: the fields of its op.
+type Answer struct {
 	Nanos int64  `json:"nanos,omitempty"` // of a commit, from the sorted changes to its hash
 	Root  []byte `json:"root,omitempty"`
 
@@ -83,33 +85,13 @@ func serve(dir string, backend dbm.BackendType, stdin io.Reader, stdout io.Write
 		return err
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	in, out := bufio.NewReaderSize(stdin, 1<<20), json.NewEncoder(stdout)
-	for {
-		line, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		var r Request
-		if err := json.Unmarshal(line, &r); err != nil {
-			return fmt.Errorf("an unreadable request: %w", err)
-		}
-		a, err := n.answer(r, in)
-		if err != nil {
-			err = fmt.Errorf("%s: %w", r.Op, err)
-			return errors.Join(err, out.Encode(Answer{Error: err.Error()}))
-		}
-		if err := out.Encode(a); err != nil {
-			return err
-		}
-	}
+	return ops.Answers(stdin, stdout, n.answer)
 }
 
 func (n *node) answer(r Request, in *bufio.Reader) (Answer, error) {
 	switch r.Op {
 	case "commit":
-		changes, err := readChanges(in, r.N)
+		changes, err := ops.ReadChanges(in, r.N)
 		if err != nil {
 			return Answer{}, err
 		}

@@ -18,6 +18,8 @@ import (
 	snapshottypes "cosmossdk.io/store/snapshots/types"
 	"cosmossdk.io/store/types"
 	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/bench/ops"
 )
 
 // iavlCacheSize is the default of the SDK's server (app.toml, iavl-cache-size).
@@ -88,15 +90,15 @@ func openNode(dir string, backend dbm.BackendType) (*node, error) {
 }
 
 // commit makes a block of changes. The SDK's cache hands them to IAVL in key order.
-func (n *node) commit(changes []change, snapshot bool) (Answer, error) {
+func (n *node) commit(changes []ops.Change, snapshot bool) (Answer, error) {
 	from := time.Now()
-	slices.SortFunc(changes, func(a, b change) int { return bytes.Compare(a.key, b.key) })
+	slices.SortFunc(changes, func(a, b ops.Change) int { return bytes.Compare(a.Key, b.Key) })
 	kv := n.state.GetCommitKVStore(storeKey)
 	for _, c := range changes {
-		if c.value == nil {
-			kv.Delete(c.key)
+		if c.Value == nil {
+			kv.Delete(c.Key)
 		} else {
-			kv.Set(c.key, c.value)
+			kv.Set(c.Key, c.Value)
 		}
 	}
 	id := n.state.Commit()
